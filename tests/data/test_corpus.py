@@ -1,0 +1,150 @@
+"""Corpora: validation, rows of the pool, rotated classes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tff_meta.data import corpus as corpus_lib
+
+
+def make_corpus(num_train=7, num_test=4, num_classes=3, **fields):
+  rng = np.random.RandomState(0)
+
+  def examples(n):
+    return corpus_lib.LabelledExamples(
+        rng.randint(0, 256, (n, 4, 4, 2)).astype(np.uint8),
+        rng.randint(0, num_classes, n).astype(np.int32),
+    )
+
+  return corpus_lib.Corpus(
+      name='toy',
+      train=examples(num_train),
+      test=examples(num_test),
+      num_classes=num_classes,
+      **fields,
+  )
+
+
+def test_raw_rows_are_the_rows_of_the_pool():
+  corpus = make_corpus()
+  rows = np.array([[10, 0, 6], [7, 3, 3]])
+  np.testing.assert_array_equal(corpus.raw_rows(rows), corpus.pooled().x[rows])
+  np.testing.assert_array_equal(corpus.pooled_labels, corpus.pooled().y)
+  assert corpus.input_shape == (4, 4, 2)
+
+
+def test_default_preprocess_scales_to_unit():
+  pixels = corpus_lib.scale_to_unit(np.array([0, 51, 255], np.uint8))
+  np.testing.assert_allclose(pixels, [0, 0.2, 1], rtol=1e-6)
+  assert pixels.dtype == np.float32
+
+
+def test_a_corpus_may_have_no_test_part():
+  corpus = make_corpus(num_test=0)
+  np.testing.assert_array_equal(corpus.raw_rows([1]), corpus.train.x[1:2])
+
+
+def test_fingerprint_changes_with_labels_pixels_and_preprocessing():
+  corpus = make_corpus()
+  labels = corpus.train.y.copy()
+  labels[2] = (labels[2] + 1) % 3
+  pixels = corpus.test.x.copy()
+  pixels[1, 0, 0, 0] ^= 1
+  others = [
+      dataclasses.replace(corpus, train=corpus.train._replace(y=labels)),
+      dataclasses.replace(corpus, test=corpus.test._replace(x=pixels)),
+      dataclasses.replace(corpus, preprocess=lambda x: np.float32(x)),
+      dataclasses.replace(
+          corpus, class_split=corpus_lib.ClassSplit((0,), (), (1,))
+      ),
+  ]
+  prints = {c.fingerprint() for c in [corpus, *others]}
+  assert len(prints) == 5
+  assert make_corpus().fingerprint() == corpus.fingerprint()
+
+
+def test_rotated_classes_turn_pixels_and_stay_in_their_part():
+  corpus = make_corpus(
+      class_split=corpus_lib.ClassSplit((2,), (), (0, 1)),
+      writers=np.arange(7),
+  )
+  turned = corpus_lib.with_rotated_classes(corpus)
+  assert turned.num_classes == 12 and len(turned.train.y) == 28
+  # Row 7 * q + i is image i turned q quarters, by naive index arithmetic.
+  for q in range(4):
+    for i in range(7):
+      image, side = corpus.train.x[i], 4
+      expected = np.empty_like(image)
+      for r in range(side):
+        for c in range(side):
+          source = [(r, c), (c, 3 - r), (3 - r, 3 - c), (3 - c, r)][q]
+          expected[r, c] = image[source]
+      np.testing.assert_array_equal(turned.train.x[7 * q + i], expected)
+      assert turned.train.y[7 * q + i] == corpus.train.y[i] + 3 * q
+      assert turned.writers[7 * q + i] == i
+  assert turned.class_split.train == (2, 5, 8, 11)
+  assert turned.class_split.test == (0, 1, 3, 4, 6, 7, 9, 10)
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (lambda c: {'num_classes': 1}, r'labels of `toy.train.y` .* 0\.\.0'),
+        (lambda c: {'writers': np.arange(3)}, 'each of the 7 train examples'),
+        (
+            lambda c: {'train': c.train._replace(y=c.train.y.astype(np.int64))},
+            'int32',
+        ),
+        (
+            lambda c: {'train': c.train._replace(x=c.train.x.astype(float))},
+            'uint8 or float32',
+        ),
+        (lambda c: {'test': c.test._replace(x=c.test.x[:, :3])}, 'one shape'),
+        (
+            lambda c: {
+                'train': corpus_lib.LabelledExamples(*(a[:0] for a in c.train))
+            },
+            'to hold examples',
+        ),
+        (
+            lambda c: {'class_split': corpus_lib.ClassSplit((0,), (), (3,))},
+            r'classes 0\.\.2, found 3',
+        ),
+        (lambda c: {'preprocess': lambda x: x}, '`preprocess`'),
+    ],
+)
+def test_bad_corpora_are_refused(change, message):
+  corpus = make_corpus()
+  with pytest.raises(ValueError, match=message):
+    dataclasses.replace(corpus, **change(corpus))
+
+
+def test_nan_pixels_are_refused_and_located():
+  x = np.zeros((5, 2, 2, 1), np.float32)
+  x[3, 1, 0, 0] = np.nan
+  examples = corpus_lib.LabelledExamples(x, np.zeros(5, np.int32))
+  with pytest.raises(ValueError, match='1 examples, first in row 3'):
+    corpus_lib.Corpus('toy', examples, examples, 1)
+
+
+@pytest.mark.parametrize(
+    'train, validation, test, message',
+    [
+        ((0, 1), (1,), (2,), r'more than once: \[1\]'),
+        ((0, 0), (), (2,), r'more than once: \[0\]'),
+        ((0, -1), (), (2,), 'non-negative, found -1'),
+        ((), (1,), (2,), 'at least one class each'),
+    ],
+)
+def test_bad_class_splits_are_refused(train, validation, test, message):
+  with pytest.raises(ValueError, match=message):
+    corpus_lib.ClassSplit(train, validation, test)
+
+
+def test_class_split_by_role():
+  split = corpus_lib.ClassSplit((0, 4), (3,), (1,))
+  assert split.of_role('meta_train') == (0, 4)
+  assert split.of_role('meta_test') == (1,)
+  with pytest.raises(ValueError, match="found 'test'"):
+    split.of_role('test')

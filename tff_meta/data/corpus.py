@@ -1,0 +1,283 @@
+"""A corpus: labelled images in memory, before they are dealt to clients."""
+
+import collections
+import dataclasses
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+ROLES = ('meta_train', 'meta_validation', 'meta_test')
+
+
+class LabelledExamples(NamedTuple):
+  """Examples with their labels.
+
+  Attributes:
+    x: Pixels, uint8 or float32, shape [n, ...] with channels last.
+    y: Labels, int32, shape [n].
+  """
+
+  x: np.ndarray
+  y: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassSplit:
+  """Which classes serve preparation, model selection and the final test.
+
+  Attributes:
+    train: Labels of the meta-train classes.
+    validation: Labels of the meta-validation classes; may be empty.
+    test: Labels of the meta-test classes.
+  """
+
+  train: tuple[int, ...]
+  validation: tuple[int, ...]
+  test: tuple[int, ...]
+
+  def __post_init__(self):
+    """Checks what would otherwise fail late and obscurely."""
+    parts = ('train', 'validation', 'test')
+    for part in parts:
+      labels = tuple(int(label) for label in getattr(self, part))
+      object.__setattr__(self, part, labels)
+      if any(label < 0 for label in labels):
+        raise ValueError(
+            f'Expected the labels of `{part}` to be non-negative, found'
+            f' {min(labels)}.'
+        )
+    labels = self.train + self.validation + self.test
+    counts = collections.Counter(labels)
+    twice = sorted(label for label, count in counts.items() if count > 1)
+    if twice:
+      raise ValueError(
+          'Expected `train`, `validation` and `test` to be disjoint lists of'
+          f' distinct classes, found these classes more than once: {twice}.'
+      )
+    if not self.train or not self.test:
+      raise ValueError(
+          'Expected `train` and `test` to hold at least one class each, found'
+          f' {len(self.train)} and {len(self.test)}.'
+      )
+
+  def of_role(self, role: str) -> tuple[int, ...]:
+    """Returns the labels of 'meta_train', 'meta_validation' or 'meta_test'."""
+    check_role(role)
+    return getattr(self, role.removeprefix('meta_'))
+
+
+def check_role(role: str) -> None:
+  """Raises a ValueError if `role` is not one of `ROLES`."""
+  if role not in ROLES:
+    raise ValueError(f'Expected `role` to be one of {ROLES}, found {role!r}.')
+
+
+def scale_to_unit(x: np.ndarray) -> np.ndarray:
+  """Returns pixels 0..255 of any dtype as float32 in [0, 1]."""
+  return np.asarray(x, np.float32) / np.float32(255)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Corpus:
+  """Labelled images of one data set, as published: a train and a test part.
+
+  The test part may be empty (a corpus that is published in one piece). Row
+  numbers of the pool count the train part first and the test part after it.
+
+  Attributes:
+    name: Short name of the data set.
+    train: Training examples.
+    test: Test examples, of the same dtype and image shape.
+    num_classes: Labels are 0..num_classes-1.
+    preprocess: Turns a batch of raw pixels into float32 network input. Applied
+      lazily, to the examples of one client or group at a time; row by row, so
+      that no example depends on its batch.
+    class_split: Meta-train, meta-validation and meta-test classes, or None.
+    writers: Who made each train example, shape [n_train], or None.
+  """
+
+  name: str
+  train: LabelledExamples
+  test: LabelledExamples
+  num_classes: int
+  preprocess: Callable[[np.ndarray], np.ndarray] = scale_to_unit
+  class_split: ClassSplit | None = None
+  writers: np.ndarray | None = None
+
+  def __post_init__(self):
+    """Checks what would otherwise fail late and obscurely."""
+    _check_examples(self.train, f'{self.name}.train', self.num_classes)
+    _check_examples(self.test, f'{self.name}.test', self.num_classes)
+    _check_parts_fit(self)
+    _check_class_split(self)
+    if self.writers is not None and len(self.writers) != len(self.train.y):
+      raise ValueError(
+          'Expected `writers` to have one entry for each of the'
+          f' {len(self.train.y)} train examples, found {len(self.writers)}.'
+      )
+    first = self.preprocess(self.train.x[:1])
+    if first.dtype != np.float32 or len(first) != 1:
+      raise ValueError(
+          'Expected `preprocess` to return float32 pixels of as many examples'
+          f' as it got, found {first.dtype} of shape {first.shape} for one.'
+      )
+
+  @property
+  def input_shape(self) -> tuple[int, ...]:
+    """Shape of one preprocessed example, without the batch axis."""
+    return self.preprocess(self.train.x[:1]).shape[1:]
+
+  @property
+  def pooled_labels(self) -> np.ndarray:
+    """Labels of the train part followed by the test part, int32 [n]."""
+    return np.concatenate([self.train.y, self.test.y])
+
+  def pooled(self) -> LabelledExamples:
+    """Returns train and test part in one array; copies all pixels."""
+    return LabelledExamples(
+        np.concatenate([self.train.x, self.test.x]), self.pooled_labels
+    )
+
+  def raw_rows(self, rows: np.ndarray) -> np.ndarray:
+    """Returns raw pixels of some rows of the pool without building the pool.
+
+    Args:
+      rows: Row numbers of the pool, integers of any shape [...].
+
+    Returns:
+      Pixels as stored, shape [..., *image shape].
+    """
+    rows = np.asarray(rows)
+    num_train = len(self.train.y)
+    pixels = np.empty(rows.shape + self.train.x.shape[1:], self.train.x.dtype)
+    in_train = rows < num_train
+    pixels[in_train] = self.train.x[rows[in_train]]
+    pixels[~in_train] = self.test.x[rows[~in_train] - num_train]
+    return pixels
+
+  def fingerprint(self) -> str:
+    """Returns 16 hex digits that change when the data change.
+
+    Hashes the name, shapes, all labels, writers and class split, and the
+    preprocessed pixels of at most 64 evenly spaced examples of each part.
+    """
+    digest = hashlib.sha256()
+    digest.update(
+        repr((self.name, self.num_classes, self.class_split)).encode()
+    )
+    for x, y in (self.train, self.test):
+      digest.update(repr((x.shape, str(x.dtype))).encode())
+      digest.update(np.ascontiguousarray(y).tobytes())
+      if len(y):
+        sample = np.linspace(0, len(y) - 1, min(64, len(y))).astype(int)
+        digest.update(
+            np.ascontiguousarray(self.preprocess(x[sample])).tobytes()
+        )
+    if self.writers is not None:
+      digest.update('\n'.join(str(w) for w in self.writers).encode())
+    return digest.hexdigest()[:16]
+
+
+def with_rotated_classes(corpus: Corpus) -> Corpus:
+  """Makes every class rotated by 90, 180 and 270 degrees a class of its own.
+
+  Label c turned by 90 * q degrees becomes label c + q * num_classes. In the
+  class split the rotations of a class stay in the part that the class is in,
+  so that no meta-test character is seen, turned, in meta-training.
+
+  Args:
+    corpus: Square images; Omniglot in the papers.
+
+  Returns:
+    A corpus of four times as many classes and examples.
+
+  Raises:
+    ValueError: If the images are not square.
+
+  Source: Santoro et al., Meta-Learning with Memory-Augmented Neural Networks,
+    ICML 2016, section 4.1; Vinyals et al., Matching Networks, NeurIPS 2016.
+  """
+  height, width = corpus.train.x.shape[1:3]
+  if height != width:
+    raise ValueError(
+        f'Expected square images to rotate, found {height} x {width} pixels.'
+    )
+
+  def turn(examples):
+    quarters = range(4)
+    return LabelledExamples(
+        np.concatenate([np.rot90(examples.x, q, (1, 2)) for q in quarters]),
+        np.concatenate([examples.y + q * corpus.num_classes for q in quarters]),
+    )
+
+  def turn_labels(labels: Sequence[int]) -> tuple[int, ...]:
+    return tuple(c + q * corpus.num_classes for q in range(4) for c in labels)
+
+  split = corpus.class_split
+  return dataclasses.replace(
+      corpus,
+      name=f'{corpus.name}_rotated',
+      train=turn(corpus.train),
+      test=turn(corpus.test),
+      num_classes=4 * corpus.num_classes,
+      class_split=split
+      and ClassSplit(
+          turn_labels(split.train),
+          turn_labels(split.validation),
+          turn_labels(split.test),
+      ),
+      writers=None if corpus.writers is None else np.tile(corpus.writers, 4),
+  )
+
+
+def _check_examples(examples, where, num_classes):
+  """Raises a ValueError if pixels or labels are not what they should be."""
+  x, y = examples
+  if x.dtype not in (np.uint8, np.float32) or x.ndim < 2:
+    raise ValueError(
+        f'Expected `{where}.x` to be uint8 or float32 with a batch axis and at'
+        f' least one more, found {x.dtype} of shape {x.shape}.'
+    )
+  if y.dtype != np.int32 or y.shape != x.shape[:1]:
+    raise ValueError(
+        f'Expected `{where}.y` to be int32 of shape {x.shape[:1]}, found'
+        f' {y.dtype} of shape {y.shape}.'
+    )
+  if x.dtype == np.float32 and not np.isfinite(x).all():
+    bad = np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
+    raise ValueError(
+        f'Expected finite pixels in `{where}.x`, found NaN or infinity in'
+        f' {len(bad)} examples, first in row {bad[0]}.'
+    )
+  if len(y) and not (0 <= y.min() and y.max() < num_classes):
+    raise ValueError(
+        f'Expected the labels of `{where}.y` to be in 0..{num_classes - 1},'
+        f' found {y.min()}..{y.max()}.'
+    )
+
+
+def _check_parts_fit(corpus):
+  """Raises a ValueError if train is empty or does not look like test."""
+  if not len(corpus.train.y):
+    raise ValueError(f'Expected `{corpus.name}.train` to hold examples.')
+  train, test = corpus.train.x, corpus.test.x
+  if (train.shape[1:], train.dtype) != (test.shape[1:], test.dtype):
+    raise ValueError(
+        'Expected train and test images to have one shape and dtype, found'
+        f' {train.shape[1:]} {train.dtype} and {test.shape[1:]} {test.dtype}.'
+    )
+
+
+def _check_class_split(corpus):
+  """Raises a ValueError if the split names classes that do not exist."""
+  split = corpus.class_split
+  if split is None:
+    return
+  largest = max(split.train + split.validation + split.test)
+  if largest >= corpus.num_classes:
+    raise ValueError(
+        f'Expected `class_split` to name classes 0..{corpus.num_classes - 1},'
+        f' found {largest}.'
+    )
