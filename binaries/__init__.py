@@ -1,0 +1,1 @@
+"""Command-line programs: `python -m binaries.train` and its siblings."""
