@@ -1,0 +1,186 @@
+"""Client data as dense tensors: examples, minibatches, support and query."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class Examples(NamedTuple):
+  """Labelled examples, some of which may be padding.
+
+  Attributes:
+    x: [n, ...], float.
+    y: int32 [n], labels.
+    mask: float32 [n], 1 for an example and 0 for padding.
+  """
+
+  x: tf.Tensor
+  y: tf.Tensor
+  mask: tf.Tensor
+
+
+class Minibatches(NamedTuple):
+  """Which examples form which minibatch.
+
+  Attributes:
+    indices: int32 [num_batches, batch_size], rows of the examples.
+    mask: float32 [num_batches, batch_size], 0 where a batch is filled up.
+  """
+
+  indices: tf.Tensor
+  mask: tf.Tensor
+
+
+def to_examples(dataset: tf.data.Dataset) -> Examples:
+  """Makes a client's data set dense.
+
+  Args:
+    dataset: Batches `OrderedDict(x=[b, ...], y=[b])` of any sizes. Fastest with
+      one batch; an empty data set gives n = 0.
+
+  Returns:
+    All examples in order, none of them padding.
+  """
+  spec = dataset.element_spec['x']
+  x_dtype = spec.dtype if spec.dtype.is_floating else tf.float32
+  empty = (
+      tf.zeros([0, *spec.shape[1:]], x_dtype),
+      tf.zeros([0], tf.int32),
+  )
+
+  def append(state, batch):
+    x, y = state
+    return (
+        tf.concat([x, tf.cast(batch['x'], x_dtype)], 0),
+        tf.concat([y, tf.cast(batch['y'], tf.int32)], 0),
+    )
+
+  x, y = dataset.reduce(empty, append)
+  return Examples(x, y, tf.ones(tf.shape(y), tf.float32))
+
+
+def to_salt(dataset: tf.data.Dataset) -> tf.Tensor:
+  """The int32 scalar in a data set of at most one; 0 when it is empty."""
+  return dataset.reduce(tf.constant(0), lambda _, salt: salt)
+
+
+def drop_padding(examples: Examples) -> Examples:
+  """Keeps the examples and drops the padding; the order stays."""
+  return _gather(examples, tf.where(examples.mask > 0)[:, 0])
+
+
+def split_support_query(
+    examples: Examples,
+    fraction: float,
+    seed: tf.Tensor,
+    num_classes: int | None = None,
+) -> tuple[Examples, Examples]:
+  """Splits at random; floor(fraction * n) examples become support.
+
+  Args:
+    examples: The examples; padding goes to neither side.
+    fraction: The part that becomes support, in [0, 1].
+    seed: int32 [2].
+    num_classes: None splits all examples together; a number splits every class
+      0..num_classes-1 by itself: floor(fraction * n_c) of class c are support.
+
+  Returns:
+    Support and query, disjoint, together all examples, none of them padding.
+
+  Raises:
+    ValueError: `fraction` is not in [0, 1].
+  """
+  if not 0.0 <= fraction <= 1.0:
+    raise ValueError(
+        f'Expected `fraction` to be in [0, 1], found {fraction}. It is the part'
+        ' of the examples that becomes the support set.'
+    )
+  examples = drop_padding(examples)
+  order = _permutations(1, tf.size(examples.y), seed)[0]
+  y = tf.gather(examples.y, order)
+  if num_classes is None:
+    num_classes, y = 1, tf.zeros_like(y)
+  member = tf.one_hot(y, num_classes, dtype=tf.int32)  # [n, C].
+  rank = tf.reduce_sum(member * tf.cumsum(member, 0, exclusive=True), 1)
+  class_size = tf.reduce_sum(member * tf.reduce_sum(member, 0), 1)
+  # 1e-9: 0.29 * 100 is 28.999999999999996 in float64 and means 29.
+  num_support = tf.floor(fraction * tf.cast(class_size, tf.float64) + 1e-9)
+  is_support = rank < tf.cast(num_support, tf.int32)
+  return (
+      _gather(examples, tf.boolean_mask(order, is_support)),
+      _gather(examples, tf.boolean_mask(order, ~is_support)),
+  )
+
+
+def minibatches(
+    num_examples: int | tf.Tensor,
+    batch_size: int | None,
+    seed: tf.Tensor,
+    num_epochs: int = 1,
+    shuffle: bool = True,
+) -> Minibatches:
+  """Lays out epochs of minibatches; the last one of an epoch may be short.
+
+  Args:
+    num_examples: int32 scalar, n.
+    batch_size: b, at least 1; None means one batch of all examples.
+    seed: int32 [2].
+    num_epochs: The number of passes, each with its own order.
+    shuffle: False keeps the order of the examples.
+
+  Returns:
+    num_epochs * ceil(n / b) minibatches; index 0 with mask 0 fills a short one.
+
+  Raises:
+    ValueError: `batch_size` or `num_epochs` is out of range.
+  """
+  if batch_size is not None and batch_size < 1:
+    raise ValueError(
+        f'Expected `batch_size` to be at least 1, found {batch_size}. None'
+        ' means one batch of all examples.'
+    )
+  if num_epochs < 0:
+    raise ValueError(
+        f'Expected `num_epochs` to be at least 0, found {num_epochs}.'
+    )
+  num_examples = tf.convert_to_tensor(num_examples, tf.int32)
+  if batch_size is None:
+    batch_size = tf.maximum(num_examples, 1)
+  if shuffle:
+    order = _permutations(num_epochs, num_examples, seed)
+  else:
+    order = tf.tile(tf.range(num_examples)[tf.newaxis], [num_epochs, 1])
+  num_batches = -(-num_examples // batch_size)
+  padding = num_batches * batch_size - num_examples
+
+  def to_batches(per_epoch):
+    padded = tf.pad(per_epoch, [[0, 0], [0, padding]])
+    return tf.reshape(padded, [num_epochs * num_batches, batch_size])
+
+  mask = tf.ones(tf.shape(order), tf.float32)
+  return Minibatches(to_batches(order), to_batches(mask))
+
+
+def take(examples: Examples, indices: tf.Tensor, mask: tf.Tensor) -> Examples:
+  """One minibatch.
+
+  Args:
+    examples: Where to take from.
+    indices: int32 [b], rows.
+    mask: float32 [b], 0 for rows that fill up the batch.
+
+  Returns:
+    The rows [b, ...]; padding stays padding.
+  """
+  rows = _gather(examples, indices)
+  return rows._replace(mask=rows.mask * mask)
+
+
+def _gather(examples, indices):
+  return Examples(*(tf.gather(part, indices) for part in examples))
+
+
+def _permutations(num_permutations, num_examples, seed):
+  """Independent permutations of 0..n-1, int32 [num_permutations, n]."""
+  keys = tf.random.stateless_uniform([num_permutations, num_examples], seed)
+  return tf.argsort(keys, stable=True)

@@ -1,0 +1,1 @@
+"""How a client learns from its examples, in pure TensorFlow."""

@@ -1,0 +1,1 @@
+"""Losses on embeddings, logits and weights, in pure TensorFlow."""

@@ -1,0 +1,150 @@
+"""Class prototypes, distances to them, and the prototypical loss.
+
+Source: Snell, Swersky and Zemel 2017, "Prototypical Networks for Few-shot
+Learning".
+"""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+# The logit of a class that is not there: finite, so that no gradient is NaN,
+# and so low that its probability is exactly zero.
+_ABSENT = -1e30
+
+
+class Prototypes(NamedTuple):
+  """One point per class.
+
+  Attributes:
+    means: [C, D], zero for an absent class.
+    present: [C], 1 where the class has a prototype and 0 where it has none.
+  """
+
+  means: tf.Tensor
+  present: tf.Tensor
+
+
+def prototypes(
+    embeddings: tf.Tensor, y: tf.Tensor, mask: tf.Tensor, num_classes: int
+) -> Prototypes:
+  """The mean embedding of every class; gradients flow into the embeddings.
+
+  Args:
+    embeddings: [n, D].
+    y: int32 [n]; labels outside 0..num_classes-1 count nowhere.
+    mask: [n], 1 for an example and 0 for padding.
+    num_classes: C.
+
+  Returns:
+    The prototypes, in the dtype of the embeddings.
+
+  Source: Snell et al. 2017, eq. 1.
+  """
+  member = _member(embeddings, y, mask, num_classes)
+  count = tf.reduce_sum(member, 0)
+  total = tf.matmul(member, embeddings, transpose_a=True)
+  return Prototypes(
+      means=tf.math.divide_no_nan(total, count[:, tf.newaxis]),
+      present=tf.cast(count > 0, embeddings.dtype),
+  )
+
+
+def squared_distances(e: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
+  """`sum_j (e_ij - c_kj)^2` for all pairs.
+
+  Expanded into a matrix product, after moving the origin to the mean of `c`:
+  the distances do not depend on the origin and the rounding error does. The
+  error is about 1e-7 times the squared spread of the points in float32.
+
+  Args:
+    e: [n, D].
+    c: [k, D].
+
+  Returns:
+    [n, k], never negative.
+  """
+  origin = tf.stop_gradient(
+      tf.math.divide_no_nan(
+          tf.reduce_sum(c, 0), tf.cast(tf.shape(c)[0], c.dtype)
+      )
+  )
+  e -= origin
+  c -= origin
+  product = tf.matmul(e, c, transpose_b=True)
+  e_norm = tf.reduce_sum(e**2, -1)[:, tf.newaxis]
+  c_norm = tf.reduce_sum(c**2, -1)[tf.newaxis]
+  return tf.nn.relu(e_norm - 2.0 * product + c_norm)
+
+
+def prototype_logits(e: tf.Tensor, prototypes: Prototypes) -> tf.Tensor:
+  """Minus the squared distance; absent classes get probability zero.
+
+  Args:
+    e: Embeddings, [n, D].
+    prototypes: Of C classes.
+
+  Returns:
+    Logits, [n, C], finite.
+  """
+  logits = -squared_distances(e, prototypes.means)
+  return tf.where(prototypes.present > 0, logits, _ABSENT)
+
+
+def prototypical_loss(
+    e: tf.Tensor,
+    y: tf.Tensor,
+    mask: tf.Tensor,
+    prototypes: Prototypes,
+    exclude_true_class: bool = False,
+) -> tf.Tensor:
+  """Cross-entropy of the softmax over minus the squared distances.
+
+  `mean_i [ d(e_i, c_{y_i}) + log sum_l exp(-d(e_i, c_l)) ]`, over the examples
+  whose class has a prototype; 0 when there is none. With one class the loss and
+  its gradient are zero.
+
+  Args:
+    e: Embeddings, [n, D].
+    y: int32 [n].
+    mask: [n], 1 for an example and 0 for padding.
+    prototypes: Of C classes; gradients flow into them.
+    exclude_true_class: Whether the sum over l leaves out the true class, as
+      FRL's eq. 2 prints it. Examples for which no other class is left do not
+      count then (the printed loss is minus infinity).
+
+  Returns:
+    A scalar.
+
+  Source: Snell et al. 2017, eq. 2; Park et al. 2021 (FRL), eq. 2.
+  """
+  member = _member(e, y, mask, tf.shape(prototypes.present)[0])
+  logits = prototype_logits(e, prototypes)
+  counts = tf.linalg.matvec(member, prototypes.present)
+  true_logit = tf.reduce_sum(member * logits, 1)
+  if exclude_true_class:
+    logits = tf.where(member > 0, tf.cast(_ABSENT, e.dtype), logits)
+    counts *= tf.cast(tf.reduce_sum(prototypes.present) > 1, e.dtype)
+  losses = tf.reduce_logsumexp(logits, 1) - true_logit
+  losses = tf.where(counts > 0, losses, 0.0)
+  return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.reduce_sum(counts))
+
+
+def nearest_prototype(e: tf.Tensor, prototypes: Prototypes) -> tf.Tensor:
+  """The class of the nearest present prototype.
+
+  Args:
+    e: Embeddings, [n, D].
+    prototypes: Of C classes.
+
+  Returns:
+    int32 [n]; the smallest label among equals.
+  """
+  logits = prototype_logits(e, prototypes)
+  return tf.argmax(logits, 1, output_type=tf.int32)
+
+
+def _member(e, y, mask, num_classes):
+  """[n, C]: the mask in the column of the label, zero elsewhere."""
+  mask = tf.cast(mask, e.dtype)
+  return tf.one_hot(y, num_classes, dtype=e.dtype) * mask[:, tf.newaxis]

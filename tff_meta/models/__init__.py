@@ -1,0 +1,35 @@
+"""Networks as pure functions on explicit weights, by name."""
+
+from collections.abc import Callable, Mapping
+
+from tff_meta.models import conv4
+from tff_meta.models import mlp
+from tff_meta.models import model
+
+MODELS: Mapping[str, Callable[..., model.Model]] = {
+    'conv4': conv4.build_conv4,
+    'mlp': mlp.build_mlp,
+}
+
+
+def build(
+    name: str, input_shape: tuple[int, ...], num_classes: int | None
+) -> model.Model:
+  """Builds a network by name.
+
+  Args:
+    name: One of `MODELS`.
+    input_shape: The shape of one example, channels last.
+    num_classes: The number of classes of the head; None builds no head.
+
+  Returns:
+    The model.
+
+  Raises:
+    ValueError: The name is not known, or the network does not take the input.
+  """
+  if name not in MODELS:
+    raise ValueError(
+        f'Expected `model` to be one of {", ".join(MODELS)}, found {name!r}.'
+    )
+  return MODELS[name](tuple(input_shape), num_classes)

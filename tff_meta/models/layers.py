@@ -1,0 +1,195 @@
+"""Layers as functions of explicit parameters, and their initialisers.
+
+Every layer can be differentiated twice, takes any number of examples and
+computes in the dtype of its parameters.
+"""
+
+import collections
+import math
+
+import tensorflow as tf
+
+Params = collections.OrderedDict
+
+_BATCH_NORM_EPSILON = 1e-5
+
+
+def uniform_fan_in(
+    seed: tf.Tensor, kernel_shape: tuple[int, ...]
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Kernel and bias from uniform(-1/sqrt(fan_in), 1/sqrt(fan_in)).
+
+  Args:
+    seed: int32 [2].
+    kernel_shape: [height, width, in, out] or [in, out]; fan_in is the product
+      of all but the last.
+
+  Returns:
+    The kernel and the bias [out], float32.
+
+  Source: the default of PyTorch's Linear and Conv2d (He et al. 2015, "Delving
+  Deep into Rectifiers", with negative slope sqrt(5)).
+  """
+  bound = 1.0 / math.sqrt(math.prod(kernel_shape[:-1]))
+  kernel_seed, bias_seed = _two_seeds(seed)
+  kernel = tf.random.stateless_uniform(kernel_shape, kernel_seed, -bound, bound)
+  bias = tf.random.stateless_uniform(
+      kernel_shape[-1:], bias_seed, -bound, bound
+  )
+  return kernel, bias
+
+
+def kaiming_normal(
+    seed: tf.Tensor, kernel_shape: tuple[int, ...]
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Kernel from normal(0, sqrt(2/fan_in)), bias zero.
+
+  Args:
+    seed: int32 [2].
+    kernel_shape: [height, width, in, out] or [in, out].
+
+  Returns:
+    The kernel and the bias [out], float32.
+
+  Source: He et al. 2015, "Delving Deep into Rectifiers", eq. 10.
+  """
+  stddev = math.sqrt(2.0 / math.prod(kernel_shape[:-1]))
+  kernel = tf.random.stateless_normal(kernel_shape, seed, stddev=stddev)
+  return kernel, tf.zeros(kernel_shape[-1:])
+
+
+def xavier_uniform(
+    seed: tf.Tensor, kernel_shape: tuple[int, int]
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Kernel from uniform(+-sqrt(6/(fan_in + fan_out))), bias zero.
+
+  Args:
+    seed: int32 [2].
+    kernel_shape: [in, out].
+
+  Returns:
+    The kernel and the bias [out], float32.
+
+  Source: Glorot and Bengio 2010, "Understanding the difficulty of training
+  deep feedforward neural networks", eq. 16.
+  """
+  bound = math.sqrt(6.0 / sum(kernel_shape))
+  kernel = tf.random.stateless_uniform(kernel_shape, seed, -bound, bound)
+  return kernel, tf.zeros(kernel_shape[-1:])
+
+
+def dense_head(initializer, embedding_size: int):
+  """The `init_head` of a linear classifier on the embedding.
+
+  Args:
+    initializer: One of the initialisers of this file.
+    embedding_size: The width D of the embedding.
+
+  Returns:
+    A function from a seed and a number of classes to the head's parameters.
+  """
+
+  def init_head(seed, num_classes):
+    kernel, bias = initializer(seed, (embedding_size, num_classes))
+    return collections.OrderedDict(kernel=kernel, bias=bias)
+
+  return init_head
+
+
+def classify_linear(head: Params, embedding: tf.Tensor) -> tf.Tensor:
+  """The `classify` of a linear classifier: [n, D] to logits [n, C]."""
+  return dense(embedding, head['kernel'], head['bias'])
+
+
+def dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
+  """`x @ kernel + bias`: [n, in] to [n, out]."""
+  return tf.matmul(tf.cast(x, kernel.dtype), kernel) + bias
+
+
+def conv(
+    x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, padding: str
+) -> tf.Tensor:
+  """Convolution with stride 1.
+
+  Args:
+    x: [n, height, width, in].
+    kernel: [kernel height, kernel width, in, out].
+    bias: [out].
+    padding: 'VALID' or 'SAME'.
+
+  Returns:
+    [n, height', width', out].
+  """
+  x = tf.cast(x, kernel.dtype)
+  return tf.nn.conv2d(x, kernel, strides=1, padding=padding) + bias
+
+
+def max_pool(x: tf.Tensor) -> tf.Tensor:
+  """The maximum of 2x2 windows; an odd last row or column is dropped."""
+  return tf.nn.max_pool2d(x, ksize=2, strides=2, padding='VALID')
+
+
+def batch_norm(
+    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, mask: tf.Tensor | None
+) -> tf.Tensor:
+  """Batch normalisation that always uses the statistics of this batch.
+
+  `gamma * (x - mean) / sqrt(var + 1e-5) + beta`, mean and biased variance over
+  the batch and both spatial axes, per channel. There is no running average, in
+  training or prediction, hence predictions depend on the other examples of the
+  batch. Padding does not enter the statistics.
+
+  (`tf.nn.moments` is not used: it stops the gradient at the mean inside the
+  variance, which makes second derivatives wrong.)
+
+  Args:
+    x: [n, height, width, channels].
+    gamma: [channels].
+    beta: [channels].
+    mask: [n], 1 for an example and 0 for padding; None means no padding.
+
+  Returns:
+    [n, height, width, channels].
+
+  Source: Ioffe and Szegedy 2015, "Batch Normalization", algorithm 1.
+  """
+  if mask is None:
+    mask = tf.ones(tf.shape(x)[:1], x.dtype)
+  mask = tf.cast(mask, x.dtype)[:, tf.newaxis]
+  weight = tf.math.divide_no_nan(mask, tf.reduce_sum(mask))  # [n, 1].
+  mean = tf.reduce_sum(weight * tf.reduce_mean(x, [1, 2]), 0)
+  centred = x - mean
+  variance = tf.reduce_sum(weight * tf.reduce_mean(centred**2, [1, 2]), 0)
+  return (
+      centred * (gamma * tf.math.rsqrt(variance + _BATCH_NORM_EPSILON)) + beta
+  )
+
+
+def allow_empty(embed):
+  """Makes an `embed` function with convolutions take zero examples.
+
+  TensorFlow 2.14's oneDNN convolution returns its input's shape for an empty
+  batch, so an empty batch gets one row of padding, which is dropped again.
+
+  Args:
+    embed: A function of parameters, x [n, height, width, channels] and mask [n]
+      or None.
+
+  Returns:
+    The same function for all n >= 0.
+  """
+
+  def embed_any(body, x, mask=None):
+    if x.shape[0]:
+      return embed(body, x, mask)
+    num_examples = tf.shape(x)[0]
+    rows = [[0, tf.cast(tf.equal(num_examples, 0), tf.int32)]]
+    x = tf.pad(x, rows + [[0, 0]] * (x.shape.rank - 1))
+    mask = None if mask is None else tf.pad(mask, rows)
+    return embed(body, x, mask)[:num_examples]
+
+  return embed_any
+
+
+def _two_seeds(seed):
+  return tf.unstack(tf.random.experimental.stateless_split(seed, 2))

@@ -1,0 +1,52 @@
+"""Arithmetic on structures of weights (anything `tf.nest` takes apart)."""
+
+import tensorflow as tf
+
+
+def add(a, b):
+  """`a + b`, leaf by leaf."""
+  return tf.nest.map_structure(tf.add, a, b)
+
+
+def subtract(a, b):
+  """`a - b`, leaf by leaf."""
+  return tf.nest.map_structure(tf.subtract, a, b)
+
+
+def scale(a, factor):
+  """`factor * a`; `factor` is a scalar and is cast to the dtype of a leaf."""
+  return tf.nest.map_structure(
+      lambda leaf: tf.cast(factor, leaf.dtype) * leaf, a
+  )
+
+
+def zeros_like(a):
+  """Zeros with the shapes and dtypes of `a`."""
+  return tf.nest.map_structure(tf.zeros_like, a)
+
+
+def squared_norm(a):
+  """The sum of the squares of all entries, a scalar; 0.0 without leaves."""
+  return sum((tf.reduce_sum(leaf**2) for leaf in tf.nest.flatten(a)), 0.0)
+
+
+def all_finite(a):
+  """Whether no entry is NaN or infinite, a boolean scalar."""
+  finite = [tf.reduce_all(tf.math.is_finite(x)) for x in tf.nest.flatten(a)]
+  return tf.reduce_all(tf.stack(finite)) if finite else tf.constant(True)
+
+
+def where_finite_or_zero(a):
+  """All of `a` where every entry is finite, otherwise zeros throughout.
+
+  Args:
+    a: A structure of floating-point tensors.
+
+  Returns:
+    The structure, and a boolean scalar that says whether it is `a`.
+  """
+  finite = all_finite(a)
+  kept = tf.nest.map_structure(
+      lambda leaf: tf.where(finite, leaf, tf.zeros_like(leaf)), a
+  )
+  return kept, finite
