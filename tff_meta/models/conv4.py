@@ -1,4 +1,4 @@
-"""The four-block convolutional embedding of few-shot learning, as FRL has it."""
+"""The four-block convolutional embedding of few-shot learning, as in FRL."""
 
 import collections
 

@@ -1,0 +1,129 @@
+"""Local training: epochs of minibatch steps of an optimizer."""
+
+import collections
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_meta import episodes
+
+
+class LocalReport(NamedTuple):
+  """What local training saw.
+
+  Attributes:
+    loss_sum: Scalar, the loss before each step times the examples of its
+      minibatch, summed over all steps.
+    num_examples: float32 scalar, the examples of all steps (n examples in E
+      epochs count E * n), so that `loss_sum / num_examples` is the mean loss.
+    num_steps: int32 scalar.
+  """
+
+  loss_sum: tf.Tensor
+  num_examples: tf.Tensor
+  num_steps: tf.Tensor
+
+
+def local_sgd(
+    loss_fn: Callable[[Any, episodes.Examples], tf.Tensor],
+    weights: Any,
+    examples: episodes.Examples,
+    optimizer: Any,
+    *,
+    batch_size: int | None,
+    num_epochs: int,
+    seed: tf.Tensor,
+    weight_decay: float = 0.0,
+    trainable: Collection[str] | None = None,
+) -> tuple[Any, LocalReport]:
+  """Takes one optimizer step per minibatch.
+
+  Per step: `g = grad loss(w) + weight_decay * w`, then the optimizer moves `w`
+  by `g`; the decay is coupled, that is it passes through momentum and Adam's
+  moments. Without examples the weights come back unchanged. Gradients do not
+  flow through this function usefully; see `adaptation` for that.
+
+  Args:
+    loss_fn: From weights and a minibatch to a scalar: the mean over the
+      examples of the minibatch.
+    weights: A structure of tensors, `OrderedDict(body=..., head=...)`.
+    examples: The client's examples. Padding is dropped first and takes no part.
+    optimizer: Has TFF's optimizer interface: `initialize(specs)` and
+      `next(state, weights, gradients)`. Its state starts anew.
+    batch_size: Examples per minibatch; None means all of them.
+    num_epochs: Passes over the examples, each in its own random order.
+    seed: int32 [2].
+    weight_decay: Coefficient of the coupled L2 penalty.
+    trainable: The top-level parts that learn, such as ('body',); the others
+      stay as they are. None means all.
+
+  Returns:
+    The weights after the last step, and a report.
+
+  Raises:
+    ValueError: `trainable` names a part that is not there.
+
+  Source: coupled decay is PyTorch's `weight_decay` of SGD and Adam.
+  """
+  if trainable is not None and not set(trainable) <= set(weights):
+    raise ValueError(
+        f'Expected `trainable` to be among {list(weights)}, found'
+        f' {list(trainable)}.'
+    )
+  examples = episodes.drop_padding(examples)
+  batches = episodes.minibatches(
+      tf.size(examples.y), batch_size, seed, num_epochs
+  )
+  num_steps = tf.shape(batches.indices)[0]
+  learned, fixed = _partition(weights, trainable)
+
+  def step(i, learned, state, loss_sum):
+    batch = episodes.take(examples, batches.indices[i], batches.mask[i])
+    with tf.GradientTape() as tape:
+      tape.watch(learned)
+      loss = loss_fn(_merge(weights, learned, fixed), batch)
+    gradients = tape.gradient(
+        loss, learned, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+    gradients = tf.nest.map_structure(
+        lambda g, w: g + tf.cast(weight_decay, w.dtype) * w, gradients, learned
+    )
+    state, learned = optimizer.next(state, learned, gradients)
+    num_examples = tf.reduce_sum(batches.mask[i])
+    loss_sum += tf.cast(loss, tf.float32) * num_examples
+    return i + 1, learned, state, loss_sum
+
+  specs = tf.nest.map_structure(
+      lambda w: tf.TensorSpec(w.shape, w.dtype), learned
+  )
+  state = tf.nest.map_structure(
+      tf.convert_to_tensor, optimizer.initialize(specs)
+  )
+  _, learned, _, loss_sum = tf.while_loop(
+      lambda i, *_: i < num_steps,
+      step,
+      (tf.constant(0), learned, state, tf.constant(0.0)),
+  )
+  return _merge(weights, learned, fixed), LocalReport(
+      loss_sum, tf.reduce_sum(batches.mask), num_steps
+  )
+
+
+def _partition(weights, trainable):
+  """The parts that learn and the parts that do not."""
+  if trainable is None:
+    return weights, {}
+  learned = collections.OrderedDict(
+      (name, part) for name, part in weights.items() if name in trainable
+  )
+  fixed = {name: part for name, part in weights.items() if name not in learned}
+  return learned, fixed
+
+
+def _merge(weights, learned, fixed):
+  """Puts the parts together in the order of `weights`."""
+  if not fixed:
+    return learned
+  parts = {**learned, **fixed}
+  return collections.OrderedDict((name, parts[name]) for name in weights)
