@@ -1,9 +1,9 @@
 """A corpus: labelled images in memory, before they are dealt to clients."""
 
 import collections
+from collections.abc import Callable, Sequence
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np

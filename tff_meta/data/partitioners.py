@@ -1,0 +1,614 @@
+"""Ways to deal the examples of a corpus to clients.
+
+Every partitioner is a function
+
+    (labels, num_clients, seed, **options) -> [row numbers of client 0, 1, ...]
+
+of the labels (or writers, or groups) of n examples, int or str [n]; `seed` is a
+non-negative integer, or a NumPy generator to go on with. The row numbers are
+int64 and no row goes to two clients. Partitioners that promise to be exhaustive
+give every row to some client. Whoever partitions the train, validation and test
+part of a corpus with the same seed gets clients with matching classes, where
+the docstring says so.
+
+No global random state is read or written.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import random
+
+import numpy as np
+
+Partition = list[np.ndarray]
+Seed = int | np.random.Generator
+
+_MAX_REDRAWS = 10_000
+
+
+def iid(labels: np.ndarray, num_clients: int, seed: Seed) -> Partition:
+  """Shuffles all examples and deals them in equal parts; exhaustive.
+
+  Args:
+    labels: One entry an example, [n]; only their number matters.
+    num_clients: Parts; they differ by at most one example.
+    seed: Source of the shuffle.
+
+  Returns:
+    Row numbers of every client.
+
+  Raises:
+    ValueError: If there are fewer examples than clients.
+
+  Source: McMahan et al., Communication-Efficient Learning of Deep Networks from
+    Decentralized Data, AISTATS 2017, section 3.
+  """
+  _check_enough(len(labels), num_clients, 'clients')
+  order = np.random.default_rng(seed).permutation(len(labels))
+  return np.array_split(order, num_clients)
+
+
+def iid_per_class(
+    labels: np.ndarray, num_clients: int, seed: Seed
+) -> Partition:
+  """Deals every class in equal parts to all clients; exhaustive.
+
+  Where a class does not divide evenly the first clients get one more of it.
+
+  Args:
+    labels: Labels [n].
+    num_clients: Clients.
+    seed: Source of the shuffle within the classes.
+
+  Returns:
+    Row numbers of every client, each class in random order.
+
+  Raises:
+    ValueError: If a class has fewer examples than there are clients.
+
+  Source: Park et al., Few-Round Learning for Federated Learning, NeurIPS 2021,
+    IID groups at deployment (600 images a class, 60 to each of 10 clients).
+  """
+  rng = np.random.default_rng(seed)
+  parts = []
+  for label, rows in _rows_by_label(labels).items():
+    _check_enough(len(rows), num_clients, 'clients', label)
+    parts.append(np.array_split(rng.permutation(rows), num_clients))
+  return [np.concatenate(own) for own in zip(*parts, strict=True)]
+
+
+def shards(
+    labels: np.ndarray,
+    num_clients: int,
+    seed: Seed,
+    shards_per_client: int = 2,
+) -> Partition:
+  """Sorts by label, cuts into shards, deals two to each client; exhaustive.
+
+  The shards are equal to within one example and may straddle two classes. The
+  same seed gives the same shard numbers, hence matching classes on another part
+  of a corpus with the same class proportions.
+
+  Args:
+    labels: Labels [n].
+    num_clients: N; there are N * shards_per_client shards.
+    seed: Source of the dealing.
+    shards_per_client: Shards of each client.
+
+  Returns:
+    Row numbers of every client.
+
+  Raises:
+    ValueError: If there are fewer examples than shards.
+
+  Source: McMahan et al., AISTATS 2017, section 3 ("pathological" partition, 200
+    shards, 2 for each of 100 clients); FedLab's `shards` as CAFeMe uses it.
+  """
+  num_shards = num_clients * shards_per_client
+  _check_enough(len(labels), num_shards, 'shards')
+  order = np.argsort(labels, kind='stable')
+  return _deal(np.array_split(order, num_shards), num_clients, seed)
+
+
+def class_shards(labels: np.ndarray, num_clients: int, seed: Seed) -> Partition:
+  """Cuts each class into shards and deals two to each client; exhaustive.
+
+  Every class is shuffled and cut into 2 * num_clients / num_classes shards,
+  equal to within one example. All shards are shuffled; a client takes two, of
+  one class or of two.
+
+  Args:
+    labels: Labels [n]; every distinct one is a class.
+    num_clients: N; 2N must be a multiple of the number of classes.
+    seed: Source of cutting and dealing.
+
+  Returns:
+    Row numbers of every client, each class in random order.
+
+  Raises:
+    ValueError: If 2N is no multiple of the number of classes, or a class has
+      fewer examples than shards.
+
+  Source: Park et al., Few-Round Learning for Federated Learning, NeurIPS 2021:
+    both the preparation (64 clients, 64 classes, 128 shards of 300) and the
+    non-IID groups at deployment (10 clients, 5 classes, 20 shards of 150).
+  """
+  rng = np.random.default_rng(seed)
+  classes = _rows_by_label(labels)
+  per_class = class_shards_per_class(len(classes), num_clients)
+  pieces = []
+  for label, rows in classes.items():
+    _check_enough(len(rows), per_class, 'shards', label)
+    pieces += np.array_split(rng.permutation(rows), per_class)
+  return _deal(pieces, num_clients, rng)
+
+
+def class_shards_per_class(num_classes: int, num_clients: int) -> int:
+  """Returns 2 * num_clients / num_classes, or raises if it is no integer."""
+  if num_clients < 1 or 2 * num_clients % num_classes:
+    step = num_classes if num_classes % 2 else num_classes // 2
+    below = num_clients // step * step
+    raise ValueError(
+        'Expected 2 * `num_clients` to be a positive multiple of the number of'
+        ' classes, so that every class is cut into as many shards, found'
+        f' {num_clients} clients and {num_classes} classes.'
+        f' {max(below, step)} or {max(below, step) + step} clients would do.'
+    )
+  return 2 * num_clients // num_classes
+
+
+def pieces_per_class(
+    labels: np.ndarray, num_clients: int, seed: Seed, classes_per_client: int
+) -> Partition:
+  """Cuts every class into equal pieces, c pieces to each client; exhaustive.
+
+  A class has c * N / num_classes pieces, equal to within one example. The list
+  that names every class once a piece is shuffled and cut into N rows of c
+  classes; each entry of a row takes a random unused piece of its class. A
+  client can get the same class twice. The rows depend on the seed and the
+  number of classes only, so that another part of the corpus gives the same
+  classes.
+
+  Args:
+    labels: Labels [n]; every distinct one is a class.
+    num_clients: N.
+    seed: Source of assignment and cutting.
+    classes_per_client: c.
+
+  Returns:
+    Row numbers of every client.
+
+  Raises:
+    ValueError: If c * N is no multiple of the number of classes, or a class has
+      fewer examples than pieces.
+
+  Source: Collins et al., Exploiting Shared Representations for Personalized
+    Federated Learning (FedRep), ICML 2021, released code; used by FedEC.
+  """
+  rng = np.random.default_rng(seed)
+  classes = _rows_by_label(labels)
+  per_class = _slots_per_class(len(classes), num_clients, classes_per_client)
+  names = rng.permutation(np.repeat(list(classes), per_class))
+  unused = {}
+  for label, rows in classes.items():
+    _check_enough(len(rows), per_class, 'pieces', label)
+    pieces = np.array_split(rng.permutation(rows), per_class)
+    unused[label] = [pieces[i] for i in rng.permutation(per_class)]
+  return [
+      np.concatenate([unused[label].pop() for label in row])
+      for row in names.reshape(num_clients, classes_per_client)
+  ]
+
+
+def proportions_per_class(
+    labels: np.ndarray,
+    num_clients: int,
+    seed: Seed,
+    classes_per_client: int,
+    low: float = 0.4,
+    high: float = 0.6,
+) -> Partition:
+  """Gives each client c distinct classes, in slightly unequal proportions.
+
+  A class has c * N / num_classes slots, with proportions drawn from
+  uniform(low, high) and normalised to 1. Client after client picks c classes,
+  each time at random among the classes with the most free slots that it does
+  not hold yet, and takes int(class size * proportion) examples of the shuffled
+  class. Rounding leaves a few examples of a class over: not exhaustive. Classes
+  and proportions depend on the seed and the number of classes only, so that
+  another part of the corpus gives the same ones.
+
+  Args:
+    labels: Labels [n]; every distinct one is a class.
+    num_clients: N.
+    seed: Source of proportions, assignment and shuffles.
+    classes_per_client: c; 2 / 10 / 4 for CIFAR-10 / CIFAR-100 / CINIC-10.
+    low: Lower bound of the proportions before normalising, positive.
+    high: Upper bound.
+
+  Returns:
+    Row numbers of every client.
+
+  Raises:
+    ValueError: If c * N is no multiple of the number of classes, c exceeds it,
+      or some client would get no example of a class.
+
+  Source: Shamsian et al., Personalized Federated Learning using Hypernetworks
+    (pFedHN), ICML 2021, released code; used by pFedGP and MetaVers.
+  """
+  rng = np.random.default_rng(seed)
+  classes = _rows_by_label(labels)
+  slots = _slots_per_class(len(classes), num_clients, classes_per_client)
+  if classes_per_client > len(classes) or not 0 < low <= high:
+    raise ValueError(
+        'Expected `classes_per_client` of at most the number of classes and 0 <'
+        f' `low` <= `high`, found {classes_per_client} of {len(classes)}'
+        f' classes, {low} and {high}.'
+    )
+  proportions = rng.uniform(low, high, (len(classes), slots))
+  proportions /= proportions.sum(axis=1, keepdims=True)
+  assignment = _balanced_assignment(
+      len(classes), num_clients, classes_per_client, slots, rng
+  )
+  own = [[] for _ in range(num_clients)]
+  for c, (label, rows) in enumerate(classes.items()):
+    sizes = (len(rows) * proportions[c]).astype(int)
+    if not sizes.all():
+      raise ValueError(
+          f'Expected class {label} to have an example for each of its {slots}'
+          f' slots, found {len(rows)} examples. Fewer clients would do.'
+      )
+    parts = np.split(rng.permutation(rows), np.cumsum(sizes))
+    holders = [k for k in range(num_clients) if c in assignment[k]]
+    for k, part in zip(holders, parts[:slots], strict=True):
+      own[k].append(part)
+  return [np.concatenate(parts) for parts in own]
+
+
+def dirichlet(
+    labels: np.ndarray,
+    num_clients: int,
+    seed: Seed,
+    alpha: float = 0.3,
+    min_examples: int = 10,
+) -> Partition:
+  """Splits every class by proportions from a Dirichlet; exhaustive.
+
+  For one class after the other: p ~ Dir(alpha * 1_N); p is set to 0 for clients
+  that hold n / N examples or more already, and normalised again; the shuffled
+  class is cut at floor(cumulative p * class size). If in the end a client holds
+  fewer than `min_examples`, everything is drawn again. Two parts of a corpus do
+  not get matching classes: split the test examples off each client instead.
+
+  Args:
+    labels: Labels [n]; every distinct one is a class.
+    num_clients: N.
+    seed: Source of everything.
+    alpha: Concentration, positive; large is close to IID.
+    min_examples: Fewest examples of a client.
+
+  Returns:
+    Row numbers of every client.
+
+  Raises:
+    ValueError: If n < N * min_examples, or 10,000 draws did not suffice.
+
+  Source: Zeng et al., FedLab: A Flexible Federated Learning Framework, JMLR
+    2023 (`hetero_dir_partition`, after Yurochkin et al., ICML 2019); CAFeMe
+    uses alpha 0.3.
+  """
+  if alpha <= 0 or num_clients * min_examples > len(labels):
+    raise ValueError(
+        'Expected `alpha` > 0 and at least `num_clients` * `min_examples`'
+        f' examples, found alpha {alpha} and {len(labels)} examples for'
+        f' {num_clients} clients of at least {min_examples}.'
+    )
+  rng = np.random.default_rng(seed)
+  classes = [rng.permutation(r) for r in _rows_by_label(labels).values()]
+  for _ in range(_MAX_REDRAWS):
+    cuts = _dirichlet_cuts([len(r) for r in classes], num_clients, alpha, rng)
+    if cuts is not None and np.diff(cuts).sum(axis=0).min() >= min_examples:
+      break
+  else:
+    raise ValueError(
+        f'Expected every client to hold at least {min_examples} examples, found'
+        f' none of {_MAX_REDRAWS} draws of {num_clients} clients with alpha'
+        f' {alpha} to do so. A larger alpha or fewer clients would do.'
+    )
+  return [
+      np.concatenate(
+          [r[c[k] : c[k + 1]] for r, c in zip(classes, cuts, strict=False)]
+      )
+      for k in range(num_clients)
+  ]
+
+
+def fedmeta_per_cifar10(
+    labels: np.ndarray, num_clients: int = 50, seed: int = 1
+) -> Partition:
+  """Deals neighbouring pairs of classes with log-normal sizes.
+
+  With C classes client u holds the classes u mod C (slot 0) and u + 1 mod C
+  (slot 1). First every slot takes the next 10 examples of its class. Then
+  w ~ lognormal(0, 2) of shape [C, N, 2], each class normalised to the sum n_c -
+  N, and slot after slot takes int(w[class, u // (N / C), slot]) +
+  randint(300..600) further examples, or none if fewer than one more than that
+  is left. Not exhaustive.
+
+  With 6,000 examples of each of 10 classes, 50 clients and seed 1 the clients
+  hold 506 (least) / 1,049 (mean) / 250 (standard deviation) / 1,986 (most)
+  examples, 52,497 in all, as published.
+
+  Args:
+    labels: Labels [n]; every distinct one is a class, in ascending order.
+    num_clients: N, a multiple of the number of classes.
+    seed: Seed of both generators (Python's and NumPy's legacy one, so that the
+      published draws come out).
+
+  Returns:
+    Row numbers of every client, in the order of the corpus.
+
+  Raises:
+    ValueError: If N is no multiple of the number of classes, there are fewer
+      than two classes, or a class cannot give every slot 10 examples.
+
+  Source: FedMeta-Per, Table 2 (CIFAR-10), released code.
+  """
+  first_take = 10
+  classes = list(_rows_by_label(labels).values())
+  num_classes = len(classes)
+  _check_pairs(num_classes, num_clients)
+  for c, rows in enumerate(classes):
+    # Two slots in every N / C clients.
+    _check_enough(
+        len(rows), first_take * 2 * num_clients // num_classes, 'first rows', c
+    )
+  weights = np.random.RandomState(seed).lognormal(
+      0, 2, (num_classes, num_clients, 2)
+  )
+  draw = random.Random(seed)
+  taken = np.zeros(num_classes, int)
+  own = [[] for _ in range(num_clients)]
+
+  def take(client, c, count):
+    own[client].append(classes[c][taken[c] : taken[c] + count])
+    taken[c] += count
+
+  slots = [
+      (u, j, (u + j) % num_classes)
+      for u in range(num_clients)
+      for j in range(2)
+  ]
+  for u, _, c in slots:
+    take(u, c, first_take)
+  for u, j, c in slots:
+    size = len(classes[c])
+    weight = weights[c] * (size - num_clients) / weights[c].sum()
+    count = int(weight[u // (num_clients // num_classes), j])
+    count += draw.randint(300, 600)
+    if taken[c] + count < size:
+      take(u, c, count)
+  return [np.concatenate(parts) for parts in own]
+
+
+def fedmeta_per_mnist(
+    labels: np.ndarray, num_clients: int = 50, seed: int = 1
+) -> Partition:
+  """Deals pairs of classes in intervals of very unequal size; exhaustive.
+
+  With C classes client u holds the classes 2u mod C and 2u + 1 mod C. A class
+  is cut, in corpus order, into 2N / C intervals: each but the last has
+  randint(left // 11, left // 2 - 1) of the examples that are left, the last has
+  the rest. Clients take the intervals of a class in order.
+
+  On all 70,000 MNIST images with 50 clients and seed 1 the standard deviation
+  (1,424.0) and the largest client (5,201) are the published ones; the least is
+  137 and the total 70,000 where the paper has 135 and 69,909.
+
+  Args:
+    labels: Labels [n]; every distinct one is a class, in ascending order.
+    num_clients: N, a multiple of the (even) number of classes.
+    seed: Seed of NumPy's legacy generator, so that the published draws come
+      out.
+
+  Returns:
+    Row numbers of every client, in the order of the corpus.
+
+  Raises:
+    ValueError: If N is no multiple of an even number of classes, or a class is
+      too small for an interval to hold an example.
+
+  Source: FedMeta-Per, Table 2 (MNIST), released code; the pairs (2u, 2u + 1)
+    are those that give the published statistics.
+  """
+  classes = _rows_by_label(labels)
+  num_classes = len(classes)
+  _check_pairs(num_classes, num_clients)
+  if num_classes % 2:
+    raise ValueError(
+        f'Expected an even number of classes to pair, found {num_classes}.'
+    )
+  num_intervals = 2 * num_clients // num_classes
+  rng = np.random.RandomState(seed)
+  intervals = []
+  for label, rows in classes.items():
+    cuts, left = [], len(rows)
+    for _ in range(num_intervals - 1):
+      if left < 11:
+        raise ValueError(
+            f'Expected class {label} to be large enough for {num_intervals}'
+            f' random intervals, found {len(rows)} examples. Fewer clients'
+            ' would do.'
+        )
+      left -= rng.randint(left // 11, left // 2)
+      cuts.append(len(rows) - left)
+    intervals.append(iter(np.split(rows, cuts)))
+  return [
+      np.concatenate(
+          [next(intervals[(2 * u + j) % num_classes]) for j in range(2)]
+      )
+      for u in range(num_clients)
+  ]
+
+
+def by_group(groups: np.ndarray, num_clients: int, seed: Seed) -> Partition:
+  """Gives each group of examples to as many clients of its own; exhaustive.
+
+  The examples of a group are shuffled and dealt in equal parts to num_clients /
+  num_groups clients, so that a client has the examples of one group only.
+
+  Args:
+    groups: The group of every example [n]: with `rotation_degrees` of a corpus
+      this is RMNIST's partition (10 groups of 6,000, 10 clients each).
+    num_clients: A multiple of the number of groups.
+    seed: Source of the shuffle.
+
+  Returns:
+    Row numbers of every client; the clients of the first group come first.
+
+  Raises:
+    ValueError: If the clients are no multiple of the groups, or a group has
+      fewer examples than clients.
+
+  Source: Ghosh et al., An Efficient Framework for Clustered Federated Learning
+    (IFCA), NeurIPS 2020 (rotated MNIST); CAFeMe, released code (10 x 20
+    degrees, partition `None`).
+  """
+  rng = np.random.default_rng(seed)
+  members = _rows_by_label(groups)
+  if num_clients < 1 or num_clients % len(members):
+    raise ValueError(
+        'Expected `num_clients` to be a positive multiple of the number of'
+        f' groups, found {num_clients} clients and {len(members)} groups.'
+    )
+  each = num_clients // len(members)
+  clients = []
+  for group, rows in members.items():
+    _check_enough(len(rows), each, 'clients', group)
+    clients += np.array_split(rng.permutation(rows), each)
+  return clients
+
+
+def by_writer(writers: np.ndarray, num_clients: int, seed: Seed) -> Partition:
+  """Makes clients of randomly chosen writers, each with all they wrote.
+
+  Exhaustive if there are as many clients as writers.
+
+  Args:
+    writers: Who made every example [n].
+    num_clients: How many writers to choose.
+    seed: Source of the choice.
+
+  Returns:
+    Row numbers of every client, in the order of the corpus.
+
+  Raises:
+    ValueError: If there are fewer writers than clients.
+
+  Source: Caldas et al., LEAF: A Benchmark for Federated Settings, 2018
+    (FEMNIST); CAFeMe takes 100 random writers.
+  """
+  own = list(_rows_by_label(writers).values())
+  _check_enough(len(own), num_clients, 'clients', things='writers')
+  chosen = np.random.default_rng(seed).permutation(len(own))[:num_clients]
+  return [own[writer] for writer in chosen]
+
+
+PARTITIONERS: Mapping[str, Callable[..., Partition]] = {
+    'iid': iid,
+    'iid_per_class': iid_per_class,
+    'shards': shards,
+    'class_shards': class_shards,
+    'pieces_per_class': pieces_per_class,
+    'proportions_per_class': proportions_per_class,
+    'dirichlet': dirichlet,
+    'fedmeta_per_cifar10': fedmeta_per_cifar10,
+    'fedmeta_per_mnist': fedmeta_per_mnist,
+    'by_group': by_group,
+    'by_writer': by_writer,
+}
+
+
+def _rows_by_label(labels: np.ndarray) -> Mapping[object, np.ndarray]:
+  """Returns label -> row numbers in corpus order, labels ascending."""
+  labels = np.asarray(labels)
+  if labels.ndim != 1 or not len(labels):
+    raise ValueError(
+        'Expected `labels` to be a vector of at least one entry, found shape'
+        f' {labels.shape}.'
+    )
+  order = np.argsort(labels, kind='stable')
+  names, starts = np.unique(labels[order], return_index=True)
+  return dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
+
+
+def _check_enough(available, needed, parts, label=None, things='examples'):
+  """Raises a ValueError if there is not one thing for every part."""
+  if needed < 1 or available < needed:
+    where = '' if label is None else f' of class {label}'
+    raise ValueError(
+        f'Expected at least one of the {things}{where} for each of a positive'
+        f' number of {parts}, found {available} {things} for {needed} {parts}.'
+    )
+
+
+def _check_pairs(num_classes, num_clients):
+  """Raises a ValueError if pairs of classes do not go round evenly."""
+  if num_classes < 2 or num_clients < 1 or num_clients % num_classes:
+    raise ValueError(
+        'Expected `num_clients` to be a positive multiple of the number of'
+        f' classes, which is at least 2, found {num_clients} clients and'
+        f' {num_classes} classes.'
+    )
+
+
+def _slots_per_class(num_classes, num_clients, classes_per_client):
+  """Returns classes_per_client * num_clients / num_classes."""
+  slots = classes_per_client * num_clients
+  if slots < 1 or slots % num_classes:
+    raise ValueError(
+        'Expected `classes_per_client` * `num_clients` to be a positive'
+        ' multiple of the number of classes, found'
+        f' {classes_per_client} * {num_clients} and {num_classes} classes.'
+    )
+  return slots // num_classes
+
+
+def _deal(pieces: Sequence[np.ndarray], num_clients, seed):
+  """Gives each client as many random pieces."""
+  order = np.random.default_rng(seed).permutation(len(pieces))
+  return [
+      np.concatenate([pieces[i] for i in row])
+      for row in order.reshape(num_clients, -1)
+  ]
+
+
+def _balanced_assignment(num_classes, num_clients, each, slots, rng):
+  """Returns the set of class numbers of every client."""
+  free = np.full(num_classes, slots)
+  assignment = []
+  for _ in range(num_clients):
+    own = set()
+    while len(own) < each:
+      fullest = np.flatnonzero(free == free.max())
+      # All classes are within one slot of each other, so that a class the
+      # client lacks is always among the fullest.
+      c = int(rng.choice([c for c in fullest if c not in own]))
+      own.add(c)
+      free[c] -= 1
+    assignment.append(own)
+  return assignment
+
+
+def _dirichlet_cuts(class_sizes, num_clients, alpha, rng):
+  """Returns where to cut each class, int [C, N + 1], or None to draw again."""
+  quota = sum(class_sizes) / num_clients
+  held = np.zeros(num_clients, int)
+  cuts = np.zeros((len(class_sizes), num_clients + 1), int)
+  for c, size in enumerate(class_sizes):
+    p = rng.dirichlet(np.full(num_clients, alpha)) * (held < quota)
+    if not p.sum() > 0:
+      return None
+    cuts[c, 1:-1] = (np.cumsum(p / p.sum())[:-1] * size).astype(int)
+    cuts[c, -1] = size
+    held += np.diff(cuts[c])
+  return cuts
