@@ -77,18 +77,30 @@ def squared_distances(e: tf.Tensor, c: tf.Tensor) -> tf.Tensor:
   return tf.nn.relu(e_norm - 2.0 * product + c_norm)
 
 
-def prototype_logits(e: tf.Tensor, prototypes: Prototypes) -> tf.Tensor:
-  """Minus the squared distance; absent classes get probability zero.
+def root(squared: tf.Tensor) -> tf.Tensor:
+  """The square root, with a gradient of zero at zero (it is infinite there)."""
+  positive = squared > 0
+  return tf.where(positive, tf.sqrt(tf.where(positive, squared, 1.0)), 0.0)
+
+
+def prototype_logits(
+    e: tf.Tensor, prototypes: Prototypes, squared: bool = True
+) -> tf.Tensor:
+  """Minus the (squared) distance; absent classes get probability zero.
 
   Args:
     e: Embeddings, [n, D].
     prototypes: Of C classes.
+    squared: Squared Euclidean distance; otherwise its root, with a gradient of
+      zero where a point lies on its prototype.
 
   Returns:
     Logits, [n, C], finite.
   """
-  logits = -squared_distances(e, prototypes.means)
-  return tf.where(prototypes.present > 0, logits, _ABSENT)
+  distances = squared_distances(e, prototypes.means)
+  if not squared:
+    distances = root(distances)
+  return tf.where(prototypes.present > 0, -distances, _ABSENT)
 
 
 def prototypical_loss(
@@ -97,8 +109,9 @@ def prototypical_loss(
     mask: tf.Tensor,
     prototypes: Prototypes,
     exclude_true_class: bool = False,
+    squared: bool = True,
 ) -> tf.Tensor:
-  """Cross-entropy of the softmax over minus the squared distances.
+  """Cross-entropy of the softmax over minus the (squared) distances.
 
   `mean_i [ d(e_i, c_{y_i}) + log sum_l exp(-d(e_i, c_l)) ]`, over the examples
   whose class has a prototype; 0 when there is none. With one class the loss and
@@ -112,6 +125,7 @@ def prototypical_loss(
     exclude_true_class: Whether the sum over l leaves out the true class, as
       FRL's eq. 2 prints it. Examples for which no other class is left do not
       count then (the printed loss is minus infinity).
+    squared: Squared Euclidean distance; otherwise its root.
 
   Returns:
     A scalar.
@@ -119,7 +133,7 @@ def prototypical_loss(
   Source: Snell et al. 2017, eq. 2; Park et al. 2021 (FRL), eq. 2.
   """
   member = _member(e, y, mask, tf.shape(prototypes.present)[0])
-  logits = prototype_logits(e, prototypes)
+  logits = prototype_logits(e, prototypes, squared)
   counts = tf.linalg.matvec(member, prototypes.present)
   true_logit = tf.reduce_sum(member * logits, 1)
   if exclude_true_class:

@@ -3,11 +3,18 @@
 from collections.abc import Callable, Mapping
 
 from tff_meta.models import conv4
+from tff_meta.models import fedmeta_per_cifar
+from tff_meta.models import fedrep_cifar
+from tff_meta.models import lenet
 from tff_meta.models import mlp
 from tff_meta.models import model
 
 MODELS: Mapping[str, Callable[..., model.Model]] = {
     'conv4': conv4.build_conv4,
+    'fedmeta_per_cifar': fedmeta_per_cifar.build_fedmeta_per_cifar,
+    'fedrep_cifar10': fedrep_cifar.build_fedrep_cifar10,
+    'fedrep_cifar100': fedrep_cifar.build_fedrep_cifar100,
+    'lenet': lenet.build_lenet,
     'mlp': mlp.build_mlp,
 }
 

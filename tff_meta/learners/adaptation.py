@@ -1,0 +1,134 @@
+"""The inner loop of meta-learning and the gradient through it."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_meta import episodes
+
+
+class MetaGradient(NamedTuple):
+  """The query loss of the adapted weights and its gradient.
+
+  Attributes:
+    loss: Scalar.
+    weights: Like the weights; the gradient with respect to them.
+    learning_rate: Like the learning rate; the gradient with respect to it.
+  """
+
+  loss: tf.Tensor
+  weights: Any
+  learning_rate: Any
+
+
+def inner_loop(
+    loss_fn: Callable[[Any, episodes.Examples], tf.Tensor],
+    weights: Any,
+    examples: episodes.Examples,
+    batches: episodes.Minibatches,
+    learning_rate: Any,
+    *,
+    order: int,
+) -> Any:
+  """Takes one gradient step per minibatch: `w <- w - rate * grad loss(w)`.
+
+  Gradients flow through the result (the loop runs on dense tensors).
+
+  Args:
+    loss_fn: From weights and a minibatch to a scalar.
+    weights: A structure of tensors.
+    examples: What to adapt to.
+    batches: The minibatches of the steps, as `episodes.minibatches` gives them.
+    learning_rate: A scalar, or a structure of tensors like `weights` (Meta-SGD:
+      one rate per parameter).
+    order: 2 differentiates through the steps. 1 takes the gradient inside a
+      step for a constant, so that the derivative of the result with respect to
+      `weights` is the identity.
+
+  Returns:
+    The adapted weights.
+
+  Raises:
+    ValueError: `order` is neither 1 nor 2.
+
+  Source: Finn, Abbeel and Levine 2017, "Model-Agnostic Meta-Learning", eq. 1
+  (MAML); Li et al. 2017, "Meta-SGD", eq. 3.
+  """
+  if order not in (1, 2):
+    raise ValueError(
+        f'Expected `order` to be 1 (first order) or 2, found {order}.'
+    )
+  rates = learning_rate
+  if not tf.nest.is_nested(learning_rate):
+    rates = tf.nest.map_structure(
+        lambda w: tf.cast(learning_rate, w.dtype), weights
+    )
+
+  def step(i, weights):
+    batch = episodes.take(examples, batches.indices[i], batches.mask[i])
+    with tf.GradientTape() as tape:
+      tape.watch(weights)
+      loss = loss_fn(weights, batch)
+    gradients = tape.gradient(
+        loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+    if order == 1:
+      gradients = tf.nest.map_structure(tf.stop_gradient, gradients)
+    moved = tf.nest.map_structure(
+        lambda w, rate, g: w - rate * g, weights, rates, gradients
+    )
+    return i + 1, moved
+
+  num_steps = tf.shape(batches.indices)[0]
+  _, adapted = tf.while_loop(
+      lambda i, _: i < num_steps, step, (tf.constant(0), weights)
+  )
+  return adapted
+
+
+def meta_gradient(
+    support_loss_fn: Callable[[Any, episodes.Examples], tf.Tensor],
+    query_loss_fn: Callable[[Any], tf.Tensor],
+    weights: Any,
+    support: episodes.Examples,
+    batches: episodes.Minibatches,
+    learning_rate: Any,
+    *,
+    order: int,
+) -> MetaGradient:
+  """The gradient of `query_loss(inner_loop(weights))`.
+
+  Order 1 is the gradient of the query loss at the adapted weights. A learning
+  rate of 0 gives the gradient of the query loss at `weights`.
+
+  Args:
+    support_loss_fn: From weights and a minibatch to a scalar.
+    query_loss_fn: From adapted weights to a scalar.
+    weights: A structure of tensors, where the inner loop starts.
+    support: What the inner loop adapts to.
+    batches: The minibatches of its steps.
+    learning_rate: A scalar, or a structure of tensors like `weights`.
+    order: 1 or 2; see `inner_loop`.
+
+  Returns:
+    The query loss and its gradient with respect to weights and learning rate.
+
+  Raises:
+    ValueError: `order` is neither 1 nor 2.
+
+  Source: Finn et al. 2017, algorithm 1; Li et al. 2017, algorithm 1.
+  """
+  learning_rate = tf.nest.map_structure(tf.convert_to_tensor, learning_rate)
+  with tf.GradientTape() as tape:
+    tape.watch((weights, learning_rate))
+    adapted = inner_loop(
+        support_loss_fn, weights, support, batches, learning_rate, order=order
+    )
+    loss = query_loss_fn(adapted)
+  gradients = tape.gradient(
+      loss,
+      (weights, learning_rate),
+      unconnected_gradients=tf.UnconnectedGradients.ZERO,
+  )
+  return MetaGradient(loss, *gradients)
