@@ -1,0 +1,175 @@
+import collections
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from tff_meta.training import checkpoints
+
+
+class _State(NamedTuple):
+  weights: collections.OrderedDict
+  phase: np.int32
+  empty: tuple = ()
+
+
+def _state(offset=0.0):
+  body = collections.OrderedDict(
+      z=np.float32([[1, 2, 3], [4, 5, 6]]) + np.float32(offset),
+      a=np.float64(0.1) + offset,
+  )
+  return _State(collections.OrderedDict(body=body), np.int32(2))
+
+
+def _checkpoint(rounds, offset=0.0):
+  return checkpoints.Checkpoint(
+      config={'algorithm': 'frl', 'seed': 3},
+      position=checkpoints.Position(rounds, rounds, 10 * rounds),
+      server_state=checkpoints.to_arrays(_state(offset)),
+      client_states={
+          'b/1': {'head': np.float32([1.5])},
+          'a': {'head': np.float32([2.5]), 'count': np.int64(7)},
+      },
+  )
+
+
+@pytest.fixture
+def store(tmp_path):
+  store = checkpoints.CheckpointStore(tmp_path / 'checkpoints', num_kept=2)
+  for rounds in (1, 2, 3):
+    store.save(_checkpoint(rounds, offset=rounds))
+  return store
+
+
+def _load(store, **kwargs):
+  reports = []
+  return store.load_latest(reports.append, **kwargs), reports
+
+
+def _rounds(store):
+  return [checkpoints_rounds(path) for path in store.paths()]
+
+
+def checkpoints_rounds(path: pathlib.Path) -> int:
+  return int(path.stem.removeprefix('round_'))
+
+
+def test_loads_what_was_saved_bit_for_bit(store):
+  loaded, reports = _load(store)
+
+  expected = _checkpoint(3, offset=3)
+  assert not reports
+  assert loaded.config == expected.config
+  assert loaded.position == expected.position
+  for name, array in expected.server_state.items():
+    assert loaded.server_state[name].tobytes() == array.tobytes()
+    assert loaded.server_state[name].dtype == array.dtype
+  assert loaded.client_states.keys() == expected.client_states.keys()
+  assert loaded.client_states['a']['count'] == 7
+  np.testing.assert_array_equal(loaded.client_states['b/1']['head'], [1.5])
+
+
+def test_restores_the_structure_of_the_template(store):
+  loaded, _ = _load(store)
+
+  state = checkpoints.from_arrays(_state(), loaded.server_state)
+
+  assert isinstance(state, _State)
+  assert list(state.weights['body']) == ['z', 'a']
+  np.testing.assert_array_equal(
+      state.weights['body']['z'], _state(3).weights['body']['z']
+  )
+  assert state.phase == 2
+
+
+def test_keeps_the_newest(store):
+  assert _rounds(store) == [3, 2]
+
+
+@pytest.mark.parametrize('kept', [0, 40, 200, -1])
+def test_a_truncated_file_is_reported_and_the_previous_one_used(store, kept):
+  newest = store.paths()[0]
+  newest.write_bytes(newest.read_bytes()[:kept])
+
+  loaded, reports = _load(store)
+
+  assert loaded.position.rounds == 2
+  assert len(reports) == 1 and str(newest) in reports[0]
+
+
+def test_every_flipped_byte_is_found(store):
+  newest = store.paths()[0]
+  content = newest.read_bytes()
+  rng = np.random.default_rng(5)
+  for place in [0, 30, 93, *rng.integers(0, len(content), 20)]:
+    flipped = bytearray(content)
+    flipped[place] ^= 1 << rng.integers(8)
+    newest.write_bytes(flipped)
+    loaded, reports = _load(store)
+    assert (loaded.position.rounds, len(reports)) == (2, 1), place
+
+
+def test_no_good_checkpoint_is_none_with_every_reason(store):
+  for path in store.paths():
+    path.write_bytes(b'')
+
+  loaded, reports = _load(store)
+
+  assert loaded is None
+  assert len(reports) == 2
+
+
+def test_an_unusable_checkpoint_is_passed_over(store):
+  loaded, reports = _load(
+      store,
+      is_usable=lambda c: 'too new' if c.position.rounds > 2 else None,
+  )
+
+  assert loaded.position.rounds == 2
+  assert 'too new' in reports[0]
+
+
+def test_a_save_that_was_cut_off_leaves_the_old_and_is_cleaned_up(store):
+  directory = store.paths()[0].parent
+  leftover = directory / 'round_000000004.ckpt.123.tmp'
+  leftover.write_bytes(store.paths()[0].read_bytes()[:50])
+
+  assert _load(store)[0].position.rounds == 3
+
+  store.save(_checkpoint(4))
+  assert not leftover.exists()
+  assert _rounds(store) == [4, 3]
+
+
+def test_an_empty_directory_has_no_checkpoint(tmp_path):
+  assert _load(checkpoints.CheckpointStore(tmp_path / 'none')) == (None, [])
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (lambda a: a.pop('phase'), 'phase'),
+        (lambda a: a.update(phase=np.int64(2)), r'int32\[\], found int64\[\]'),
+        (
+            lambda a: a.update(phase=np.int32([2])),
+            r'int32\[\], found int32\[1\]',
+        ),
+        (lambda a: a.update(more=np.int32(2)), 'more'),
+    ],
+)
+def test_arrays_of_another_process_are_refused(change, message):
+  arrays = checkpoints.to_arrays(_state())
+  change(arrays)
+  with pytest.raises(ValueError, match=message):
+    checkpoints.from_arrays(_state(), arrays)
+
+
+def test_a_state_with_text_is_refused():
+  with pytest.raises(TypeError, match='name'):
+    checkpoints.to_arrays({'name': 'conv4'})
+
+
+def test_one_checkpoint_is_too_few_to_keep(tmp_path):
+  with pytest.raises(ValueError, match='at least 2'):
+    checkpoints.CheckpointStore(tmp_path, num_kept=1)

@@ -1,0 +1,125 @@
+import collections
+import math
+import time
+
+import numpy as np
+import pytest
+
+from tff_meta.training import metric_writers
+
+
+def _rows(path, rows, num_rows=0, num_bytes=0, sparse=()):
+  file = metric_writers.MetricsFile(path, num_rows, num_bytes, sparse)
+  for round_num, values in rows:
+    file.append(round_num, values)
+  position = file.sync()
+  file.close()
+  return position
+
+
+def test_metrics_are_flattened_in_order_with_short_names():
+  metrics = collections.OrderedDict(
+      distributor=(),
+      client_work=collections.OrderedDict(
+          train=collections.OrderedDict(
+              loss=np.float32(0.1), accuracy=np.float32(0.5)
+          )
+      ),
+      finalizer=collections.OrderedDict(update_non_finite=np.int32(0)),
+  )
+  flat = metric_writers.flatten_metrics(metrics)
+  assert list(flat) == [
+      'train/loss',
+      'train/accuracy',
+      'finalizer/update_non_finite',
+  ]
+  assert str(flat['train/loss']) == '0.1'
+
+
+def test_a_metric_that_is_no_number_is_refused():
+  with pytest.raises(ValueError, match='`a/b` to be a number'):
+    metric_writers.flatten_metrics({'a': {'b': np.zeros(2)}})
+
+
+def test_rows_are_readable_and_exact(tmp_path):
+  path = tmp_path / 'metrics.csv'
+  _rows(
+      path, [(1, {'loss': np.float32(0.1)}), (2, {'loss': np.float32('nan')})]
+  )
+  assert path.read_text() == 'round,loss\n1,0.1\n2,nan\n'
+  columns = metric_writers.read_metrics(path)
+  assert columns['round'] == [1, 2]
+  assert columns['loss'][0] == 0.1 and math.isnan(columns['loss'][1])
+
+
+def test_sparse_columns_are_empty_where_there_is_no_value(tmp_path):
+  path = tmp_path / 'metrics.csv'
+  rows = [(1, {'loss': 3}), (2, {'loss': 2, 'new': 0.5})]
+  _rows(path, rows, sparse=['new'])
+  assert path.read_text() == 'round,loss,new\n1,3,\n2,2,0.5\n'
+  assert math.isnan(metric_writers.read_metrics(path)['new'][0])
+
+
+@pytest.mark.parametrize('rest', ['', '3,1', '3,1\n4,0\n', 'garbage\n\n'])
+def test_a_continued_file_is_the_file_of_one_go(tmp_path, rest):
+  rows = [(n, {'loss': np.float32(1 / n)}) for n in range(1, 6)]
+  whole = tmp_path / 'whole.csv'
+  _rows(whole, rows)
+  path = tmp_path / 'metrics.csv'
+  position = _rows(path, rows[:2])
+  assert position == (2, len(path.read_bytes()))
+  with open(path, 'a') as file:
+    file.write(rest)
+
+  _rows(path, rows[2:], *position)
+
+  assert path.read_bytes() == whole.read_bytes()
+
+
+def test_a_file_cut_back_to_its_beginning_gets_a_header_again(tmp_path):
+  path = tmp_path / 'metrics.csv'
+  _rows(path, [(1, {'loss': 3})])
+  _rows(path, [(1, {'error': 4})])
+  assert path.read_text() == 'round,error\n1,4\n'
+
+
+def test_a_file_shorter_than_the_position_is_refused(tmp_path):
+  path = tmp_path / 'metrics.csv'
+  path.write_text('round,loss\n')
+  with pytest.raises(ValueError, match='at least 12 bytes, found 11'):
+    metric_writers.MetricsFile(path, 1, 12)
+  assert path.read_text() == 'round,loss\n'
+
+
+def test_timings_keep_what_was_done_and_drop_the_rest(tmp_path):
+  path = tmp_path / 'timings.csv'
+  path.write_text('round,seconds\n1,5.0\n2,1.0\n3,9.0\n4,')
+  timings = metric_writers.TimingsFile(path, num_rounds=2)
+  timings.append(3, 2.0)
+  timings.close()
+  assert path.read_text() == 'round,seconds\n1,5.0\n2,1.0\n3,2.000000\n'
+  assert metric_writers.median_seconds(path) == 2.0
+
+
+def test_no_timings_have_no_median(tmp_path):
+  metric_writers.TimingsFile(tmp_path / 't.csv', 0).close()
+  assert metric_writers.median_seconds(tmp_path / 't.csv') is None
+
+
+def test_tensorboard_shows_a_continued_run_once(tmp_path):
+  from tensorboard.backend.event_processing import event_accumulator
+  from tensorboard.util import tensor_util
+
+  for first, last, offset in ((0, 4, 0), (2, 3, 100)):
+    writer = metric_writers.TensorBoardWriter(tmp_path, first)
+    for round_num in range(first + 1, last + 1):
+      writer.append(round_num, {'loss': np.float32(round_num + offset)})
+    writer.close()
+    time.sleep(1.1)  # Event files are ordered by the second of their start.
+  events = event_accumulator.EventAccumulator(str(tmp_path))
+  events.Reload()
+  shown = [
+      (e.step, float(tensor_util.make_ndarray(e.tensor_proto)))
+      for e in events.Tensors('loss')
+  ]
+  assert shown == [(1, 1.0), (2, 2.0), (3, 103.0)]

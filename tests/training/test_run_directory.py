@@ -1,0 +1,81 @@
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tff_meta.training import run_directory
+
+_HOLD = """
+import sys
+from tff_meta.training import run_directory
+with run_directory.RunDirectory(sys.argv[1]).locked():
+  print('held', flush=True)
+  sys.stdin.read()
+"""
+
+
+def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
+  directory = run_directory.RunDirectory(tmp_path / 'run')
+  root = pathlib.Path(run_directory.__file__).parents[2]
+  other = subprocess.Popen(
+      [sys.executable, '-c', _HOLD, str(directory.root)],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      cwd=root,
+  )
+  try:
+    assert other.stdout.readline() == b'held\n'
+    with pytest.raises(run_directory.RunDirectoryError, match='another'):
+      with directory.locked():
+        pass
+  finally:
+    other.kill()
+    other.wait()
+  with directory.locked():
+    assert directory.root.is_dir()
+
+
+def test_a_file_in_the_way_is_refused(tmp_path):
+  (tmp_path / 'file').write_text('')
+  directory = run_directory.RunDirectory(tmp_path / 'file' / 'run')
+  with pytest.raises(run_directory.RunDirectoryError, match='able to write'):
+    with directory.locked():
+      pass
+
+
+def test_metrics_of_something_else_are_not_touched(tmp_path):
+  (tmp_path / 'metrics.csv').write_text('mine')
+  directory = run_directory.RunDirectory(tmp_path)
+  with pytest.raises(run_directory.RunDirectoryError, match='metrics.csv'):
+    with directory.locked():
+      pass
+  assert (tmp_path / 'metrics.csv').read_text() == 'mine'
+
+
+def test_leftovers_are_removed(tmp_path):
+  (tmp_path / 'summary.json.77.tmp').write_text('{"half')
+  with run_directory.RunDirectory(tmp_path).locked():
+    pass
+  assert not (tmp_path / 'summary.json.77.tmp').exists()
+
+
+def test_config_is_read_or_its_trouble_named(tmp_path):
+  directory = run_directory.RunDirectory(tmp_path)
+  assert directory.read_config() is None
+  directory.config.write_text('{"seed": 1}')
+  assert directory.read_config() == {'seed': 1}
+  directory.config.write_text('{"seed"')
+  with pytest.raises(run_directory.RunDirectoryError, match='unreadable'):
+    directory.read_config()
+
+
+def test_differences_name_the_fields():
+  old = {'seed': 1, 'hparams': {'a': 1.0, 'b': None}, 'gone': 'x'}
+  new = {'seed': 1, 'hparams': {'a': 2.0, 'b': None}, 'more': [1]}
+  assert run_directory.differences(old, new) == [
+      'hparams.a: 1.0 -> 2.0',
+      'gone: "x" -> null',
+      'more: null -> [1]',
+  ]
+  assert not run_directory.differences(old, old)

@@ -1,0 +1,1 @@
+"""Where a TFF computation runs; algorithms never import this package."""

@@ -1,0 +1,154 @@
+"""Runs TFF computations in TFF's own C++ worker, on the CPU.
+
+TFF's stock native context starts the same worker, but in a way that does not
+suit a tool that may be killed at any time: the worker outlives a killed parent
+and keeps its stdout open, a Ctrl-C in the terminal reaches the worker before
+the program, a worker that died is waited for without end, and with a proxy set
+the first call over localhost hangs. So the worker is started here.
+"""
+
+import atexit
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+_LOCAL_HOSTS = ('localhost', '127.0.0.1')
+_START_TIMEOUT_SECONDS = 60.0
+_POLL_SECONDS = 0.02
+_MAX_MESSAGE_BYTES = 2_000_000_000
+
+# Runs in the child: asks Linux to end it with its parent (PR_SET_PDEATHSIG is
+# 1; the setting survives exec), then becomes the worker. A parent that is gone
+# already is noticed by its changed process id.
+_DIE_WITH_PARENT = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+  sys.exit(1)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def prepare_environment() -> None:
+  """Sets what TensorFlow and gRPC read when they are imported.
+
+  Silences TensorFlow's start-up lines and keeps calls to localhost away from
+  any proxy. Has to run before the first import of either.
+  """
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  os.environ.setdefault('GRPC_VERBOSITY', 'ERROR')
+  hosts = os.environ.get('no_proxy', os.environ.get('NO_PROXY', ''))
+  known = [host.strip() for host in hosts.split(',') if host.strip()]
+  missing = [host for host in _LOCAL_HOSTS if host not in known]
+  os.environ['no_proxy'] = ','.join(known + missing)
+  os.environ['NO_PROXY'] = os.environ['no_proxy']
+
+
+def set_native_context() -> None:
+  """Makes TFF run computations in a C++ worker that ends with this process.
+
+  Has to be called in the main thread: Linux ends the worker with the thread
+  that started it.
+
+  Raises:
+    ImportError: If TensorFlow Federated cannot be imported.
+    RuntimeError: If the worker does not start.
+  """
+  prepare_environment()
+  import tensorflow_federated as tff
+
+  tff.framework.set_default_context(_create_context(tff))
+
+
+def _create_context(tff):
+  """Returns a synchronous TFF context on a worker of our own."""
+  import grpc
+  import portpicker
+  from tensorflow_federated.python.core.environments.tensorflow_frontend import (  # noqa: E501
+      tensorflow_computation,
+  )
+
+  port = portpicker.pick_unused_port()
+  process = _start_worker(pathlib.Path(tff.__file__).parent, port)
+  limit = ('grpc.max_message_length', _MAX_MESSAGE_BYTES)
+  limits = [limit] + [
+      (f'grpc.max_{way}_message_length', _MAX_MESSAGE_BYTES)
+      for way in ('send', 'receive')
+  ]
+  channel = grpc.insecure_channel(f'localhost:{port}', limits)
+  _wait_until_ready(grpc, channel, process)
+  stub = tff.framework.RemoteExecutorGrpcStub(channel)
+
+  def create_executor(cardinalities):
+    if process.poll() is not None:
+      raise RuntimeError(
+          'Expected the TFF worker to be running, found that it ended with'
+          f' code {process.returncode}. Tip: code -9 often means that the'
+          ' machine ran out of memory.'
+      )
+    cardinalities.setdefault(tff.CLIENTS, 0)
+    executor = tff.framework.RemoteExecutor(stub)
+    executor.set_cardinalities(cardinalities)
+    return executor
+
+  return tff.framework.SyncExecutionContext(
+      executor_fn=tff.framework.ResourceManagingExecutorFactory(
+          create_executor
+      ),
+      compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+      transform_args=tensorflow_computation.transform_args,
+      transform_result=tensorflow_computation.transform_result,
+  )
+
+
+def _start_worker(tff_dir: pathlib.Path, port: int) -> subprocess.Popen:
+  """Starts TFF's worker as a child that ends with this process."""
+  binary = tff_dir / 'data' / 'worker_binary'
+  if not binary.is_file():
+    raise RuntimeError(
+        f'Expected a TFF worker at {binary}, found none. Tip: install'
+        ' tensorflow-federated from its wheel for Linux on x86-64.'
+    )
+  process = subprocess.Popen(
+      [
+          *(sys.executable, '-I', '-S', '-c', _DIE_WITH_PARENT),
+          str(os.getpid()),
+          str(binary),
+          f'--port={port}',
+          '--max_concurrent_computation_calls=-1',
+      ],
+      stdin=subprocess.DEVNULL,
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL,
+      start_new_session=True,
+  )
+  atexit.register(_end_worker, process)
+  return process
+
+
+def _end_worker(process: subprocess.Popen) -> None:
+  """Ends the worker and waits for it."""
+  if process.poll() is None:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def _wait_until_ready(grpc, channel, process: subprocess.Popen) -> None:
+  """Waits until the worker answers, or raises if it ended or takes too long."""
+  ready = grpc.channel_ready_future(channel)
+  deadline = time.monotonic() + _START_TIMEOUT_SECONDS
+  while process.poll() is None and time.monotonic() < deadline:
+    try:
+      return ready.result(timeout=_POLL_SECONDS)
+    except grpc.FutureTimeoutError:
+      continue
+  ready.cancel()
+  _end_worker(process)
+  raise RuntimeError(
+      'Expected the TFF worker to answer within'
+      f' {_START_TIMEOUT_SECONDS:.0f} seconds, found exit code'
+      f' {process.returncode}. Tip: check that localhost is not proxied.'
+  )

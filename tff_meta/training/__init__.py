@@ -1,0 +1,1 @@
+"""Drives training: runs, checkpoints, metrics, evaluation of what came out."""

@@ -1,0 +1,56 @@
+"""Files that are either the old ones or the new ones, never something between.
+
+A file is written beside its place, flushed to the disk and renamed into it; the
+rename is flushed too. A process killed at any point leaves the old file whole
+and at most one file ending in `.tmp`, which nothing reads.
+"""
+
+import json
+import os
+import pathlib
+
+TMP_SUFFIX = '.tmp'
+
+
+def write_bytes(path: pathlib.Path, data: bytes) -> None:
+  """Writes `data` to `path` atomically and durably.
+
+  Args:
+    path: The file to create or to replace; its directory has to exist.
+    data: The file's whole content.
+
+  Raises:
+    OSError: If the file cannot be written; the old file is then unchanged.
+  """
+  tmp_path = path.with_name(f'{path.name}.{os.getpid()}{TMP_SUFFIX}')
+  try:
+    with open(tmp_path, 'wb') as file:
+      file.write(data)
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(tmp_path, path)
+  except BaseException:
+    tmp_path.unlink(missing_ok=True)
+    raise
+  sync_directory(path.parent)
+
+
+def write_json(path: pathlib.Path, value: object) -> None:
+  """Writes `value` to `path` as indented JSON, atomically and durably."""
+  text = json.dumps(value, indent=2, allow_nan=False)
+  write_bytes(path, (text + '\n').encode())
+
+
+def sync_directory(path: pathlib.Path) -> None:
+  """Flushes the entries of the directory `path` to the disk."""
+  descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)
+
+
+def remove_leftovers(directory: pathlib.Path) -> None:
+  """Removes what killed processes left half written in `directory`."""
+  for path in directory.glob(f'*{TMP_SUFFIX}'):
+    path.unlink(missing_ok=True)

@@ -1,0 +1,214 @@
+"""Where a run's metrics go: metrics.csv, timings.csv and TensorBoard.
+
+metrics.csv holds only what the seed determines, so that an interrupted and
+continued run ends with the very bytes of an uninterrupted one; wall-clock times
+are in timings.csv. A row is handed to the operating system before the next
+round starts (a killed process loses none) and flushed to the disk before a
+checkpoint names its position (a power cut loses none either).
+"""
+
+from collections.abc import Mapping, Sequence
+import csv
+import io
+import os
+import pathlib
+import statistics
+
+import numpy as np
+import tree
+
+from tff_meta.training import atomic_files
+
+_ROUND = 'round'
+# Where a TFF learning process puts the metrics of local training.
+_TRAIN_PATH = 'client_work/train/'
+
+
+def flatten_metrics(metrics: object) -> dict[str, np.generic]:
+  """Returns the scalars of a learning process's metrics by short names.
+
+  Args:
+    metrics: Nested structure of numeric scalars, as `process.next` returns it.
+
+  Returns:
+    Path (joined by '/', with `client_work/train/` shortened to `train/`) ->
+    NumPy scalar, in the structure's order.
+
+  Raises:
+    ValueError: If a metric is not a numeric scalar.
+  """
+  flat = {}
+  for path, value in _walk(metrics, ()):
+    name = '/'.join(path)
+    array = np.asarray(value)
+    if array.ndim or array.dtype.kind not in 'biuf':
+      raise ValueError(
+          f'Expected the metric `{name}` to be a number, found'
+          f' {array.dtype}{list(array.shape)}.'
+      )
+    if name.startswith(_TRAIN_PATH):
+      name = 'train/' + name[len(_TRAIN_PATH) :]
+    flat[name] = array[()]
+  return flat
+
+
+def _walk(value, path):
+  """Yields (path, leaf), keeping the order of mappings (`tree` sorts them)."""
+  if isinstance(value, Mapping):
+    for key, child in value.items():
+      yield from _walk(child, (*path, str(key)))
+  else:
+    for child_path, leaf in tree.flatten_with_path(value):
+      yield (*path, *(str(part) for part in child_path)), leaf
+
+
+class MetricsFile:
+  """metrics.csv: a header and one row a round, continued at a given position.
+
+  The columns are those of the first row and some more that only a few rows
+  fill.
+  """
+
+  def __init__(
+      self,
+      path: pathlib.Path,
+      num_rows: int,
+      num_bytes: int,
+      sparse_columns: Sequence[str] = (),
+  ):
+    """Opens the file and forgets everything behind a position.
+
+    Args:
+      path: The file; created if the position is its beginning.
+      num_rows: Rows before the position, without the header.
+      num_bytes: Bytes before the position.
+      sparse_columns: Columns that the first row need not have.
+
+    Raises:
+      ValueError: If the file is shorter than the position.
+    """
+    self._file = open(path, 'r+b' if path.exists() else 'x+b')
+    size = self._file.seek(0, os.SEEK_END)
+    if size < num_bytes:
+      self._file.close()
+      raise ValueError(
+          f'Expected {path} to hold at least {num_bytes} bytes, found {size}.'
+      )
+    self._file.truncate(num_bytes)
+    self._file.seek(0)
+    header = self._file.readline().decode()
+    self._columns = next(csv.reader([header])) if header else None
+    self._file.seek(num_bytes)
+    self._num_rows = num_rows
+    self._sparse_columns = sparse_columns
+
+  def append(self, round_num: int, values: Mapping[str, object]) -> None:
+    """Appends a row: the round's number (from 1) and the metrics."""
+    row = {_ROUND: round_num, **values}
+    text = io.StringIO()
+    if self._columns is None:
+      self._columns = list(dict.fromkeys([*row, *self._sparse_columns]))
+      csv.writer(text, lineterminator='\n').writerow(self._columns)
+    csv.DictWriter(text, self._columns, lineterminator='\n').writerow(row)
+    self._file.write(text.getvalue().encode())
+    self._file.flush()
+    self._num_rows += 1
+
+  def sync(self) -> tuple[int, int]:
+    """Flushes the file to the disk; returns its position (rows, bytes)."""
+    os.fsync(self._file.fileno())
+    return self._num_rows, self._file.tell()
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._file.close()
+
+
+def read_metrics(path: pathlib.Path) -> dict[str, list[float]]:
+  """Returns the columns of metrics.csv, NaN where a row has no value."""
+  with open(path, newline='') as file:
+    rows = list(csv.DictReader(file))
+  names = rows[0].keys() if rows else ()
+  return {n: [float(row[n] or 'nan') for row in rows] for n in names}
+
+
+class TimingsFile:
+  """timings.csv: the wall-clock seconds of each round."""
+
+  def __init__(self, path: pathlib.Path, num_rounds: int):
+    """Opens the file, keeping the first `num_rounds` rounds."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    kept = [x for x in lines[1:] if _round_of(x) <= num_rounds]
+    text = '\n'.join([f'{_ROUND},seconds', *kept]) + '\n'
+    atomic_files.write_bytes(path, text.encode())
+    self._file = open(path, 'a')
+
+  def append(self, round_num: int, seconds: float) -> None:
+    """Appends a round's time."""
+    self._file.write(f'{round_num},{seconds:.6f}\n')
+    self._file.flush()
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._file.close()
+
+
+def _round_of(line: str) -> float:
+  """Returns the round of a line of timings.csv, infinity for a cut-off one."""
+  try:
+    round_num, _ = line.split(',')
+    return int(round_num)
+  except ValueError:
+    return float('inf')
+
+
+def median_seconds(path: pathlib.Path) -> float | None:
+  """Returns the median of a timings.csv in seconds, None if it has no rows."""
+  with open(path, newline='') as file:
+    seconds = [float(row['seconds']) for row in csv.DictReader(file)]
+  return statistics.median(seconds) if seconds else None
+
+
+class TensorBoardWriter:
+  """TensorBoard's event files, one set of scalars a round.
+
+  `tff.program.TensorBoardReleaseManager` would serve but for two things: it
+  cannot be flushed at a checkpoint, so that a killed run loses up to two
+  minutes of events for good, and it cannot tell TensorBoard that a continued
+  run goes back behind what it had shown.
+  """
+
+  def __init__(self, directory: pathlib.Path, num_rounds: int):
+    """Opens a new event file that goes on after `num_rounds` rounds."""
+    import tensorflow as tf
+
+    directory.mkdir(parents=True, exist_ok=True)
+    if num_rounds:
+      _purge_events(directory, num_rounds + 1)
+    self._tf = tf
+    self._writer = tf.summary.create_file_writer(str(directory))
+
+  def append(self, round_num: int, values: Mapping[str, object]) -> None:
+    """Writes a round's scalars."""
+    with self._writer.as_default(step=round_num):
+      for name, value in values.items():
+        self._tf.summary.scalar(name, np.float32(value))
+
+  def flush(self) -> None:
+    """Hands the events to the operating system."""
+    self._writer.flush()
+
+  def close(self) -> None:
+    """Closes the event file."""
+    self._writer.close()
+
+
+def _purge_events(directory: pathlib.Path, first_round: int) -> None:
+  """Tells TensorBoard to forget what it knows from `first_round` on."""
+  from tensorboard.compat.proto import event_pb2
+  from tensorboard.summary.writer import event_file_writer
+
+  writer = event_file_writer.EventFileWriter(str(directory))
+  started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+  writer.add_event(event_pb2.Event(step=first_round, session_log=started))
+  writer.close()
