@@ -1,0 +1,1 @@
+"""Aggregators that carry what meta-learning adds to a model update."""

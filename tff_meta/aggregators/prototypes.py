@@ -1,0 +1,109 @@
+"""Aggregation of class prototypes over the clients that hold each class."""
+
+import collections
+from typing import Any, NamedTuple
+
+import tensorflow_federated as tff
+
+from tff_meta.learners import few_round
+from tff_meta.losses import prototypical
+
+
+class ModelAndPrototypes(NamedTuple):
+  """A client's update, and what it is aggregated to.
+
+  Attributes:
+    model: A structure of float32 tensors, averaged with the clients' weights.
+    prototypes: Means `[C, D]` and present `[C]` of the classes held.
+  """
+
+  model: Any
+  prototypes: prototypical.Prototypes
+
+
+class ModelAndPrototypesFactory(tff.aggregators.WeightedAggregationFactory):
+  """Aggregates `ModelAndPrototypes` with one weight per client.
+
+  The model part goes through any weighted factory (mean, robust, differentially
+  private ...). Prototypes are class-keyed sums of means and of weights, divided
+  on the server, so the mean of a class is over the clients that hold it:
+
+    Gamma(c) = sum_{k holds c} lambda_k Gamma_k(c) / sum_{k holds c} lambda_k
+
+  With one holder it recovers that client's prototype unchanged.
+
+  Source: Park et al., "Few-Round Learning for Federated Learning", NeurIPS
+  2021, Algorithm 1, normalised over the holders as the released code does.
+  """
+
+  def __init__(
+      self,
+      model_factory: tff.aggregators.WeightedAggregationFactory,
+      sum_factory: tff.aggregators.UnweightedAggregationFactory | None = None,
+      over: str = 'holders',
+  ):
+    """Initializes the factory.
+
+    Args:
+      model_factory: Aggregates the field `model` of the updates.
+      sum_factory: Sums the prototypes; by default
+        `tff.aggregators.SumFactory()`, replaceable by a secure sum.
+      over: `'holders'` or `'all'`, see `few_round.divide_prototypes`.
+
+    Raises:
+      ValueError: If `over` is neither.
+    """
+    if over not in ('holders', 'all'):
+      raise ValueError(
+          f"Expected `over` as 'holders' or 'all', found {over!r}."
+      )
+    self._model_factory = model_factory
+    self._sum_factory = sum_factory or tff.aggregators.SumFactory()
+    self._over = over
+
+  def create(
+      self, value_type: tff.Type, weight_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    """Creates the process for values of type `ModelAndPrototypes`."""
+    over = self._over
+    model_process = self._model_factory.create(value_type.model, weight_type)
+
+    @tff.tensorflow.computation(value_type.prototypes, weight_type)
+    def summand(prototypes, weight):
+      return few_round.weigh_prototypes(prototypes, weight)
+
+    sum_process = self._sum_factory.create(summand.type_signature.result)
+
+    @tff.tensorflow.computation(summand.type_signature.result)
+    def divide(total):
+      return few_round.divide_prototypes(total, over)
+
+    @tff.federated_computation
+    def init_fn():
+      return tff.federated_zip(
+          (model_process.initialize(), sum_process.initialize())
+      )
+
+    @tff.federated_computation(
+        init_fn.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+        tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state, value, weight):
+      model = model_process.next(state[0], value.model, weight)
+      total = sum_process.next(
+          state[1], tff.federated_map(summand, (value.prototypes, weight))
+      )
+      result = ModelAndPrototypes(
+          model.result, tff.federated_map(divide, total.result)
+      )
+      measurements = collections.OrderedDict(
+          model=model.measurements, prototypes=total.measurements
+      )
+      return tff.templates.MeasuredProcessOutput(
+          tff.federated_zip((model.state, total.state)),
+          tff.federated_zip(result),
+          tff.federated_zip(measurements),
+      )
+
+    return tff.templates.AggregationProcess(init_fn, next_fn)

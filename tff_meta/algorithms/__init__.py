@@ -1,0 +1,1 @@
+"""The five systems this library is about; one paper, one file."""

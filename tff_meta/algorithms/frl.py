@@ -1,0 +1,470 @@
+"""Few-round learning (FRL) with global-prototype-assisted learning (GPAL).
+
+A service provider meta-trains one initial model so that any later group of
+clients, with classes never seen, gets a good *global* model within R rounds.
+Training mimics deployment: an episode takes K participants through R federated
+rounds on their support sets and then updates the initial model (first-order
+MAML) with the query loss of the model they reached. Clients classify by
+distance to class prototypes; the prototypes are averaged over the clients every
+round and steer the next round's local training, so that clients with few
+classes do not overfit to them.
+
+One `next` of the process is ONE communication round. The server state holds a
+phase: rounds 0 to R - 1 train the group's model, the round of phase R updates
+the initial model. The driver keeps the cohort for these R + 1 rounds.
+
+Source: Younghyun Park, Dong-Jun Han, Do-Yeon Kim, Jun Seo and Jaekyun Moon,
+"Few-Round Learning for Federated Learning", NeurIPS 2021,
+https://proceedings.neurips.cc/paper/2021/hash/f065d878ccfb4cc4f4265a4ff8bafa9a-Abstract.html
+Deviations: BUILD_NOTES.md, FRL.
+"""
+
+import dataclasses
+from typing import Any, Literal, NamedTuple
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta import composition
+from tff_meta import config_checks
+from tff_meta import episodes
+from tff_meta import weights as weights_lib
+from tff_meta.aggregators import prototypes as prototypes_lib
+from tff_meta.client_works import client_work as client_work_lib
+from tff_meta.learners import few_round
+from tff_meta.learners import personalizer
+from tff_meta.losses import prototypical
+from tff_meta.models import model as model_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class FrlConfig:
+  """Configuration; the defaults are the `paper` preset.
+
+  Attributes:
+    classifier: `'distance'` to prototypes, or a `'linear'` layer (which has no
+      prototypes and no GPAL).
+    gpal: Whether global prototypes enter the loss. Without it they still
+      classify at the end ("FRL distance" in the paper's tables).
+    rounds: R, federated rounds of an episode and of a deployment, at least 0 in
+      training; at least 1 to deploy.
+    epochs: E, local epochs of a round.
+    batch_size: Examples of a minibatch in training; 0 is the whole set.
+    inner_learning_rate: alpha, of the clients' rounds.
+    meta_learning_rate: beta, of the update of the initial model.
+    weight_decay: Coupled L2 coefficient of both.
+    local_weight: gamma, weight of the loss against local prototypes.
+    aux_weight: 1 - gamma, weight of the loss against global prototypes. The
+      released code uses 1 and 0.2, which is 1.2 times gamma = 5/6.
+    exclude_true_class: Leave the true class out of the softmax's denominator,
+      as eq. 2 prints it; the code and any single-class client need it in.
+    squared_distance: Squared Euclidean distance; otherwise its root.
+    prototype_source: Weights that embed the uploaded prototypes: those
+      `'downloaded'` (Algorithm 1, line 9) or the client's `'updated'` ones.
+    prototype_mean: Over the `'holders'` of a class, or over `'all'` clients
+      (the literal line 10).
+    meta_update: `'single_full_query'`, one step on the whole query set; or
+      `'first_then_plain'`, a step a query minibatch, of which only the first
+      uses the gradient at theta^R.
+    meta_prototypes: What the query is compared with locally: prototypes of the
+      `'query'` batch itself, or those `'stored_support'` ones that the client
+      uploaded in the last round.
+    uniform: Clients count alike; otherwise by their number of examples.
+    support_fraction: Share of every class's examples that is support.
+    deployment_learning_rate: alpha at deployment.
+    deployment_batch_size: Examples of a minibatch at deployment.
+  """
+
+  classifier: Literal['distance', 'linear'] = 'distance'
+  gpal: bool = True
+  rounds: int = 3
+  epochs: int = 1
+  batch_size: int = 60
+  inner_learning_rate: float = 1e-4
+  meta_learning_rate: float = 1e-3
+  weight_decay: float = 0.0
+  local_weight: float = 5 / 6
+  aux_weight: float = 1 / 6
+  exclude_true_class: bool = False
+  squared_distance: bool = True
+  prototype_source: Literal['downloaded', 'updated'] = 'downloaded'
+  prototype_mean: Literal['holders', 'all'] = 'holders'
+  meta_update: Literal['single_full_query', 'first_then_plain'] = (
+      'single_full_query'
+  )
+  meta_prototypes: Literal['query', 'stored_support'] = 'query'
+  uniform: bool = False
+  support_fraction: float = 0.5
+  deployment_learning_rate: float = 1e-4
+  deployment_batch_size: int = 60
+
+  def __post_init__(self):
+    config_checks.check_choices(self)
+    config_checks.check_at_least(
+        self,
+        0,
+        'rounds',
+        'epochs',
+        'batch_size',
+        'inner_learning_rate',
+        'meta_learning_rate',
+        'weight_decay',
+        'local_weight',
+        'aux_weight',
+        'deployment_learning_rate',
+        'deployment_batch_size',
+    )
+    config_checks.check_fraction(self, 'support_fraction')
+    if self.meta_prototypes == 'stored_support' and self.rounds == 0:
+      raise ValueError(
+          "Expected `rounds` of at least 1 with meta_prototypes='stored_support'"
+          f', found {self.rounds}: no round stores any. Tip: use'
+          " meta_prototypes='query'."
+      )
+
+
+PAPER = FrlConfig()
+RELEASE = dataclasses.replace(
+    PAPER,
+    weight_decay=5e-4,
+    local_weight=1.0,
+    aux_weight=0.2,
+    prototype_source='updated',
+    meta_update='first_then_plain',
+    meta_prototypes='stored_support',
+    uniform=True,
+    deployment_learning_rate=1e-3,
+    deployment_batch_size=30,
+)
+
+
+class FrlState(NamedTuple):
+  """The global state of the process; all of it is broadcast.
+
+  Attributes:
+    phi: The initial model being learned, `OrderedDict(body, head)`, float32.
+    theta: The group's model theta^r of this episode, like `phi`.
+    prototypes: The group's `Prototypes` Gamma^{r-1}: means `[C, D]`, present
+      `[C]`; none present at r = 0.
+    phase: int32 scalar r in 0..R; R is the round of the meta-update.
+    previous: `(theta^{r-1}, Gamma^{r-2})` where `meta_prototypes` is
+      `'stored_support'`, otherwise `()`. A client keeps nothing between rounds:
+      it replays its last round from them to have its stored prototypes again.
+  """
+
+  phi: Any
+  theta: Any
+  prototypes: prototypical.Prototypes
+  phase: tf.Tensor
+  previous: Any
+
+
+def _build_classifier(
+    model: model_lib.Model, config: FrlConfig, num_classes: int
+) -> few_round.Classifier:
+  if config.classifier == 'linear':
+    return few_round.LinearClassifier(model, num_classes)
+  return few_round.DistanceClassifier(
+      model,
+      num_classes,
+      local_weight=config.local_weight,
+      aux_weight=config.aux_weight if config.gpal else 0.0,
+      exclude_true_class=config.exclude_true_class,
+      squared=config.squared_distance,
+  )
+
+
+def _round_settings(
+    config: FrlConfig, learning_rate: float, batch_size: int
+) -> few_round.RoundSettings:
+  return few_round.RoundSettings(
+      optimizer=composition.build_optimizer('sgd', learning_rate),
+      batch_size=batch_size,
+      num_epochs=config.epochs,
+      weight_decay=config.weight_decay,
+      prototype_source=config.prototype_source,
+      prototype_mean=config.prototype_mean,
+      uniform=config.uniform,
+  )
+
+
+def train_round(
+    classifier: few_round.Classifier,
+    settings: few_round.RoundSettings,
+    state: FrlState,
+    support: episodes.Examples,
+    seed: tf.Tensor,
+) -> tuple[
+    prototypes_lib.ModelAndPrototypes, tf.Tensor, client_work_lib.TrainReport
+]:
+  """Phases 0..R-1 on a client: Algorithm 1, lines 5 to 9."""
+  upload = few_round.client_round(
+      classifier, settings, state.theta, state.prototypes, support, seed
+  )
+  update = prototypes_lib.ModelAndPrototypes(
+      weights_lib.subtract(state.theta, upload.weights), upload.prototypes
+  )
+  report = client_work_lib.TrainReport(
+      upload.report.loss_sum, upload.report.num_examples
+  )
+  return update, upload.weight, report
+
+
+def meta_steps(
+    loss_fn,
+    config: FrlConfig,
+    phi: Any,
+    theta: Any,
+    query: episodes.Examples,
+    seed: tf.Tensor,
+):
+  """The meta-update of a client: Algorithm 1, lines 13 and 14.
+
+    phi_k = phi - beta * grad_theta loss(theta^R, Q_k)
+
+  First order: the derivative of theta^R by phi is taken as the identity. With
+  `'first_then_plain'` the query set comes in minibatches; the first step is the
+  above and every later one takes the gradient at phi_k itself.
+
+  Args:
+    loss_fn: `(weights, Examples) -> scalar`.
+    config: The configuration.
+    phi: The initial model.
+    theta: The group's model after R rounds.
+    query: The client's query `Examples`.
+    seed: int32 `[2]`, orders the minibatches.
+
+  Returns:
+    phi_k, and a `TrainReport` of the losses.
+  """
+  full = config.meta_update == 'single_full_query'
+  batches = episodes.minibatches(
+      tf.size(query.y), None if full else config.batch_size or None, seed
+  )
+
+  def step(i, phi_k, loss_sum, num_examples):
+    batch = episodes.take(query, batches.indices[i], batches.mask[i])
+    point = tf.nest.map_structure(
+        lambda t, p: tf.where(i == 0, t, p), theta, phi_k
+    )
+    with tf.GradientTape() as tape:
+      tape.watch(point)
+      loss = loss_fn(point, batch)
+    gradient = tape.gradient(
+        loss, point, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+    phi_k = tf.nest.map_structure(
+        lambda p, g: p
+        - config.meta_learning_rate * (g + config.weight_decay * p),
+        phi_k,
+        gradient,
+    )
+    count = tf.reduce_sum(batch.mask)
+    return i + 1, phi_k, loss_sum + count * loss, num_examples + count
+
+  _, phi_k, loss_sum, num_examples = tf.while_loop(
+      lambda i, *_: i < tf.shape(batches.indices)[0],
+      step,
+      (tf.constant(0), phi, tf.constant(0.0), tf.constant(0.0)),
+  )
+  return phi_k, client_work_lib.TrainReport(loss_sum, num_examples)
+
+
+def build_client_update(
+    classifier: few_round.Classifier, config: FrlConfig, num_classes: int
+):
+  """A client's work in any phase: `(FrlState, seed, data) -> result, report`.
+
+  `seed` is the episode's, so the split of the client's data into support and
+  query stays fixed for its R + 1 rounds; both come out per class.
+  """
+  settings = _round_settings(
+      config, config.inner_learning_rate, config.batch_size
+  )
+
+  def client_update(state, episode_seed, data):
+    fold_in = tf.random.experimental.stateless_fold_in
+    seed = fold_in(episode_seed, episodes.to_salt(data['salt']))
+    support, query = episodes.split_support_query(
+        episodes.to_examples(data['examples']),
+        config.support_fraction,
+        fold_in(seed, 0),
+        num_classes,
+    )
+    round_seed = fold_in(seed, 1 + state.phase)
+
+    def train():
+      return train_round(classifier, settings, state, support, round_seed)
+
+    def meta():
+      stored = None
+      if config.meta_prototypes == 'stored_support':
+        last = few_round.client_round(
+            classifier,
+            settings,
+            *state.previous,
+            support,
+            fold_in(seed, config.rounds),
+        )
+        stored = last.prototypes
+
+      def loss_fn(weights, batch):
+        return classifier.loss(weights, batch, state.prototypes, stored)
+
+      phi_k, report = meta_steps(
+          loss_fn, config, state.phi, state.theta, query, round_seed
+      )
+      weight = few_round.client_weight(
+          tf.size(support.y) + tf.size(query.y), config.uniform
+      )
+      update = prototypes_lib.ModelAndPrototypes(
+          weights_lib.subtract(state.phi, phi_k), classifier.no_prototypes()
+      )
+      return update, weight, report
+
+    update, weight, report = tf.cond(state.phase < config.rounds, train, meta)
+    return tff.learning.templates.ClientResult(update, weight), report
+
+  return client_update
+
+
+def start_episode(
+    phi: Any, classifier: few_round.Classifier, config: FrlConfig
+) -> FrlState:
+  """The state in phase 0: theta^0 = phi, no prototypes."""
+  none = classifier.no_prototypes()
+  keep = config.meta_prototypes == 'stored_support'
+  return FrlState(phi, phi, none, tf.constant(0), (phi, none) if keep else ())
+
+
+def next_state(
+    state: FrlState,
+    update: prototypes_lib.ModelAndPrototypes,
+    classifier: few_round.Classifier,
+    config: FrlConfig,
+) -> FrlState:
+  """The server's part of a round: Algorithm 1, lines 11 and 15."""
+
+  def after_round():
+    return state._replace(
+        theta=weights_lib.subtract(state.theta, update.model),
+        prototypes=update.prototypes,
+        phase=state.phase + 1,
+        previous=(state.theta, state.prototypes) if state.previous else (),
+    )
+
+  def after_meta_update():
+    phi = weights_lib.subtract(state.phi, update.model)
+    return start_episode(phi, classifier, config)
+
+  return tf.cond(state.phase < config.rounds, after_round, after_meta_update)
+
+
+def _build_finalizer(
+    state_type: tff.Type, update_type: tff.Type, next_state_fn
+) -> tff.learning.templates.FinalizerProcess:
+  """A stateless finalizer from `(FrlState, prototypes_lib.ModelAndPrototypes) -> FrlState`."""
+  next_tf = tff.tensorflow.computation(next_state_fn, (state_type, update_type))
+
+  @tff.federated_computation
+  def init_fn():
+    return tff.federated_value((), tff.SERVER)
+
+  @tff.federated_computation(
+      init_fn.type_signature.result,
+      tff.FederatedType(state_type, tff.SERVER),
+      tff.FederatedType(update_type, tff.SERVER),
+  )
+  def next_fn(state, weights, update):
+    return tff.templates.MeasuredProcessOutput(
+        state,
+        tff.federated_map(next_tf, (weights, update)),
+        tff.federated_value((), tff.SERVER),
+    )
+
+  return tff.learning.templates.FinalizerProcess(init_fn, next_fn)
+
+
+def build_frl(
+    model: model_lib.Model,
+    config: FrlConfig,
+    *,
+    num_classes: int,
+    seed: int = 0,
+    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
+) -> tff.learning.templates.LearningProcess:
+  """Builds FRL's preparation; one `next` is one communication round.
+
+  Args:
+    model: The network.
+    config: The configuration.
+    num_classes: Number C of classes of the training clients' labels.
+    seed: The run's seed, in the int32 range.
+    aggregator: Of the models; by default the weighted mean.
+
+  Returns:
+    A `LearningProcess` on `<examples, salt>` client data. Keep the cohort for
+    `config.rounds + 1` consecutive rounds. `get_model_weights` returns phi.
+  """
+  classifier = _build_classifier(model, config, num_classes)
+
+  @tff.tensorflow.computation
+  def initial_state():
+    phi = classifier.initialize(composition.initial_seed(seed))
+    return start_episode(phi, classifier, config)
+
+  state_type = initial_state.type_signature.result
+  work = client_work_lib.build_client_work(
+      state_type,
+      client_work_lib.client_data_type(model.input_shape),
+      build_client_update(classifier, config, num_classes),
+      client_work_lib.round_seed(seed, rounds_per_seed=config.rounds + 1),
+  )
+  result_type = work.next.type_signature.result.result.member
+  update_process = prototypes_lib.ModelAndPrototypesFactory(
+      aggregator or composition.mean_factory(), over=config.prototype_mean
+  ).create(result_type.update, result_type.update_weight)
+  process = tff.learning.templates.compose_learning_process(
+      initial_state,
+      tff.learning.templates.build_broadcast_process(state_type),
+      work,
+      update_process,
+      _build_finalizer(
+          state_type,
+          update_process.next.type_signature.result.result.member,
+          lambda state, update: next_state(state, update, classifier, config),
+      ),
+  )
+  return composition.with_model_weights(
+      process,
+      get=lambda state: state.phi,
+      put=lambda state, phi: start_episode(phi, classifier, config),
+  )
+
+
+def build_frl_personalizer(
+    model: model_lib.Model, config: FrlConfig, *, way: int
+) -> personalizer.GroupPersonalizer:
+  """What a new group does with phi: R rounds, then nearest global prototype.
+
+  Args:
+    model: The network.
+    config: The configuration; `rounds` must be at least 1.
+    way: Number of the group's classes.
+
+  Returns:
+    A `GroupPersonalizer`.
+
+  Raises:
+    ValueError: If the configuration has no rounds.
+  """
+  config_checks.check_at_least(config, 1, 'rounds')
+  return few_round.build_group_personalizer(
+      _build_classifier(model, config, way),
+      _round_settings(
+          config,
+          config.deployment_learning_rate,
+          config.deployment_batch_size,
+      ),
+      config.rounds,
+  )

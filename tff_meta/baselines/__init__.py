@@ -1,0 +1,1 @@
+"""What the papers compare with; one paper, one file, shaped like algorithms."""

@@ -1,0 +1,212 @@
+"""Personalized FL: Per-FedAvg as preparation for few federated rounds.
+
+Every participant is prepared alone: from the initial model it takes local
+epochs on its support set, and the initial model then moves by the query
+gradient of where they led (first-order MAML); the server averages. A new group
+runs R federated rounds from that initial model. The comparison isolates what
+FRL gains by training for a *group's* rounds instead of a client's own steps.
+
+Source: the rows "Personalized FL" of Park et al., "Few-Round Learning for
+Federated Learning", NeurIPS 2021, Tables 1 to 3; the preparation is that of
+Fallah, Mokhtari and Ozdaglar, "Personalized Federated Learning with Theoretical
+Guarantees", NeurIPS 2020, https://arxiv.org/abs/2002.07948.
+Deviations: BUILD_NOTES.md, Personalized FL.
+"""
+
+import dataclasses
+from typing import Literal
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta import composition
+from tff_meta import config_checks
+from tff_meta import episodes
+from tff_meta import weights as weights_lib
+from tff_meta.client_works import client_work as client_work_lib
+from tff_meta.learners import few_round
+from tff_meta.learners import personalizer
+from tff_meta.models import model as model_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class PersonalizedFlConfig:
+  """Configuration; the defaults are the `paper` preset.
+
+  Attributes:
+    classifier: `'distance'` to prototypes, or a `'linear'` layer.
+    inner_epochs: Local epochs on the support set before the meta-update.
+    batch_size: Examples of a support minibatch; 0 is the whole set.
+    inner_learning_rate: alpha, of the local epochs.
+    meta_learning_rate: beta, of the update of the initial model.
+    weight_decay: Coupled L2 coefficient of both.
+    uniform: Clients count alike; otherwise by their number of examples.
+    support_fraction: Share of every class's examples that is support.
+    rounds: R, federated rounds of a new group, at least 1.
+    deployment_learning_rate: alpha at deployment.
+    deployment_batch_size: Examples of a minibatch at deployment.
+  """
+
+  classifier: Literal['distance', 'linear'] = 'distance'
+  inner_epochs: int = 3
+  batch_size: int = 60
+  inner_learning_rate: float = 1e-4
+  meta_learning_rate: float = 1e-3
+  weight_decay: float = 0.0
+  uniform: bool = False
+  support_fraction: float = 0.5
+  rounds: int = 3
+  deployment_learning_rate: float = 1e-4
+  deployment_batch_size: int = 60
+
+  def __post_init__(self):
+    config_checks.check_choices(self)
+    config_checks.check_at_least(self, 1, 'rounds')
+    config_checks.check_at_least(
+        self,
+        0,
+        'inner_epochs',
+        'batch_size',
+        'inner_learning_rate',
+        'meta_learning_rate',
+        'weight_decay',
+        'deployment_learning_rate',
+        'deployment_batch_size',
+    )
+    config_checks.check_fraction(self, 'support_fraction')
+
+
+PAPER = PersonalizedFlConfig()
+RELEASE = dataclasses.replace(
+    PAPER,
+    weight_decay=5e-4,
+    uniform=True,
+    deployment_learning_rate=1e-3,
+    deployment_batch_size=30,
+)
+
+
+def _build_classifier(model, config, num_classes) -> few_round.Classifier:
+  if config.classifier == 'linear':
+    return few_round.LinearClassifier(model, num_classes)
+  return few_round.DistanceClassifier(model, num_classes)
+
+
+def _round_settings(config, learning_rate, batch_size, num_epochs):
+  return few_round.RoundSettings(
+      optimizer=composition.build_optimizer('sgd', learning_rate),
+      batch_size=batch_size,
+      num_epochs=num_epochs,
+      weight_decay=config.weight_decay,
+      uniform=config.uniform,
+  )
+
+
+def build_client_update(
+    classifier: few_round.Classifier,
+    config: PersonalizedFlConfig,
+    num_classes: int,
+):
+  """One client's preparation: `(phi, round seed, data) -> result, report`.
+
+  theta = epochs of SGD from phi on the support set
+  phi_k = phi - beta * (grad_theta loss(theta, query set) + decay * phi)
+  """
+  settings = _round_settings(
+      config,
+      config.inner_learning_rate,
+      config.batch_size,
+      config.inner_epochs,
+  )
+  none = classifier.no_prototypes()
+
+  def client_update(phi, round_seed, data):
+    fold_in = tf.random.experimental.stateless_fold_in
+    seed = fold_in(round_seed, episodes.to_salt(data['salt']))
+    support, query = episodes.split_support_query(
+        episodes.to_examples(data['examples']),
+        config.support_fraction,
+        fold_in(seed, 0),
+        num_classes,
+    )
+    upload = few_round.client_round(
+        classifier, settings, phi, none, support, fold_in(seed, 1)
+    )
+    theta = upload.weights
+    with tf.GradientTape() as tape:
+      tape.watch(theta)
+      loss = classifier.loss(theta, query, none)
+    gradient = tape.gradient(
+        loss, theta, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+    delta = weights_lib.scale(
+        weights_lib.add(gradient, weights_lib.scale(phi, config.weight_decay)),
+        config.meta_learning_rate,
+    )
+    num_query = tf.size(query.y)
+    weight = few_round.client_weight(
+        tf.size(support.y) + num_query, config.uniform
+    )
+    num_query = tf.cast(num_query, tf.float32)
+    return (
+        tff.learning.templates.ClientResult(delta, weight),
+        client_work_lib.TrainReport(loss * num_query, num_query),
+    )
+
+  return client_update
+
+
+def build_personalized_fl(
+    model: model_lib.Model,
+    config: PersonalizedFlConfig,
+    *,
+    num_classes: int,
+    seed: int = 0,
+    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
+) -> tff.learning.templates.LearningProcess:
+  """Builds the preparation; the loss it reports is that of the query sets.
+
+  Args:
+    model: The network.
+    config: The configuration.
+    num_classes: Number of classes of the training clients' labels.
+    seed: The run's seed, in the int32 range.
+    aggregator: Of the models; by default the weighted mean.
+
+  Returns:
+    A `LearningProcess` on `<examples, salt>` client data.
+  """
+  classifier = _build_classifier(model, config, num_classes)
+  return composition.build_learning_process(
+      lambda: classifier.initialize(composition.initial_seed(seed)),
+      model.input_shape,
+      build_client_update(classifier, config, num_classes),
+      seed=seed,
+      aggregator=aggregator,
+  )
+
+
+def build_personalized_fl_personalizer(
+    model: model_lib.Model, config: PersonalizedFlConfig, *, way: int
+) -> personalizer.GroupPersonalizer:
+  """R federated rounds of a new group from the prepared model.
+
+  Args:
+    model: The network.
+    config: The configuration.
+    way: Number of the group's classes.
+
+  Returns:
+    A `GroupPersonalizer`; with `'distance'` the group's aggregated prototypes
+    classify.
+  """
+  return few_round.build_group_personalizer(
+      _build_classifier(model, config, way),
+      _round_settings(
+          config,
+          config.deployment_learning_rate,
+          config.deployment_batch_size,
+          num_epochs=1,
+      ),
+      config.rounds,
+  )

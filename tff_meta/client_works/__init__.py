@@ -1,0 +1,1 @@
+"""What clients do in a round, as `tff.learning.templates.ClientWorkProcess`."""

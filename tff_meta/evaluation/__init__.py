@@ -1,0 +1,1 @@
+"""How good a trained model is for those it was trained for."""

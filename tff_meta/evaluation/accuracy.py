@@ -1,0 +1,50 @@
+"""What evaluation reports: accuracies, their mean and its interval."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+
+class AccuracyReport(NamedTuple):
+  """Accuracies of several groups or clients.
+
+  Attributes:
+    accuracies: float64 `[n]`, in `[0, 1]`, in evaluation order.
+    num_examples: int64 `[n]`, test examples behind each.
+  """
+
+  accuracies: np.ndarray
+  num_examples: np.ndarray
+
+  @property
+  def mean(self) -> float:
+    """The unweighted mean over groups or clients."""
+    return float(np.mean(self.accuracies))
+
+  @property
+  def half_width(self) -> float:
+    """Half of the 95 % interval of the mean: 1.96 s / sqrt(n).
+
+    `s` is the sample standard deviation. 0 for a single group, of which no
+    interval is known.
+    """
+    n = len(self.accuracies)
+    if n < 2:
+      return 0.0
+    return 1.96 * float(np.std(self.accuracies, ddof=1)) / math.sqrt(n)
+
+  def summary(self) -> dict[str, float | list[float] | int]:
+    """Returns what goes into `summary.json`."""
+    return {
+        'accuracy_mean': self.mean,
+        'accuracy_half_width_95': self.half_width,
+        'accuracy_interval_95': [
+            self.mean - self.half_width,
+            self.mean + self.half_width,
+        ],
+        'accuracy_micro': float(
+            np.sum(self.accuracies * self.num_examples)
+            / np.sum(self.num_examples)
+        ),
+    }

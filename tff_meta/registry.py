@@ -1,0 +1,141 @@
+"""The list of algorithms: name, paper, presets, how to build and to use each.
+
+It is the only list. Importing it imports neither TensorFlow nor an algorithm;
+`AlgorithmSpec.module()` does, so that programs can show what there is at once.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import importlib
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class AlgorithmSpec:
+  """What the rest of the library knows of an algorithm.
+
+  The callables named here are attributes of the module.
+
+  Attributes:
+    name: What `--algorithm` takes.
+    summary: One line.
+    paper: Authors, venue and year.
+    module_name: Where the algorithm is written.
+    builder: `(model, config, *, num_classes, seed) -> LearningProcess`.
+    group_personalizer: `(model, config, *, way) -> GroupPersonalizer`; None if
+      the algorithm has no use for a new group.
+    client_personalizer: `(model, config, *, num_classes) ->
+      ClientPersonalizer`; None if it has no use for a single client.
+    partition: How training clients are made unless asked otherwise:
+      `'few_round'` (of meta-train classes, two shards a client) or a name of
+      `tff_meta.data.partitioners`.
+    cohort_rounds_field: Field of the configuration that holds R where the
+      cohort must stay for R + 1 consecutive rounds; None where every round
+      draws its own.
+  """
+
+  name: str
+  summary: str
+  paper: str
+  module_name: str
+  builder: str
+  group_personalizer: str | None = None
+  client_personalizer: str | None = None
+  partition: str = 'few_round'
+  cohort_rounds_field: str | None = None
+
+  def _attribute(self, name: str) -> Any:
+    return getattr(importlib.import_module(self.module_name), name)
+
+  @property
+  def presets(self) -> Mapping[str, Any]:
+    """Configurations by name: `paper` and `release`."""
+    return {
+        'paper': self._attribute('PAPER'),
+        'release': self._attribute('RELEASE'),
+    }
+
+  @property
+  def build(self) -> Callable[..., Any]:
+    """The process builder, see `builder`."""
+    return self._attribute(self.builder)
+
+  @property
+  def build_group_personalizer(self) -> Callable[..., Any] | None:
+    """The builder of what a new group does, or None."""
+    name = self.group_personalizer
+    return None if name is None else self._attribute(name)
+
+  @property
+  def build_client_personalizer(self) -> Callable[..., Any] | None:
+    """The builder of what a single client does, or None."""
+    name = self.client_personalizer
+    return None if name is None else self._attribute(name)
+
+  def rounds_per_cohort(self, config: Any) -> int:
+    """Returns for how many consecutive rounds a cohort must stay together."""
+    if self.cohort_rounds_field is None:
+      return 1
+    return getattr(config, self.cohort_rounds_field) + 1
+
+
+ALGORITHMS: Mapping[str, AlgorithmSpec] = {
+    spec.name: spec
+    for spec in (
+        AlgorithmSpec(
+            name='frl',
+            summary='Few-round learning with global prototypes (GPAL)',
+            paper='Park et al., NeurIPS 2021',
+            module_name='tff_meta.algorithms.frl',
+            builder='build_frl',
+            group_personalizer='build_frl_personalizer',
+            cohort_rounds_field='rounds',
+        ),
+        AlgorithmSpec(
+            name='fed_avg',
+            summary='Federated averaging; a new group starts from scratch',
+            paper='McMahan et al., AISTATS 2017',
+            module_name='tff_meta.baselines.fed_avg',
+            builder='build_fed_avg',
+            group_personalizer='build_from_scratch_group_personalizer',
+            client_personalizer='build_global_client_personalizer',
+            partition='shards',
+        ),
+        AlgorithmSpec(
+            name='fed_avg_ft',
+            summary='Federated averaging, then fine-tuning',
+            paper='McMahan et al., AISTATS 2017; Park et al., NeurIPS 2021',
+            module_name='tff_meta.baselines.fed_avg',
+            builder='build_fed_avg',
+            group_personalizer='build_fine_tuning_group_personalizer',
+            client_personalizer='build_fine_tuning_client_personalizer',
+        ),
+        AlgorithmSpec(
+            name='personalized_fl',
+            summary='Per-FedAvg alone, then rounds in a new group',
+            paper='Fallah et al., NeurIPS 2020; Park et al., NeurIPS 2021',
+            module_name='tff_meta.baselines.personalized_fl',
+            builder='build_personalized_fl',
+            group_personalizer='build_personalized_fl_personalizer',
+        ),
+    )
+}
+
+
+def get(name: str) -> AlgorithmSpec:
+  """Returns the algorithm of that name.
+
+  Args:
+    name: One of `ALGORITHMS`.
+
+  Returns:
+    Its specification.
+
+  Raises:
+    ValueError: If there is none of that name.
+  """
+  if name not in ALGORITHMS:
+    raise ValueError(
+        f'Expected an algorithm of {", ".join(ALGORITHMS)}, found {name!r}.'
+    )
+  return ALGORITHMS[name]
