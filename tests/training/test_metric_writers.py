@@ -107,7 +107,7 @@ def test_no_timings_have_no_median(tmp_path):
 
 
 def test_tensorboard_shows_a_continued_run_once(tmp_path):
-  from tensorboard.backend.event_processing import event_accumulator
+  from tensorboard.backend.event_processing import plugin_event_accumulator
   from tensorboard.util import tensor_util
 
   for first, last, offset in ((0, 4, 0), (2, 3, 100)):
@@ -116,7 +116,7 @@ def test_tensorboard_shows_a_continued_run_once(tmp_path):
       writer.append(round_num, {'loss': np.float32(round_num + offset)})
     writer.close()
     time.sleep(1.1)  # Event files are ordered by the second of their start.
-  events = event_accumulator.EventAccumulator(str(tmp_path))
+  events = plugin_event_accumulator.EventAccumulator(str(tmp_path))
   events.Reload()
   shown = [
       (e.step, float(tensor_util.make_ndarray(e.tensor_proto)))

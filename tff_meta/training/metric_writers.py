@@ -183,8 +183,7 @@ class TensorBoardWriter:
     import tensorflow as tf
 
     directory.mkdir(parents=True, exist_ok=True)
-    if num_rounds:
-      _purge_events(directory, num_rounds + 1)
+    _mark_start(directory, num_rounds + 1)
     self._tf = tf
     self._writer = tf.summary.create_file_writer(str(directory))
 
@@ -203,8 +202,12 @@ class TensorBoardWriter:
     self._writer.close()
 
 
-def _purge_events(directory: pathlib.Path, first_round: int) -> None:
-  """Tells TensorBoard to forget what it knows from `first_round` on."""
+def _mark_start(directory: pathlib.Path, first_round: int) -> None:
+  """Writes that events from `first_round` on begin here.
+
+  From the second such mark on, TensorBoard forgets what it had read of those
+  rounds before.
+  """
   from tensorboard.compat.proto import event_pb2
   from tensorboard.summary.writer import event_file_writer
 
