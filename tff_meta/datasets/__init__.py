@@ -1,0 +1,87 @@
+"""The data sets by name: one file each, and this list of them."""
+
+import inspect
+
+from tff_meta.data import corpus as corpus_lib
+from tff_meta.datasets import cifar10
+from tff_meta.datasets import cifar100
+from tff_meta.datasets import cinic10
+from tff_meta.datasets import digits
+from tff_meta.datasets import femnist
+from tff_meta.datasets import mini_imagenet
+from tff_meta.datasets import mnist
+from tff_meta.datasets import omniglot
+from tff_meta.datasets import synthetic
+from tff_meta.datasets.dataset_spec import DatasetSpec
+from tff_meta.datasets.dataset_spec import FewRoundDefaults
+from tff_meta.datasets.locations import DatasetNotFoundError
+
+__all__ = (
+    'DATASETS',
+    'DatasetNotFoundError',
+    'DatasetSpec',
+    'FewRoundDefaults',
+    'get',
+    'load_corpus',
+)
+
+DATASETS = {
+    module.SPEC.name: module.SPEC
+    for module in (
+        digits,
+        synthetic,
+        mnist,
+        cifar10,
+        cifar100,
+        omniglot,
+        femnist,
+        cinic10,
+        mini_imagenet,
+    )
+}
+
+
+def get(name: str) -> DatasetSpec:
+  """Returns a data set's specification.
+
+  Raises:
+    ValueError: If the name is unknown; lists the known ones.
+  """
+  if name not in DATASETS:
+    raise ValueError(
+        f'Expected `dataset` to be one of {", ".join(DATASETS)}, found'
+        f' {name!r}.'
+    )
+  return DATASETS[name]
+
+
+def load_corpus(
+    name: str,
+    data_dir: str | None = None,
+    download: bool = False,
+    **options,
+) -> corpus_lib.Corpus:
+  """Loads a data set by name.
+
+  Args:
+    name: One of `DATASETS`.
+    data_dir: Where the data set is; None: the default place (see its file).
+    download: Whether to fetch it if it is not there.
+    **options: Further arguments of the data set's `load`, such as `scaling`.
+
+  Returns:
+    The corpus.
+
+  Raises:
+    DatasetNotFoundError: If it is not there, or cannot be fetched.
+    ValueError: If the name or an option is unknown, or an option impossible.
+  """
+  load = get(name).load
+  known = list(inspect.signature(load).parameters)[2:]
+  for option in options:
+    if option not in known:
+      raise ValueError(
+          f'Expected an option of the data set {name!r} to be one of'
+          f' {", ".join(known)}, found {option!r}.'
+      )
+  return load(data_dir, download, **options)

@@ -1,0 +1,48 @@
+"""What the rest of the program knows about a data set before loading it."""
+
+from collections.abc import Callable
+import dataclasses
+
+from tff_meta.data import corpus as corpus_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class FewRoundDefaults:
+  """Sizes of FRL's preparation and deployment that suit a data set.
+
+  Attributes:
+    way: Classes of a deployment group.
+    num_clients: Clients of the preparation; they hold two shards each.
+    cohort_size: Clients of a preparation episode, and of a group (K). Non-IID
+      deployment cuts a class into 2 * cohort_size / way shards.
+    examples_per_class: How many images of a class are used; None: all.
+  """
+
+  way: int
+  num_clients: int
+  cohort_size: int
+  examples_per_class: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetSpec:
+  """A data set by name.
+
+  Attributes:
+    name: What `--dataset` takes.
+    description: One line for `--list`.
+    load: (data_dir, download, **options) -> Corpus. Nothing is read, and no
+      large library imported, before it is called.
+    default_model: Name in `tff_meta.models.MODELS`.
+    few_round: Sizes for few-round learning, or None without a class split.
+    load_client_data: Same arguments -> (train, test)
+      `tff.simulation.datasets.ClientData` with one client per writer; None
+      where the writers are not known.
+  """
+
+  name: str
+  description: str
+  load: Callable[..., corpus_lib.Corpus]
+  default_model: str
+  few_round: FewRoundDefaults | None = None
+  load_client_data: Callable[..., tuple] | None = None

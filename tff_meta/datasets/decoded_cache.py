@@ -1,0 +1,60 @@
+"""Decoded images kept in one file, so that they are decoded only once."""
+
+from collections.abc import Callable, Mapping
+import os
+import zipfile
+
+import numpy as np
+
+_SOURCE_KEY = 'source'
+
+
+def load_or_decode(
+    path: str,
+    source: str,
+    decode: Callable[[], Mapping[str, np.ndarray]],
+) -> Mapping[str, np.ndarray]:
+  """Returns `decode()`, or what an earlier call of it left at `path`.
+
+  Args:
+    path: The .npz file, beside the data. Its name carries the version of the
+      decoding. Not written where the disk does not let it.
+    source: Says what was decoded. A file made from another source, or a damaged
+      one, is made anew.
+    decode: Returns arrays by name.
+
+  Returns:
+    Arrays by name.
+  """
+  cached = _read(path, source)
+  if cached is not None:
+    return cached
+  arrays = decode()
+  try:
+    _write(path, source, arrays)
+  except OSError:
+    pass  # A read-only or a full disk: decode again next time.
+  return arrays
+
+
+def _read(path, source):
+  try:
+    with np.load(path) as arrays:
+      if str(arrays[_SOURCE_KEY]) != source:
+        return None
+      return {name: arrays[name] for name in arrays if name != _SOURCE_KEY}
+  except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    return None
+
+
+def _write(path, source, arrays):
+  """Writes a temporary file in the same directory, then renames it."""
+  temporary = f'{path}.{os.getpid()}.tmp'
+  try:
+    with open(temporary, 'wb') as file:
+      np.savez(file, **{_SOURCE_KEY: np.array(source)}, **arrays)
+    os.replace(temporary, path)
+  except OSError:
+    if os.path.exists(temporary):
+      os.unlink(temporary)
+    raise

@@ -1,0 +1,60 @@
+"""MNIST: 70,000 digits of 28x28 pixels.
+
+Source: LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to
+document recognition, Proc. IEEE 1998; read through TensorFlow Datasets.
+"""
+
+from tff_meta.data import class_splits
+from tff_meta.data import corpus as corpus_lib
+from tff_meta.datasets import dataset_spec
+from tff_meta.datasets import prepared_tfds
+from tff_meta.datasets import scalings
+
+SCALINGS = {
+    'unit': scalings.UNIT,
+    'raw': scalings.RAW,
+    'centered': scalings.CENTERED,
+}
+
+
+def load(
+    data_dir: str | None = None,
+    download: bool = False,
+    scaling: str = 'unit',
+) -> corpus_lib.Corpus:
+  """Loads MNIST.
+
+  Args:
+    data_dir: Where TensorFlow Datasets has prepared `mnist`; None: its default.
+    download: Whether to fetch it if it is not there.
+    scaling: 'unit' ([0, 1]), 'raw' (0..255) or 'centered' ([-1, 1]).
+
+  Returns:
+    The corpus; x uint8 [n, 28, 28, 1], ink high.
+
+  Raises:
+    DatasetNotFoundError: If it is not there, or cannot be fetched.
+  """
+  preprocess = scalings.choose(SCALINGS, scaling)
+  train, test = prepared_tfds.read(
+      prepared_tfds.find('mnist', data_dir, download)
+  )
+  return corpus_lib.Corpus(
+      name='mnist',
+      train=train,
+      test=test,
+      num_classes=10,
+      preprocess=preprocess,
+      class_split=class_splits.digits(),
+  )
+
+
+SPEC = dataset_spec.DatasetSpec(
+    name='mnist',
+    description='70,000 digits, 28x28, 10 classes (TensorFlow Datasets)',
+    load=load,
+    default_model='mlp',
+    few_round=dataset_spec.FewRoundDefaults(
+        way=3, num_clients=16, cohort_size=6, examples_per_class=600
+    ),
+)

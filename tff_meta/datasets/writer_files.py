@@ -1,0 +1,213 @@
+"""Images of 28x28 pixels by writer: TFF's SQLite files and LEAF's JSON files.
+
+SQLite (`tff.simulation.datasets.SqlClientData`): the table `examples` holds
+split_name, client_id and a serialized tf.train.Example of `pixels` (28 * 28
+floats in [0, 1]) and `label`. JSON (Caldas et al., LEAF, 2018): `users` and
+`user_data[user]` with `x` (lists of 784 floats in [0, 1]) and `y`.
+"""
+
+import collections
+from collections.abc import Iterator, Sequence
+import glob
+import itertools
+import json
+import os
+import sqlite3
+from typing import NamedTuple
+import urllib.parse
+
+import numpy as np
+
+IMAGE_SIZE = 28
+_BATCH_SIZE = 4096
+_PARTS = ('train', 'test')
+
+
+class Part(NamedTuple):
+  """A train or test part.
+
+  Attributes:
+    x: Pixels in steps of 1/255, uint8 [n, 28, 28, 1].
+    y: Labels, int32 [n].
+    writers: Names, str [n].
+  """
+
+  x: np.ndarray
+  y: np.ndarray
+  writers: np.ndarray
+
+
+def is_sqlite(path: str) -> bool:
+  """Tells an SQLite file from a JSON file or a folder of those."""
+  return os.path.isfile(path) and not path.endswith('.json')
+
+
+def read(path: str, kind: str) -> tuple[Part, Part]:
+  """Reads the train and the test part into memory.
+
+  Args:
+    path: An SQLite file; or a LEAF file or folder, as for `read_leaf`.
+    kind: As for `sqlite_splits`.
+
+  Raises:
+    ValueError: If a file is not what it should be.
+  """
+  if not is_sqlite(path):
+    return read_leaf(path)
+  return tuple(_read_sqlite(path, split) for split in sqlite_splits(path, kind))
+
+
+def sqlite_splits(path: str, kind: str) -> tuple[str, str]:
+  """Returns the names of the train and the test split in an SQLite file.
+
+  Args:
+    path: The file.
+    kind: '<kind>_train' and '<kind>_test' are taken, or else 'train' and
+      'test'.
+
+  Raises:
+    ValueError: If the file holds neither pair.
+  """
+  known = ((f'{kind}_train', f'{kind}_test'), _PARTS)
+  rows = _query(path, 'SELECT DISTINCT split_name FROM client_metadata')
+  found = {name for (name,) in rows}
+  for names in known:
+    if found.issuperset(names):
+      return names
+  raise ValueError(
+      f'Expected {path} to hold the splits'
+      f' {" or ".join(f"{a} and {b}" for a, b in known)}, found'
+      f' {sorted(found)}.'
+  )
+
+
+def read_leaf(path: str) -> tuple[Part, Part]:
+  """Reads LEAF's JSON files: those of the folders `train` and `test`, or one.
+
+  Args:
+    path: The folder that holds the two; or one file, whose examples are all
+      train.
+
+  Raises:
+    ValueError: If a file is not what it should be.
+  """
+  if os.path.isfile(path):
+    return _read_json([path]), _to_part([], [], [])
+  return tuple(
+      _read_json(sorted(glob.glob(os.path.join(path, part, '*.json'))))
+      for part in _PARTS
+  )
+
+
+def open_sqlite(path: str, split: str):
+  """Opens one split of an SQLite file as data of clients.
+
+  Args:
+    path: The file.
+    split: Name of the split.
+
+  Returns:
+    A `tff.simulation.datasets.ClientData`; the elements of a writer are
+    OrderedDict(x=uint8 [28, 28, 1], y=int32).
+  """
+  import tensorflow_federated as tff  # Takes seconds: only when needed.
+
+  def parse(protos):
+    x, y = _parse(protos)
+    return collections.OrderedDict(x=x, y=y)
+
+  return tff.simulation.datasets.SqlClientData(path, split).preprocess(
+      lambda dataset: dataset.batch(_BATCH_SIZE).map(parse).unbatch()
+  )
+
+
+def open_arrays(part: Part):
+  """Returns the same for a part in memory, or None if it has no examples."""
+  import tensorflow_federated as tff
+
+  slices = {}
+  for writer in np.unique(part.writers):
+    rows = part.writers == writer
+    slices[str(writer)] = collections.OrderedDict(
+        x=part.x[rows], y=part.y[rows]
+    )
+  return tff.simulation.datasets.TestClientData(slices) if slices else None
+
+
+def _query(path: str, query: str, *values) -> Iterator[tuple]:
+  """Yields the rows of a query on a file that is opened for reading only."""
+  try:
+    uri = f'file:{urllib.parse.quote(path)}?mode=ro'
+    connection = sqlite3.connect(uri, uri=True)
+    try:
+      yield from connection.execute(query, values)
+    finally:
+      connection.close()
+  except sqlite3.Error as e:
+    raise ValueError(
+        f'Expected {path} to be an SQLite file with the tables examples and'
+        f' client_metadata, found: {e}. Tip: delete it and fetch it again.'
+    ) from e
+
+
+def _parse(protos):
+  """Parses a string tensor [b] to uint8 [b, 28, 28, 1] and int32 [b]."""
+  import tensorflow as tf
+
+  features = tf.io.parse_example(
+      protos,
+      {
+          'pixels': tf.io.FixedLenFeature((IMAGE_SIZE, IMAGE_SIZE), tf.float32),
+          'label': tf.io.FixedLenFeature((), tf.int64),
+      },
+  )
+  x = tf.cast(tf.round(255.0 * features['pixels'][..., tf.newaxis]), tf.uint8)
+  return x, tf.cast(features['label'], tf.int32)
+
+
+def _read_sqlite(path: str, split: str) -> Part:
+  """Reads one split in the order of the file."""
+  rows = _query(
+      path,
+      'SELECT client_id, serialized_example_proto FROM examples'
+      ' WHERE split_name = ?',
+      split,
+  )
+  xs, ys, writers = [], [], []
+  while batch := list(itertools.islice(rows, _BATCH_SIZE)):
+    ids, protos = zip(*batch, strict=True)
+    x, y = _parse(list(protos))
+    xs.append(x.numpy())
+    ys.append(y.numpy())
+    writers += ids
+  return _to_part(xs, ys, writers)
+
+
+def _read_json(paths: Sequence[str]) -> Part:
+  xs, ys, writers = [], [], []
+  for path in paths:
+    try:
+      with open(path) as file:
+        contents = json.load(file)
+      for user in contents['users']:
+        data = contents['user_data'][user]
+        shape = (len(data['y']), IMAGE_SIZE, IMAGE_SIZE, 1)
+        x = np.rint(255.0 * np.reshape(data['x'], shape))
+        xs.append(x.astype(np.uint8))
+        ys.append(np.array(data['y'], np.int32))
+        writers += [user] * len(data['y'])
+    except (ValueError, KeyError, TypeError) as e:
+      raise ValueError(
+          f'Expected {path} to be a JSON file of LEAF with users and their x'
+          f' [n, {IMAGE_SIZE**2}] and y [n], found: {e!r}.'
+      ) from e
+  return _to_part(xs, ys, writers)
+
+
+def _to_part(xs, ys, writers) -> Part:
+  no_images = np.zeros((0, IMAGE_SIZE, IMAGE_SIZE, 1), np.uint8)
+  return Part(
+      np.concatenate([no_images, *xs]),
+      np.concatenate([np.zeros(0, np.int32), *ys]),
+      np.array(writers, dtype=str),
+  )
