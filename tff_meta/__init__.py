@@ -1,15 +1,23 @@
 """Federated meta-learning and personalization on TensorFlow Federated."""
 
+import importlib.util
 import sys
 
 __version__ = '0.1.0'
 
-# Checked here and not in a submodule: no module of this package is compiled or
-# imported before this one, and older or newer Pythons have no wheels of TFF.
+# Checked here because every other module of the package is imported after this
+# one. Neither check imports TFF, which takes seconds.
 if sys.version_info[:2] != (3, 11):
   raise ImportError(
-      'Expected Python 3.11, the only one that TensorFlow Federated 0.87.0 and'
-      ' this project both run on, found Python %d.%d.%d (%s). Tip: the script'
-      ' `./run` at the root of the repository finds Python 3.11 and makes an'
-      ' environment of it.' % (sys.version_info[:3] + (sys.executable,))
+      'Expected Python 3.11, found Python %d.%d.%d (%s). Tip: TensorFlow'
+      ' Federated 0.87.0 has no wheel for newer ones; `./run python ...` at the'
+      ' root of the repository finds Python 3.11 and makes an environment of'
+      ' it.' % (sys.version_info[:3] + (sys.executable,))
+  )
+if importlib.util.find_spec('tensorflow_federated') is None:
+  raise ImportError(
+      'Expected the package tensorflow-federated, found none in the environment'
+      f' of {sys.executable}. Tip: pip cannot resolve its requirements; install'
+      ' it with `./run` or with `pip install --no-deps -r requirements.txt`, at'
+      ' the root of the repository of tff_meta.'
   )

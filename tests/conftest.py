@@ -1,0 +1,34 @@
+"""What all tests share: an execution context, and where real data lie."""
+
+import os
+import pathlib
+import sys
+
+import psutil
+import pytest
+
+from tff_meta.execution import native
+
+# Read when TensorFlow and gRPC are imported, so before any test module is.
+native.prepare_environment()
+
+
+@pytest.fixture(scope='session', autouse=True)
+def native_execution_context():
+  """Chooses TFF's worker, unless no collected test imports TFF."""
+  if 'tensorflow_federated' in sys.modules:
+    native.set_native_context()
+  yield
+  # Workers that TFF itself has started outlive Python and keep stdout open.
+  for child in psutil.Process().children(recursive=True):
+    if child.name() == 'worker_binary':
+      child.kill()
+
+
+@pytest.fixture(scope='session')
+def real_data_dir() -> pathlib.Path:
+  """Returns the folder of the real data sets; without it, skips the test."""
+  folder = os.environ.get('TFF_META_DATA_DIR')
+  if not folder:
+    pytest.skip('needs real data: set TFF_META_DATA_DIR to their folder')
+  return pathlib.Path(folder)

@@ -1,0 +1,64 @@
+"""What is wrong with the environment when TensorFlow Federated fails in it."""
+
+import importlib.metadata
+import re
+import types
+
+_DISTRIBUTION = 'tff-meta'
+_PIN = re.compile(r'([\w.-]+)==([\w.]+)')
+
+
+def import_tff() -> types.ModuleType:
+  """Imports TensorFlow Federated, or says why it cannot be imported.
+
+  TFF imports packages that change under it (jax, protobuf, numpy), each of
+  which fails in its own way when its version is not the pinned one.
+
+  Returns:
+    The module `tensorflow_federated`.
+
+  Raises:
+    ImportError: If the import fails; names the packages of other versions than
+      requirements.txt pins.
+  """
+  try:
+    import tensorflow_federated
+  except Exception as error:
+    differing = ', '.join(differing_pins()) or 'none'
+    raise ImportError(
+        'Expected to import tensorflow_federated, found'
+        f' {type(error).__name__}: {error}. Packages that differ from the'
+        f' pinned ones: {differing}. Tip: run `pip install --no-deps -r'
+        ' requirements.txt` at the root of the repository.'
+    ) from error
+  return tensorflow_federated
+
+
+def differing_pins() -> list[str]:
+  """Lists the installed packages whose version is not the pinned one.
+
+  Returns:
+    One line for each of the packages of requirements.txt, such as
+    'jax 0.4.13 (pinned: 0.4.30)' or 'jax missing (pinned: 0.4.30)', in the
+    order of that file. Empty where tff_meta itself is not installed, because
+    its metadata hold the pins.
+  """
+  try:
+    requirements = importlib.metadata.requires(_DISTRIBUTION) or []
+  except importlib.metadata.PackageNotFoundError:
+    return []
+  pins = dict(_PIN.match(line).groups() for line in requirements)
+  found = {name: _installed_version(name) for name in pins}
+  return [
+      f'{name} {found[name]} (pinned: {version})'
+      for name, version in pins.items()
+      if found[name] != version
+  ]
+
+
+def _installed_version(name: str) -> str:
+  """Returns the version of an installed package, or 'missing'."""
+  try:
+    return importlib.metadata.version(name)
+  except importlib.metadata.PackageNotFoundError:
+    return 'missing'
