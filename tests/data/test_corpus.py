@@ -28,8 +28,10 @@ def make_corpus(num_train=7, num_test=4, num_classes=3, **fields):
 
 def test_raw_rows_are_the_rows_of_the_pool():
   corpus = make_corpus()
-  rows = np.array([[10, 0, 6], [7, 3, 3]])
-  np.testing.assert_array_equal(corpus.raw_rows(rows), corpus.pooled().x[rows])
+  rows = np.array([10, 0, 6, 7, 3, 3])
+  pool = np.concatenate([corpus.train.x, corpus.test.x])
+  np.testing.assert_array_equal(corpus.raw_rows(rows), pool[rows])
+  np.testing.assert_array_equal(corpus.pooled().x, pool)
   np.testing.assert_array_equal(corpus.pooled_labels, corpus.pooled().y)
   assert corpus.input_shape == (4, 4, 2)
 
@@ -87,6 +89,43 @@ def test_rotated_classes_turn_pixels_and_stay_in_their_part():
   assert turned.class_split.test == (0, 1, 3, 4, 6, 7, 9, 10)
 
 
+def test_rotation_groups_are_equal_seeded_and_turn_counter_clockwise():
+  corpus = make_corpus(num_train=10, num_test=4)
+  turned = corpus_lib.with_rotation_groups(
+      corpus, seed=0, num_groups=2, degrees_between_groups=90.0
+  )
+  assert turned.rotations.dtype == np.float32
+  assert sorted(turned.rotations[:10]) == [0.0] * 5 + [90.0] * 5
+  assert sorted(turned.rotations[10:]) == [0.0] * 2 + [90.0] * 2
+  rows = np.array([13, 4, 0, 9, 5, 7, 1])
+  assert len(set(turned.rotations[rows])) == 2
+  pool = corpus.pooled().x
+  for row, image in zip(rows, turned.raw_rows(rows), strict=True):
+    quarters = int(turned.rotations[row] // 90)
+    np.testing.assert_array_equal(image, np.rot90(pool[row], quarters))
+  assert turned.fingerprint() != corpus.fingerprint()
+  other = corpus_lib.with_rotation_groups(corpus, 1, 2, 90.0)
+  assert not np.array_equal(other.rotations, turned.rotations)
+
+
+def test_oblique_rotation_moves_a_dot_where_trigonometry_says():
+  x = np.zeros((1, 41, 41, 1), np.uint8)
+  x[0, 18:23, 33:38] = 255  # Centred 15 to the right of the middle.
+  examples = corpus_lib.LabelledExamples(x, np.zeros(1, np.int32))
+  corpus = corpus_lib.Corpus(
+      'dot', examples, examples, 1, rotations=np.float32([20, 40])
+  )
+  turned = corpus.raw_rows([0, 1])[..., 0].astype(float)
+  for image, degrees in zip(turned, (20, 40), strict=True):
+    row, column = (
+        (image * axis).sum() / image.sum() for axis in np.indices((41, 41))
+    )
+    angle = np.deg2rad(degrees)
+    # Rows count downwards. A tenth of a pixel for bilinear rounding.
+    assert row == pytest.approx(20 - 15 * np.sin(angle), abs=0.1)
+    assert column == pytest.approx(20 + 15 * np.cos(angle), abs=0.1)
+
+
 @pytest.mark.parametrize(
     'change, message',
     [
@@ -112,6 +151,7 @@ def test_rotated_classes_turn_pixels_and_stay_in_their_part():
             r'classes 0\.\.2, found 3',
         ),
         (lambda c: {'preprocess': lambda x: x}, '`preprocess`'),
+        (lambda c: {'rotations': np.zeros(7, np.float32)}, 'of the 11 exam'),
     ],
 )
 def test_bad_corpora_are_refused(change, message):

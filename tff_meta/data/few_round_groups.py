@@ -98,6 +98,11 @@ class ClassPools:
     """Returns the pool's row numbers of one class, in corpus order."""
     return self._rows[label]
 
+  def digest(self) -> str:
+    """Returns a string that depends on the corpus and the rows kept."""
+    kept = [len(self._rows[label]) for label in sorted(self._rows)]
+    return f'{self.corpus.fingerprint()} {kept}'
+
 
 def rows_by_class(
     corpus: corpus_lib.Corpus, examples_per_class: int | None = None

@@ -1,0 +1,36 @@
+"""Which clients take part in a round."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def sample_cohort(
+    client_ids: Sequence[str], cohort_size: int, seed: int, cohort_index: int
+) -> list[str]:
+  """Draws a cohort uniformly without replacement.
+
+  A pure function of its arguments, so that a continued run draws what the
+  uninterrupted run would have drawn, whatever it did before.
+
+  Args:
+    client_ids: Whom to draw from.
+    cohort_size: How many to draw.
+    seed: Seed of the run, non-negative.
+    cohort_index: Number of the cohort, non-negative; an algorithm that keeps
+      its cohort for several rounds counts cohorts, not rounds.
+
+  Returns:
+    The cohort, in random order.
+
+  Raises:
+    ValueError: If there are fewer clients than `cohort_size`.
+  """
+  if not 1 <= cohort_size <= len(client_ids):
+    raise ValueError(
+        'Expected `cohort_size` to be between 1 and the number of clients,'
+        f' {len(client_ids)}, found {cohort_size}.'
+    )
+  rng = np.random.default_rng([seed, cohort_index])
+  chosen = rng.choice(len(client_ids), cohort_size, replace=False)
+  return [client_ids[i] for i in chosen]

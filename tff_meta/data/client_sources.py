@@ -1,0 +1,341 @@
+"""Where the examples of a client come from: rows of a corpus, or ClientData.
+
+A source has `load(client_id) -> ClientExamples`, `count(client_id, part)`
+without loading pixels, and `digest()`, a string that tells data sets apart.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tff_meta.data import corpus as corpus_lib
+from tff_meta.data import partitioners
+
+_READ_BATCH = 4096
+
+PARTS = ('train', 'validation', 'test')
+
+
+class ClientExamples(NamedTuple):
+  """What a client holds; x is float32 and preprocessed, y int32."""
+
+  train: corpus_lib.LabelledExamples
+  validation: corpus_lib.LabelledExamples
+  test: corpus_lib.LabelledExamples
+
+
+class ClientRows(NamedTuple):
+  """Row numbers of what a client holds, int64 [n] each."""
+
+  train: np.ndarray
+  validation: np.ndarray
+  test: np.ndarray
+
+
+def split_rows(
+    rows: np.ndarray,
+    rng: np.random.Generator,
+    validation_fraction: float,
+    test_fraction: float,
+) -> ClientRows:
+  """Splits rows at random: floor(fraction * n) to validation and to test.
+
+  Args:
+    rows: Row numbers [n].
+    rng: Source of randomness.
+    validation_fraction: Share of validation examples, in [0, 1).
+    test_fraction: Share of test examples, in [0, 1).
+
+  Returns:
+    Disjoint parts that together are `rows`.
+  """
+  order = rng.permutation(rows)
+  # 0.29 * 100 is 28.999999999999996.
+  num_test = int(test_fraction * len(rows) + 1e-9)
+  num_validation = int(validation_fraction * len(rows) + 1e-9)
+  bounds = (num_test, num_test + num_validation)
+  test, validation, train = np.split(order, bounds)
+  return ClientRows(train, validation, test)
+
+
+def check_fractions(validation_fraction: float, test_fraction: float) -> None:
+  """Raises a ValueError unless both are >= 0 and leave something to train."""
+  total = validation_fraction + test_fraction
+  if min(validation_fraction, test_fraction) < 0 or not total < 1:
+    raise ValueError(
+        'Expected `validation_fraction` and `test_fraction` to be at least 0'
+        f' and less than 1 together, found {validation_fraction} and'
+        f' {test_fraction}.'
+    )
+
+
+def deal_corpus(
+    corpus: corpus_lib.Corpus,
+    partition: Callable[[np.ndarray, int, int], partitioners.Partition],
+    num_clients: int,
+    seed: int,
+    *,
+    partition_by: str,
+    validation_fraction: float,
+    test_fraction: float | None,
+) -> Mapping[str, ClientRows]:
+  """Deals the rows of a corpus to clients.
+
+  Args:
+    corpus: As for `FederatedDataset.from_corpus`, and so all the others.
+    partition: The partitioner.
+    num_clients: Number of clients.
+    seed: Source of randomness.
+    partition_by: 'label', 'writer' or 'rotation'.
+    validation_fraction: Share of validation examples.
+    test_fraction: Share of each client's test examples, or None to deal the
+      published test part.
+
+  Returns:
+    Client id -> rows of the pool.
+
+  Raises:
+    ValueError: If the partition is impossible, or a client gets no training
+      examples.
+  """
+  check_fractions(validation_fraction, test_fraction or 0.0)
+  keys = _partition_keys(corpus, partition_by)
+  if test_fraction is None:
+    clients = _deal_parts(
+        corpus, keys, partition, num_clients, seed, validation_fraction
+    )
+  else:
+    clients = [
+        split_rows(
+            rows,
+            np.random.default_rng([seed, k]),
+            validation_fraction,
+            test_fraction,
+        )
+        for k, rows in enumerate(partition(keys, num_clients, seed))
+    ]
+  return name_clients(clients, corpus.name)
+
+
+def name_clients(
+    clients: Sequence[ClientRows], corpus_name: str
+) -> Mapping[str, ClientRows]:
+  """Returns client id -> rows; ids sort like their numbers.
+
+  Args:
+    clients: Rows of client 0, 1, ...
+    corpus_name: For the error.
+
+  Returns:
+    `client_00`, `client_01`, ... with their rows.
+
+  Raises:
+    ValueError: If a client has no training examples.
+  """
+  width = len(str(len(clients) - 1))
+  named = {f'client_{k:0{width}d}': rows for k, rows in enumerate(clients)}
+  for client_id, rows in named.items():
+    if not len(rows.train):
+      raise ValueError(
+          f'Expected every client of {corpus_name!r} to get training examples,'
+          f' found none for {client_id!r} of {len(named)}. Fewer clients would'
+          ' do.'
+      )
+  return named
+
+
+class CorpusSource:
+  """Clients that hold rows of a corpus."""
+
+  def __init__(
+      self,
+      corpus: corpus_lib.Corpus,
+      clients: Mapping[str, ClientRows],
+      classes: tuple[int, ...] | None = None,
+  ):
+    """Makes a source.
+
+    Args:
+      corpus: The examples.
+      clients: Client id -> rows of the pool (train first, test after it).
+      classes: Corpus labels that become labels 0, 1, ...; None keeps them.
+    """
+    self._corpus = corpus
+    self._clients = clients
+    self._new_labels = np.full(corpus.num_classes, -1, np.int32)
+    kept = range(corpus.num_classes) if classes is None else classes
+    self._new_labels[list(kept)] = np.arange(len(kept))
+
+  def load(self, client_id: str) -> ClientExamples:
+    """Reads and preprocesses the pixels of a client."""
+    labels = self._corpus.pooled_labels
+    return ClientExamples(
+        *(
+            corpus_lib.LabelledExamples(
+                self._corpus.preprocess(self._corpus.raw_rows(rows)),
+                self._new_labels[labels[rows]],
+            )
+            for rows in self._clients[client_id]
+        )
+    )
+
+  def count(self, client_id: str, part: str) -> int:
+    """Returns the number of examples of a part."""
+    return len(getattr(self._clients[client_id], part))
+
+  def digest(self) -> str:
+    """Returns a string that depends on corpus, rows and labels."""
+    digest = hashlib.sha256(self._corpus.fingerprint().encode())
+    digest.update(self._new_labels.tobytes())
+    for client_id, parts in sorted(self._clients.items()):
+      digest.update(f'{client_id} {[len(rows) for rows in parts]}'.encode())
+      for rows in parts:
+        digest.update(np.ascontiguousarray(rows, np.int64).tobytes())
+    return digest.hexdigest()
+
+
+class ClientDataSource:
+  """Clients of a `tff.simulation.datasets.ClientData`.
+
+  Elements are mappings with one image and one label each.
+  """
+
+  def __init__(
+      self,
+      train: Any,
+      test: Any | None,
+      *,
+      seed: int,
+      x_key: str,
+      y_key: str,
+      add_channel_axis: bool,
+      preprocess: Callable[[np.ndarray], np.ndarray],
+      validation_fraction: float,
+      test_fraction: float,
+  ):
+    """Makes a source; for the arguments see `from_client_data`."""
+    self._train = train
+    self._test = test
+    self._test_ids = frozenset() if test is None else frozenset(test.client_ids)
+    self._seed = seed
+    self._keys = (x_key, y_key)
+    self._add_channel_axis = add_channel_axis
+    self._preprocess = preprocess
+    self._fractions = (validation_fraction, test_fraction)
+    self._positions = {c: i for i, c in enumerate(train.client_ids)}
+    self._counts = {}
+
+  def load(self, client_id: str) -> ClientExamples:
+    """Reads, preprocesses and splits the examples of a client."""
+    x, y = self._read(self._train, client_id)
+    parts = [
+        corpus_lib.LabelledExamples(x[rows], y[rows])
+        for rows in self._split(client_id, len(y))
+    ]
+    if client_id in self._test_ids:
+      parts[2] = corpus_lib.LabelledExamples(*self._read(self._test, client_id))
+    return ClientExamples(*parts)
+
+  def count(self, client_id: str, part: str) -> int:
+    """Returns the number of examples of a part; counts each client once."""
+    if client_id not in self._counts:
+      parts = self._split(client_id, self._num_elements(self._train, client_id))
+      counts = [len(rows) for rows in parts]
+      if client_id in self._test_ids:
+        counts[2] = self._num_elements(self._test, client_id)
+      self._counts[client_id] = dict(zip(PARTS, counts, strict=True))
+    return self._counts[client_id][part]
+
+  def digest(self) -> str:
+    """Returns a string that depends on the ids and on three clients."""
+    ids = self._train.client_ids
+    digest = hashlib.sha256(repr((list(ids), self._fractions)).encode())
+    for client_id in {ids[0]: 0, ids[len(ids) // 2]: 0, ids[-1]: 0}:
+      for x, y in self.load(client_id):
+        digest.update(np.ascontiguousarray(x).tobytes())
+        digest.update(np.ascontiguousarray(y).tobytes())
+    return digest.hexdigest()
+
+  def _split(self, client_id, num_elements):
+    rng = np.random.default_rng([self._seed, self._positions[client_id]])
+    return split_rows(np.arange(num_elements), rng, *self._fractions)
+
+  def _num_elements(self, client_data, client_id):
+    dataset = client_data.create_tf_dataset_for_client(client_id)
+    return int(dataset.reduce(np.int64(0), lambda count, _: count + 1))
+
+  def _read(self, client_data, client_id):
+    """Returns all pixels and labels of a client."""
+    dataset = client_data.create_tf_dataset_for_client(client_id)
+    missing = [key for key in self._keys if key not in dataset.element_spec]
+    if missing:
+      raise ValueError(
+          f'Expected examples with the keys {self._keys}, found'
+          f' {sorted(dataset.element_spec)} for client {client_id!r}.'
+      )
+    x_key, y_key = self._keys
+    batches = [
+        (batch[x_key], batch[y_key])
+        for batch in dataset.batch(_READ_BATCH).as_numpy_iterator()
+    ]
+    if not batches:
+      raise ValueError(f'Expected client {client_id!r} to hold examples.')
+    x, y = (np.concatenate(column) for column in zip(*batches, strict=True))
+    if self._add_channel_axis:
+      x = x[..., np.newaxis]
+    return self._preprocess(x), y.astype(np.int32).reshape(len(x))
+
+
+def _partition_keys(corpus, partition_by):
+  """Returns what a partitioner sees of every example it may deal."""
+  keys = {
+      'label': corpus.pooled_labels,
+      'writer': corpus.writers,
+      'rotation': corpus.rotations,
+  }
+  if partition_by not in keys:
+    raise ValueError(
+        f'Expected `partition_by` to be one of {tuple(keys)}, found'
+        f' {partition_by!r}.'
+    )
+  if keys[partition_by] is None:
+    raise ValueError(
+        f'Expected a corpus with the {partition_by} of every example to'
+        f' partition by it, found none in {corpus.name!r}.'
+    )
+  return keys[partition_by]
+
+
+def _deal_parts(
+    corpus, keys, partition, num_clients, seed, validation_fraction
+):
+  """Deals train, validation and test part each with the same seed."""
+  num_train, num_all = len(corpus.train.y), len(corpus.pooled_labels)
+  if num_train == num_all or len(keys) < num_all:
+    raise ValueError(
+        f'Expected {corpus.name!r} to have a test part that can be dealt like'
+        ' its train part, found none. Give a `test_fraction` (0 for no test'
+        ' examples).'
+    )
+  train, validation, _ = split_rows(
+      np.arange(num_train),
+      np.random.default_rng(seed),
+      validation_fraction,
+      0.0,
+  )
+  parts = (train, validation, np.arange(num_train, num_all))
+  dealt = []
+  for rows in map(np.sort, parts):  # Some partitioners keep the corpus order.
+    if not len(rows):
+      dealt.append([rows] * num_clients)
+      continue
+    if set(keys[rows].tolist()) != set(keys[train].tolist()):
+      raise ValueError(
+          'Expected train, validation and test part to hold the same classes,'
+          f' found others in {corpus.name!r}. Give a `test_fraction` instead.'
+      )
+    own = partition(keys[rows], num_clients, seed)
+    dealt.append([rows[k] for k in own])
+  return [ClientRows(*own) for own in zip(*dealt, strict=True)]

@@ -1,0 +1,491 @@
+"""A corpus as clients see it: client id -> train, validation, test examples."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_meta.data import client_sources
+from tff_meta.data import corpus as corpus_lib
+from tff_meta.data import few_round_groups
+from tff_meta.data import partitioners
+
+PARTS = client_sources.PARTS
+ClientExamples = client_sources.ClientExamples
+
+_DEFAULT_CACHE_BYTES = 2**30
+
+
+class FederatedDataset:
+  """Clients and their examples, read when asked for and cached.
+
+  Attributes:
+    name: Name of the data set.
+    input_shape: Shape of one example.
+    num_classes: Labels of all clients are 0..num_classes-1.
+    seed: The seed that the clients were made with.
+    class_pools: Images by class to draw few-round groups from, or None.
+  """
+
+  def __init__(
+      self,
+      *,
+      name: str,
+      input_shape: tuple[int, ...],
+      num_classes: int,
+      seed: int,
+      clients_by_role: Mapping[str, Sequence[str]],
+      source: Any,
+      class_pools: few_round_groups.ClassPools | None = None,
+      cache_bytes: int = _DEFAULT_CACHE_BYTES,
+  ):
+    """Use `from_corpus`, `few_round` or `from_client_data` instead."""
+    self.name = name
+    self.input_shape = tuple(input_shape)
+    self.num_classes = num_classes
+    self.seed = seed
+    self.class_pools = class_pools
+    self._clients_by_role = {
+        role: tuple(clients_by_role.get(role, ())) for role in corpus_lib.ROLES
+    }
+    self._all_ids = frozenset().union(*self._clients_by_role.values())
+    self._source = source
+    self._cache = _ByteBudgetCache(cache_bytes)
+
+  def client_ids(self, role: str = 'meta_train') -> tuple[str, ...]:
+    """Returns the ids of the clients of a role."""
+    corpus_lib.check_role(role)
+    return self._clients_by_role[role]
+
+  def client(self, client_id: str) -> ClientExamples:
+    """Returns what a client holds.
+
+    Args:
+      client_id: One of `client_ids`.
+
+    Returns:
+      Train, validation and test examples, x float32 [n, *input_shape] and y
+      int32 [n]. Do not change them: they are cached.
+
+    Raises:
+      ValueError: If there is no such client, it has nothing to train on, or
+        its examples are not finite or not of this data set's shape or classes.
+    """
+    examples = self._cache.get(client_id)
+    if examples is None:
+      examples = self._load(client_id)
+      self._cache.put(client_id, examples, _num_bytes(examples))
+    return examples
+
+  def num_examples(self, client_id: str, part: str = 'train') -> int:
+    """Returns the number of examples of a part, without reading pixels."""
+    self._check_client(client_id, part)
+    return self._source.count(client_id, part)
+
+  def salt(self, client_id: str) -> int:
+    """Returns a number in 0..2**31-1 for the client's own randomness.
+
+    It is the same on every machine and in every order of clients.
+    """
+    digest = hashlib.sha256(f'{self.seed}/{client_id}'.encode()).digest()
+    return int.from_bytes(digest[:4], 'big') & 0x7FFFFFFF
+
+  def tff_client_data(
+      self, client_id: str, part: str = 'train'
+  ) -> collections.OrderedDict[str, tf.data.Dataset]:
+    """Returns what a TFF computation takes for this client.
+
+    Args:
+      client_id: One of `client_ids`.
+      part: 'train', 'validation' or 'test'.
+
+    Returns:
+      `examples`: a data set of ONE element, the batch of all examples,
+      OrderedDict(x=float32 [None, *input_shape], y=int32 [None]); `salt`: a
+      data set of one int32. The same objects for as long as they are cached.
+
+    Raises:
+      ValueError: As `client`.
+    """
+    self._check_client(client_id, part)
+    data = self._cache.get((client_id, part))
+    if data is None:
+      # Taken from the cache but not put there: it would be held twice.
+      client = self._cache.get(client_id) or self._load(client_id)
+      examples = getattr(client, part)
+      data = collections.OrderedDict(
+          examples=_one_batch(examples),
+          salt=tf.data.Dataset.from_tensors(
+              tf.constant(self.salt(client_id), tf.int32)
+          ),
+      )
+      self._cache.put((client_id, part), data, _num_bytes([examples]))
+    return data
+
+  def fingerprint(self) -> str:
+    """Returns 16 hex digits that change when clients or examples do."""
+    pools = self.class_pools
+    facts = (
+        self.name,
+        self.input_shape,
+        self.num_classes,
+        self.seed,
+        sorted(self._clients_by_role.items()),
+        self._source.digest(),
+        pools and pools.digest(),
+    )
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+  def _check_client(self, client_id, part):
+    if client_id not in self._all_ids:
+      raise ValueError(
+          f'Expected `client_id` to be a client of {self.name!r}, found'
+          f' {client_id!r}. See `client_ids`.'
+      )
+    if part not in PARTS:
+      raise ValueError(f'Expected `part` to be one of {PARTS}, found {part!r}.')
+
+  def _load(self, client_id):
+    self._check_client(client_id, 'train')
+    examples = self._source.load(client_id)
+    if not len(examples.train.y):
+      raise ValueError(
+          f'Expected client {client_id!r} of {self.name!r} to hold examples to'
+          ' train on, found none.'
+      )
+    for part, (x, y) in zip(PARTS, examples, strict=True):
+      where = f'the {part} examples of client {client_id!r} of {self.name!r}'
+      if x.shape != (len(y), *self.input_shape) or x.dtype != np.float32:
+        raise ValueError(
+            f'Expected {where} to be float32 of shape'
+            f' {(len(y), *self.input_shape)}, found {x.dtype} {x.shape}.'
+        )
+      if not np.isfinite(x).all():
+        raise ValueError(
+            f'Expected {where} to be finite, found NaN or infinity.'
+        )
+      if len(y) and not (0 <= y.min() and y.max() < self.num_classes):
+        raise ValueError(
+            f'Expected the labels of {where} in 0..{self.num_classes - 1},'
+            f' found {y.min()}..{y.max()}.'
+        )
+    return examples
+
+  @classmethod
+  def from_corpus(
+      cls,
+      corpus: corpus_lib.Corpus,
+      partition: Callable[[np.ndarray, int, int], partitioners.Partition],
+      num_clients: int,
+      seed: int,
+      *,
+      partition_by: str = 'label',
+      validation_fraction: float = 0.0,
+      test_fraction: float | None = None,
+      num_validation_clients: int = 0,
+      num_test_clients: int = 0,
+      cache_bytes: int = _DEFAULT_CACHE_BYTES,
+  ) -> FederatedDataset:
+    """Deals a corpus to clients.
+
+    With a `test_fraction` train and test part are pooled and dealt together;
+    then every client's own examples are split at random. Without one, the
+    published test part is dealt like the train part, with the same seed, and
+    the validation examples are drawn from the train part and dealt as well
+    (pFedHN, FedRep, MetaVers): for partitioners that give matching classes.
+
+    Args:
+      corpus: The examples.
+      partition: One of `partitioners`, its options bound.
+      num_clients: Number of clients, all roles together.
+      seed: Source of all randomness, non-negative.
+      partition_by: What `partition` gets to see of every example: 'label',
+        'rotation' (with `partitioners.by_group`) or 'writer' (with `by_writer`;
+        train part only).
+      validation_fraction: Share of validation examples.
+      test_fraction: Share of each client's test examples, or None.
+      num_validation_clients: How many clients, at random, are held out as
+        meta-validation clients.
+      num_test_clients: How many are held out as meta-test clients.
+      cache_bytes: Most bytes of preprocessed examples to keep.
+
+    Returns:
+      The clients.
+
+    Raises:
+      ValueError: If the partition is impossible, or a client gets no training
+        examples.
+    """
+    clients = client_sources.deal_corpus(
+        corpus,
+        partition,
+        num_clients,
+        seed,
+        partition_by=partition_by,
+        validation_fraction=validation_fraction,
+        test_fraction=test_fraction,
+    )
+    return cls(
+        name=corpus.name,
+        input_shape=corpus.input_shape,
+        num_classes=corpus.num_classes,
+        seed=seed,
+        clients_by_role=_hold_out(
+            list(clients), num_validation_clients, num_test_clients, seed
+        ),
+        source=client_sources.CorpusSource(corpus, clients),
+        cache_bytes=cache_bytes,
+    )
+
+  @classmethod
+  def few_round(
+      cls,
+      corpus: corpus_lib.Corpus,
+      num_clients: int,
+      seed: int,
+      *,
+      examples_per_class: int | None = None,
+      cache_bytes: int = _DEFAULT_CACHE_BYTES,
+  ) -> FederatedDataset:
+    """Deals the meta-train classes as FRL's preparation does.
+
+    Train and test part are pooled; the meta-train classes become labels
+    0..C-1 and are dealt by `partitioners.class_shards`: 2 * num_clients / C
+    shards a class, two random shards a client. All of it is in `train`: FRL
+    splits into support and query anew in every episode. The classes of all
+    roles are in `class_pools`, to draw groups from.
+
+    Args:
+      corpus: Examples with a `class_split`.
+      num_clients: N; 2N must be a multiple of the number of meta-train classes.
+      seed: Source of the shards, non-negative.
+      examples_per_class: Keeps the first so many images of every class, or all
+        (None).
+      cache_bytes: Most bytes of preprocessed examples to keep.
+
+    Returns:
+      The clients, all of them meta-train clients.
+
+    Raises:
+      ValueError: If there is no class split, 2N is no multiple of the number of
+        meta-train classes, or there are too few images.
+
+    Source: Park et al., Few-Round Learning for Federated Learning, NeurIPS
+      2021, section 4.
+    """
+    pools = few_round_groups.ClassPools(corpus, examples_per_class)
+    classes = pools.classes('meta_train')
+    rows = np.concatenate([pools.rows(label) for label in classes])
+    dealt = partitioners.class_shards(
+        corpus.pooled_labels[rows], num_clients, seed
+    )
+    none = rows[:0]
+    clients = client_sources.name_clients(
+        [client_sources.ClientRows(rows[k], none, none) for k in dealt],
+        corpus.name,
+    )
+    return cls(
+        name=corpus.name,
+        input_shape=corpus.input_shape,
+        num_classes=len(classes),
+        seed=seed,
+        clients_by_role={'meta_train': list(clients)},
+        source=client_sources.CorpusSource(corpus, clients, classes),
+        class_pools=pools,
+        cache_bytes=cache_bytes,
+    )
+
+  @classmethod
+  def from_client_data(
+      cls,
+      train: Any,
+      test: Any | None = None,
+      *,
+      name: str,
+      num_classes: int,
+      seed: int,
+      num_clients: int | None = None,
+      x_key: str = 'pixels',
+      y_key: str = 'label',
+      add_channel_axis: bool = False,
+      preprocess: Callable[[np.ndarray], np.ndarray] = np.float32,
+      validation_fraction: float = 0.0,
+      test_fraction: float | None = None,
+      num_validation_clients: int = 0,
+      num_test_clients: int = 0,
+      cache_bytes: int = _DEFAULT_CACHE_BYTES,
+  ) -> FederatedDataset:
+    """Takes clients as they are from `tff.simulation.datasets.ClientData`.
+
+    Args:
+      train: ClientData whose elements are mappings with one example each, such
+        as TFF's emnist and cifar100, or `sqlite_client_data`.
+      test: ClientData with test examples of the same clients, or None.
+      name: Name of the data set.
+      num_classes: Labels are 0..num_classes-1.
+      seed: Source of all randomness, non-negative.
+      num_clients: How many clients to choose at random; None takes all.
+      x_key: Key of the pixels ('image' in cifar100).
+      y_key: Key of the label.
+      add_channel_axis: Whether to turn [height, width] into [height, width, 1].
+      preprocess: Turns a batch of pixels into float32 network input.
+      validation_fraction: Share of each client's train examples that validate.
+      test_fraction: Without `test`: share of each client's train examples that
+        test.
+      num_validation_clients: As for `from_corpus`.
+      num_test_clients: As for `from_corpus`.
+      cache_bytes: Most bytes of preprocessed examples to keep.
+
+    Returns:
+      The clients.
+
+    Raises:
+      ValueError: If there are too few clients, or both `test` and
+        `test_fraction` are given.
+    """
+    client_sources.check_fractions(validation_fraction, test_fraction or 0.0)
+    if test is not None and test_fraction is not None:
+      raise ValueError(
+          'Expected `test_fraction` to be None where `test` examples are given,'
+          f' found {test_fraction}.'
+      )
+    ids = sorted(train.client_ids)
+    if num_clients is not None:
+      if not 1 <= num_clients <= len(ids):
+        raise ValueError(
+            'Expected `num_clients` to be between 1 and the number of clients'
+            f' of {name!r}, {len(ids)}, found {num_clients}.'
+        )
+      rng = np.random.default_rng([seed, 1])
+      ids = sorted(rng.permutation(ids)[:num_clients].tolist())
+    source = client_sources.ClientDataSource(
+        train,
+        test,
+        seed=seed,
+        x_key=x_key,
+        y_key=y_key,
+        add_channel_axis=add_channel_axis,
+        preprocess=preprocess,
+        validation_fraction=validation_fraction,
+        test_fraction=test_fraction or 0.0,
+    )
+    return cls(
+        name=name,
+        input_shape=source.load(ids[0]).train.x.shape[1:],
+        num_classes=num_classes,
+        seed=seed,
+        clients_by_role=_hold_out(
+            ids, num_validation_clients, num_test_clients, seed
+        ),
+        source=source,
+        cache_bytes=cache_bytes,
+    )
+
+
+def sqlite_client_data(
+    path: str, split_name: str, image_shape: tuple[int, ...]
+) -> Any:
+  """Opens an SQLite file with TFF's schema as ClientData.
+
+  Args:
+    path: File with the tables `examples` and `client_metadata`; an example is a
+      serialized tf.train.Example with float `pixels` and an integer `label`, as
+      in TFF's fed_emnist.
+    split_name: 'train' or 'test'.
+    image_shape: Shape of the pixels of one example, (28, 28) for EMNIST.
+
+  Returns:
+    A `tff.simulation.datasets.ClientData` with elements
+    OrderedDict(pixels=float32 image_shape, label=int32 []).
+
+  Raises:
+    FileNotFoundError: If there is no such file.
+    ValueError: If the file has no clients in this split.
+  """
+  # TFF takes seconds to import and most data sets do without it.
+  import tensorflow_federated as tff  # pylint: disable=g-import-not-at-top
+
+  if not tf.io.gfile.exists(path):
+    raise FileNotFoundError(f'Expected an SQLite file, found none at {path}.')
+  features = {
+      'pixels': tf.io.FixedLenFeature(image_shape, tf.float32),
+      'label': tf.io.FixedLenFeature((), tf.int64),
+  }
+
+  def parse(serialized):
+    example = tf.io.parse_single_example(serialized, features)
+    return collections.OrderedDict(
+        pixels=example['pixels'], label=tf.cast(example['label'], tf.int32)
+    )
+
+  client_data = tff.simulation.datasets.SqlClientData(path, split_name)
+  if not client_data.client_ids:
+    raise ValueError(
+        f'Expected {path} to hold clients with the split name'
+        f' {split_name!r}, found none.'
+    )
+  return client_data.preprocess(lambda dataset: dataset.map(parse))
+
+
+class _ByteBudgetCache:
+  """Keeps the values used last, up to a number of bytes."""
+
+  def __init__(self, max_bytes: int):
+    self._max_bytes = max_bytes
+    self._num_bytes = 0
+    self._entries = collections.OrderedDict()
+
+  def get(self, key):
+    if key not in self._entries:
+      return None
+    self._entries.move_to_end(key)
+    return self._entries[key][0]
+
+  def put(self, key, value, num_bytes):
+    self._entries[key] = (value, num_bytes)
+    self._num_bytes += num_bytes
+    while self._num_bytes > self._max_bytes:
+      _, (_, freed) = self._entries.popitem(last=False)
+      self._num_bytes -= freed
+
+
+def _num_bytes(parts):
+  return sum(x.nbytes + y.nbytes for x, y in parts)
+
+
+def _one_batch(examples):
+  """Returns a data set of one batch whose size its type leaves open."""
+  batch = tf.data.Dataset.from_tensors(
+      collections.OrderedDict(x=examples.x, y=examples.y)
+  )
+  spec = collections.OrderedDict(
+      x=tf.TensorSpec((None, *examples.x.shape[1:]), tf.float32),
+      y=tf.TensorSpec((None,), tf.int32),
+  )
+  # Widening the type of the variant costs nothing; batching anew would copy.
+  variant = tf.data.experimental.to_variant(batch)
+  return tf.data.experimental.from_variant(variant, spec)
+
+
+def _hold_out(ids, num_validation_clients, num_test_clients, seed):
+  """Returns role -> client ids, the held-out ones chosen at random."""
+  counts = (num_test_clients, num_validation_clients)
+  if min(counts) < 0 or sum(counts) >= len(ids):
+    raise ValueError(
+        'Expected `num_validation_clients` and `num_test_clients` to be at'
+        f' least 0 and to leave some of the {len(ids)} clients for'
+        f' meta-training, found {num_validation_clients} and'
+        f' {num_test_clients}.'
+    )
+  order = np.random.default_rng([seed, 0]).permutation(ids).tolist()
+  bounds = (counts[0], sum(counts))
+  return {
+      'meta_test': sorted(order[: bounds[0]]),
+      'meta_validation': sorted(order[bounds[0] : bounds[1]]),
+      'meta_train': sorted(order[bounds[1] :]),
+  }
