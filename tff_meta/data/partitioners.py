@@ -71,7 +71,9 @@ def iid_per_class(
   rng = np.random.default_rng(seed)
   parts = []
   for label, rows in _rows_by_label(labels).items():
-    _check_enough(len(rows), num_clients, 'clients', label)
+    _check_enough(
+        len(rows), num_clients, 'clients', f'examples of class {label}'
+    )
     parts.append(np.array_split(rng.permutation(rows), num_clients))
   return [np.concatenate(own) for own in zip(*parts, strict=True)]
 
@@ -137,7 +139,7 @@ def class_shards(labels: np.ndarray, num_clients: int, seed: Seed) -> Partition:
   per_class = class_shards_per_class(len(classes), num_clients)
   pieces = []
   for label, rows in classes.items():
-    _check_enough(len(rows), per_class, 'shards', label)
+    _check_enough(len(rows), per_class, 'shards', f'examples of class {label}')
     pieces += np.array_split(rng.permutation(rows), per_class)
   return _deal(pieces, num_clients, rng)
 
@@ -190,7 +192,7 @@ def pieces_per_class(
   names = rng.permutation(np.repeat(list(classes), per_class))
   unused = {}
   for label, rows in classes.items():
-    _check_enough(len(rows), per_class, 'pieces', label)
+    _check_enough(len(rows), per_class, 'pieces', f'examples of class {label}')
     pieces = np.array_split(rng.permutation(rows), per_class)
     unused[label] = [pieces[i] for i in rng.permutation(per_class)]
   return [
@@ -357,10 +359,12 @@ def fedmeta_per_cifar10(
   classes = list(_rows_by_label(labels).values())
   num_classes = len(classes)
   _check_pairs(num_classes, num_clients)
-  for c, rows in enumerate(classes):
-    # Two slots in every N / C clients.
-    _check_enough(
-        len(rows), first_take * 2 * num_clients // num_classes, 'first rows', c
+  slots_per_class = 2 * num_clients // num_classes
+  smallest = min(map(len, classes))
+  if smallest < first_take * slots_per_class:
+    raise ValueError(
+        f'Expected at least {first_take} examples of every class for each of'
+        f' its {slots_per_class} slots, found a class of {smallest}.'
     )
   weights = np.random.RandomState(seed).lognormal(
       0, 2, (num_classes, num_clients, 2)
@@ -483,7 +487,7 @@ def by_group(groups: np.ndarray, num_clients: int, seed: Seed) -> Partition:
   each = num_clients // len(members)
   clients = []
   for group, rows in members.items():
-    _check_enough(len(rows), each, 'clients', group)
+    _check_enough(len(rows), each, 'clients', f'examples of group {group}')
     clients += np.array_split(rng.permutation(rows), each)
   return clients
 
@@ -508,7 +512,7 @@ def by_writer(writers: np.ndarray, num_clients: int, seed: Seed) -> Partition:
     (FEMNIST); CAFeMe takes 100 random writers.
   """
   own = list(_rows_by_label(writers).values())
-  _check_enough(len(own), num_clients, 'clients', things='writers')
+  _check_enough(len(own), num_clients, 'clients', 'writers')
   chosen = np.random.default_rng(seed).permutation(len(own))[:num_clients]
   return [own[writer] for writer in chosen]
 
@@ -541,13 +545,12 @@ def _rows_by_label(labels: np.ndarray) -> Mapping[object, np.ndarray]:
   return dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
 
 
-def _check_enough(available, needed, parts, label=None, things='examples'):
+def _check_enough(available, needed, parts, things='examples'):
   """Raises a ValueError if there is not one thing for every part."""
-  if needed < 1 or available < needed:
-    where = '' if label is None else f' of class {label}'
+  if not 1 <= needed <= available:
     raise ValueError(
-        f'Expected at least one of the {things}{where} for each of a positive'
-        f' number of {parts}, found {available} {things} for {needed} {parts}.'
+        f'Expected at least 1 of the {parts} and at most {available}, the'
+        f' number of {things}, found {needed}.'
     )
 
 
