@@ -108,22 +108,25 @@ def open_sqlite(path: str, split: str):
 
   Returns:
     A `tff.simulation.datasets.ClientData`; the elements of a writer are
-    OrderedDict(x=uint8 [28, 28, 1], y=int32).
+    OrderedDict(x=float32 0..255 [28, 28, 1], y=int32).
   """
-  import tensorflow_federated as tff  # Takes seconds: only when needed.
+  from tff_meta.data import federated_dataset  # Imports TensorFlow.
 
-  def parse(protos):
-    x, y = _parse(protos)
-    return collections.OrderedDict(x=x, y=y)
+  def to_example(element):
+    x = 255.0 * element['pixels'][:, :, np.newaxis]
+    return collections.OrderedDict(x=x, y=element['label'])
 
-  return tff.simulation.datasets.SqlClientData(path, split).preprocess(
-      lambda dataset: dataset.batch(_BATCH_SIZE).map(parse).unbatch()
-  )
+  return federated_dataset.sqlite_client_data(
+      path, split, (IMAGE_SIZE, IMAGE_SIZE)
+  ).preprocess(lambda dataset: dataset.map(to_example))
 
 
 def open_arrays(part: Part):
-  """Returns the same for a part in memory, or None if it has no examples."""
-  import tensorflow_federated as tff
+  """Returns the same for a part in memory, or None if it has no examples.
+
+  Its x are uint8.
+  """
+  import tensorflow_federated as tff  # Takes seconds: only when needed.
 
   slices = {}
   for writer in np.unique(part.writers):
@@ -150,23 +153,24 @@ def _query(path: str, query: str, *values) -> Iterator[tuple]:
     ) from e
 
 
-def _parse(protos):
-  """Parses a string tensor [b] to uint8 [b, 28, 28, 1] and int32 [b]."""
-  import tensorflow as tf
-
-  features = tf.io.parse_example(
-      protos,
-      {
-          'pixels': tf.io.FixedLenFeature((IMAGE_SIZE, IMAGE_SIZE), tf.float32),
-          'label': tf.io.FixedLenFeature((), tf.int64),
-      },
-  )
-  x = tf.cast(tf.round(255.0 * features['pixels'][..., tf.newaxis]), tf.uint8)
-  return x, tf.cast(features['label'], tf.int32)
+def _to_bytes(pixels: np.ndarray, writer: str) -> np.ndarray:
+  """Maps pixels in [0, 1] to uint8 0..255, or raises a ValueError."""
+  if not ((pixels >= 0) & (pixels <= 1)).all():
+    raise ValueError(
+        f'Expected pixels in [0, 1], found {pixels.min()}..{pixels.max()} among'
+        f' those of the writer {writer!r} and the next ones.'
+    )
+  return np.rint(255.0 * pixels).astype(np.uint8)
 
 
 def _read_sqlite(path: str, split: str) -> Part:
   """Reads one split in the order of the file."""
+  import tensorflow as tf
+
+  features = {
+      'pixels': tf.io.FixedLenFeature((IMAGE_SIZE, IMAGE_SIZE, 1), tf.float32),
+      'label': tf.io.FixedLenFeature((), tf.int64),
+  }
   rows = _query(
       path,
       'SELECT client_id, serialized_example_proto FROM examples'
@@ -176,9 +180,16 @@ def _read_sqlite(path: str, split: str) -> Part:
   xs, ys, writers = [], [], []
   while batch := list(itertools.islice(rows, _BATCH_SIZE)):
     ids, protos = zip(*batch, strict=True)
-    x, y = _parse(list(protos))
-    xs.append(x.numpy())
-    ys.append(y.numpy())
+    try:
+      examples = tf.io.parse_example(list(protos), features)
+    except tf.errors.InvalidArgumentError as e:
+      raise ValueError(
+          f'Expected the examples of {path} to be tf.train.Example with'
+          f' {IMAGE_SIZE**2} floats `pixels` and an integer `label`, found:'
+          f' {e.message}'
+      ) from e
+    xs.append(_to_bytes(examples['pixels'].numpy(), ids[0]))
+    ys.append(examples['label'].numpy().astype(np.int32))
     writers += ids
   return _to_part(xs, ys, writers)
 
@@ -192,8 +203,7 @@ def _read_json(paths: Sequence[str]) -> Part:
       for user in contents['users']:
         data = contents['user_data'][user]
         shape = (len(data['y']), IMAGE_SIZE, IMAGE_SIZE, 1)
-        x = np.rint(255.0 * np.reshape(data['x'], shape))
-        xs.append(x.astype(np.uint8))
+        xs.append(_to_bytes(np.reshape(data['x'], shape), user))
         ys.append(np.array(data['y'], np.int32))
         writers += [user] * len(data['y'])
     except (ValueError, KeyError, TypeError) as e:
