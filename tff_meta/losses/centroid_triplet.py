@@ -50,7 +50,7 @@ def effective_margin(
   Returns:
     A scalar.
   """
-  margin = tf.maximum(tf.cast(global_margin, margin.dtype), margin)
+  margin = tf.maximum(margin, tf.cast(global_margin, margin.dtype))
   return tf.stop_gradient(margin) if stop_gradient else margin
 
 

@@ -1,0 +1,45 @@
+import numpy as np
+import tensorflow as tf
+
+from tff_meta.losses import cross_entropy
+
+LOGITS = np.random.default_rng(2).normal(size=(4, 3))
+Y = np.array([2, 0, 1, 2])
+MASK = np.array([1.0, 1.0, 0.0, 1.0])
+
+
+def naive_cross_entropy(logits, y, mask):
+  losses = []
+  for row, label, real in zip(logits, y, mask, strict=True):
+    if real:
+      losses.append(np.log(np.sum(np.exp(row))) - row[label])
+  return np.mean(losses)
+
+
+def test_cross_entropy_against_the_oracle():
+  actual = cross_entropy.softmax_cross_entropy(
+      tf.constant(LOGITS), tf.constant(Y), tf.constant(MASK)
+  )
+  expected = naive_cross_entropy(LOGITS, Y, MASK)
+  np.testing.assert_allclose(actual, expected, rtol=1e-12)
+
+
+def test_gradient_is_prediction_minus_target():
+  logits = tf.constant(LOGITS)
+  with tf.GradientTape() as tape:
+    tape.watch(logits)
+    loss = cross_entropy.softmax_cross_entropy(logits, Y, MASK)
+  p = np.exp(LOGITS) / np.exp(LOGITS).sum(1, keepdims=True)
+  expected = (p - np.eye(3)[Y]) * MASK[:, np.newaxis] / 3
+  np.testing.assert_allclose(tape.gradient(loss, logits), expected, atol=1e-12)
+
+
+def test_no_examples_have_no_loss():
+  nothing = cross_entropy.softmax_cross_entropy(
+      tf.zeros([0, 3]), tf.zeros([0], tf.int32), tf.zeros([0])
+  )
+  assert nothing.numpy() == 0
+  padding = cross_entropy.softmax_cross_entropy(
+      tf.constant(LOGITS), tf.constant(Y), tf.zeros([4])
+  )
+  assert padding.numpy() == 0

@@ -1,0 +1,186 @@
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_meta import episodes
+
+SEED = (3, 7)
+
+
+def numbered_examples(y, mask=None):
+  """Examples whose x is their row number plus 100, as a [n, 1] array."""
+  x = 100.0 + np.arange(len(y), dtype=np.float32)[:, np.newaxis]
+  mask = np.ones(len(y)) if mask is None else np.array(mask)
+  return episodes.Examples(
+      tf.constant(x),
+      tf.constant(y, tf.int32, shape=[len(y)]),
+      tf.constant(mask, tf.float32),
+  )
+
+
+def rows(examples):
+  """The row numbers of numbered examples."""
+  return (examples.x.numpy()[:, 0] - 100).astype(int).tolist()
+
+
+def dataset_of(x, y):
+  return tf.data.Dataset.from_tensor_slices(collections.OrderedDict(x=x, y=y))
+
+
+@pytest.mark.parametrize('batch_size', [1, 3, 7])
+def test_to_examples_concatenates_batches_of_any_size(batch_size):
+  x = np.random.default_rng(0).normal(size=(7, 2, 3, 1)).astype(np.float32)
+  y = np.array([4, 0, 2, 2, 1, 0, 3], np.int32)
+  examples = episodes.to_examples(dataset_of(x, y).batch(batch_size))
+  np.testing.assert_array_equal(examples.x, x)
+  np.testing.assert_array_equal(examples.y, y)
+  np.testing.assert_array_equal(examples.mask, np.ones(7))
+  assert (examples.y.dtype, examples.mask.dtype) == (tf.int32, tf.float32)
+
+
+def test_to_examples_of_an_empty_data_set():
+  dataset = dataset_of(np.zeros([3, 2, 5], np.float32), np.zeros([3], np.int32))
+  examples = episodes.to_examples(dataset.batch(2).take(0))
+  assert [tuple(part.shape) for part in examples] == [(0, 2, 5), (0,), (0,)]
+
+
+def test_to_examples_casts_integers():
+  dataset = dataset_of(np.array([[255], [3]], np.uint8), np.array([1, 0]))
+  examples = episodes.to_examples(dataset.batch(2))
+  assert examples.x.dtype == tf.float32
+  assert examples.x.numpy().tolist() == [[255.0], [3.0]]
+
+
+def test_to_salt():
+  dataset = tf.data.Dataset.from_tensors(tf.constant(-17))
+  assert episodes.to_salt(dataset).numpy() == -17
+  assert episodes.to_salt(dataset.take(0)).numpy() == 0
+
+
+def test_drop_padding_keeps_the_order():
+  examples = numbered_examples([5, 6, 7, 8], [0, 1, 0, 1])
+  kept = episodes.drop_padding(examples)
+  assert rows(kept) == [1, 3]
+  assert kept.y.numpy().tolist() == [6, 8]
+
+
+def test_split_is_stratified_disjoint_and_exhaustive():
+  y = [0] * 5 + [2] * 7 + [1] * 2 + [3] * 1
+  mask = [1] * 14 + [0]  # Class 3 is padding only.
+  examples = numbered_examples(y, mask)
+  support, query = episodes.split_support_query(examples, 0.5, SEED, 4)
+  assert np.bincount(support.y, minlength=4).tolist() == [2, 1, 3, 0]
+  assert np.bincount(query.y, minlength=4).tolist() == [3, 1, 4, 0]
+  assert sorted(rows(support) + rows(query)) == list(range(14))
+  for part in (support, query):
+    assert [y[row] for row in rows(part)] == part.y.numpy().tolist()
+    assert part.mask.numpy().all()
+
+
+@pytest.mark.parametrize(
+    'num_examples, fraction, expected',
+    [(11, 0.2, 2), (100, 0.29, 29), (10, 0.7, 7), (3, 0.0, 0), (3, 1.0, 3)]
+    + [(0, 0.5, 0), (1, 0.5, 0)],
+)
+def test_split_takes_the_floor_of_the_fraction(
+    num_examples, fraction, expected
+):
+  examples = numbered_examples(list(range(num_examples)))
+  support, query = episodes.split_support_query(examples, fraction, SEED)
+  assert len(rows(support)) == expected
+  assert sorted(rows(support) + rows(query)) == list(range(num_examples))
+
+
+def test_split_depends_on_the_seed_only():
+  examples = numbered_examples([0, 1] * 10)
+  padded = numbered_examples([0, 1] * 10 + [0] * 5, [1] * 20 + [0] * 5)
+
+  def support_rows(examples, seed):
+    return rows(episodes.split_support_query(examples, 0.5, seed, 2)[0])
+
+  assert support_rows(examples, [1, 2]) == support_rows(examples, [1, 2])
+  assert support_rows(examples, [1, 2]) == support_rows(padded, [1, 2])
+  assert support_rows(examples, [1, 2]) != support_rows(examples, [1, 3])
+
+
+def test_split_is_uniform():
+  examples = numbered_examples([0, 0, 0, 1, 1])
+  num_trials = 200
+  hits = np.zeros(5)
+  for trial in range(num_trials):
+    support, _ = episodes.split_support_query(examples, 0.5, [9, trial], 2)
+    hits[rows(support)] += 1
+  # One of three and one of two. 4 standard deviations of a binomial.
+  np.testing.assert_allclose(
+      hits / num_trials, [1 / 3] * 3 + [1 / 2] * 2, atol=0.14
+  )
+
+
+def test_split_rejects_a_fraction_out_of_range():
+  with pytest.raises(ValueError, match=r'\[0, 1\], found 1.5'):
+    episodes.split_support_query(numbered_examples([0]), 1.5, SEED)
+
+
+def test_minibatches_visit_every_example_once_per_epoch():
+  batches = episodes.minibatches(7, 3, SEED, num_epochs=4)
+  assert batches.indices.shape == (12, 3)
+  indices = batches.indices.numpy().reshape(4, 9)
+  mask = batches.mask.numpy().reshape(4, 9)
+  np.testing.assert_array_equal(mask, [[1] * 7 + [0] * 2] * 4)
+  np.testing.assert_array_equal(indices[:, 7:], 0)
+  orders = [tuple(order) for order in indices[:, :7]]
+  assert all(sorted(order) == list(range(7)) for order in orders)
+  assert len(set(orders)) == 4
+
+
+def test_minibatches_without_shuffling():
+  batches = episodes.minibatches(4, 3, SEED, num_epochs=2, shuffle=False)
+  expected = [[0, 1, 2], [3, 0, 0]] * 2
+  assert batches.indices.numpy().tolist() == expected
+  assert batches.mask.numpy().tolist() == [[1, 1, 1], [1, 0, 0]] * 2
+
+
+def test_minibatches_of_everything():
+  batches = episodes.minibatches(5, None, SEED, num_epochs=2)
+  assert np.sort(batches.indices).tolist() == [list(range(5))] * 2
+  assert batches.mask.numpy().tolist() == [[1.0] * 5] * 2
+
+
+@pytest.mark.parametrize('batch_size', [3, None])
+@pytest.mark.parametrize('shuffle', [True, False])
+def test_minibatches_of_nothing(batch_size, shuffle):
+  batches = episodes.minibatches(0, batch_size, SEED, 2, shuffle)
+  assert batches.indices.shape[0] == batches.mask.shape[0] == 0
+
+
+def test_minibatches_of_a_size_known_at_run_time():
+  traced = tf.function(
+      lambda n: episodes.minibatches(n, 3, SEED, 2),
+      input_signature=[tf.TensorSpec([], tf.int32)],
+  )
+  for num_examples in (0, 1, 7):
+    for part, expected in zip(
+        traced(num_examples),
+        episodes.minibatches(num_examples, 3, SEED, 2),
+        strict=True,
+    ):
+      np.testing.assert_array_equal(part, expected)
+
+
+def test_minibatches_reject_bad_sizes():
+  with pytest.raises(ValueError, match='`batch_size` .* found 0'):
+    episodes.minibatches(5, 0, SEED)
+  with pytest.raises(ValueError, match='`num_epochs` .* found -1'):
+    episodes.minibatches(5, 2, SEED, num_epochs=-1)
+
+
+def test_take_keeps_padding_as_padding():
+  examples = numbered_examples([5, 6, 7], [1, 0, 1])
+  batch = episodes.take(
+      examples, tf.constant([2, 1, 0, 0]), tf.constant([1.0, 1.0, 1.0, 0.0])
+  )
+  assert rows(batch) == [2, 1, 0, 0]
+  assert batch.y.numpy().tolist() == [7, 6, 5, 5]
+  assert batch.mask.numpy().tolist() == [1, 0, 1, 0]
