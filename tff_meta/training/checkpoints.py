@@ -31,6 +31,10 @@ class DamagedCheckpointError(Exception):
   """A checkpoint's file is not what was written."""
 
 
+class IncompatibleCheckpointError(ValueError):
+  """A checkpoint holds the state of another process."""
+
+
 class Position(NamedTuple):
   """How far a run has come.
 
@@ -95,12 +99,13 @@ def from_arrays(template: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     arrays: What `to_arrays` returned for the saved one.
 
   Raises:
-    ValueError: If paths, dtypes or shapes differ from the template's.
+    IncompatibleCheckpointError: If paths, dtypes or shapes differ from the
+      template's.
   """
   expected = to_arrays(template)
   if expected.keys() != arrays.keys():
     difference = sorted(expected.keys() ^ arrays.keys())
-    raise ValueError(
+    raise IncompatibleCheckpointError(
         'Expected the checkpoint to hold the state of this process, found'
         f' different parts: {", ".join(difference[:5])}. Tip: was it written by'
         ' another version of this library?'
@@ -108,7 +113,7 @@ def from_arrays(template: Any, arrays: Mapping[str, np.ndarray]) -> Any:
   for name, array in expected.items():
     found = arrays[name]
     if (found.dtype, found.shape) != (array.dtype, array.shape):
-      raise ValueError(
+      raise IncompatibleCheckpointError(
           f'Expected `{name}` of the checkpoint to be'
           f' {array.dtype}{list(array.shape)}, found'
           f' {found.dtype}{list(found.shape)}. Tip: was it written by another'

@@ -1,7 +1,8 @@
-"""Hyperparameters from text: `name=value,...` onto a frozen dataclass."""
+"""Hyperparameters and options from text: `name=value,...`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import inspect
 import types
 import typing
 from typing import Any, TypeVar
@@ -14,33 +15,76 @@ def override(config: _T, text: str) -> _T:
   """Returns `config` with the fields named in `text` replaced.
 
   Args:
-    config: An instance of a frozen dataclass; its annotations say how values
-      are read: int, float, bool (true or false), str, `Literal` choices,
-      `T | None` (none), and tuples written as `(1,2,3)`.
-    text: `name=value,...`; may be empty.
+    config: An instance of a frozen dataclass.
+    text: As for `parse`.
 
   Raises:
-    ValueError: If a name is unknown, a value has the wrong type, or the
-      dataclass refuses a value.
+    ValueError: As `parse`, or if the dataclass refuses a value.
   """
   hints = typing.get_type_hints(type(config))
-  known = {f.name: hints[f.name] for f in dataclasses.fields(config) if f.init}
+  names = [f.name for f in dataclasses.fields(config) if f.init]
+  values = parse(text, {n: hints[n] for n in names}, of=type(config).__name__)
+  return dataclasses.replace(config, **values)
+
+
+def parse_options(
+    function: Callable[..., Any], num_leading: int, text: str
+) -> dict[str, Any]:
+  """Returns all keyword arguments for `function`, those in `text` changed.
+
+  Args:
+    function: A function with annotated parameters.
+    num_leading: How many of its first parameters are no options.
+    text: As for `parse`.
+
+  Raises:
+    ValueError: As `parse`, or if an option without a default is not given.
+  """
+  parameters = list(inspect.signature(function).parameters.values())
+  options = {p.name: p.default for p in parameters[num_leading:]}
+  hints = typing.get_type_hints(function)
+  given = parse(text, {n: hints[n] for n in options}, of=function.__qualname__)
+  options |= given
+  for name, value in options.items():
+    if value is inspect.Parameter.empty:
+      raise ValueError(
+          f'Expected a value for option `{name}` of {function.__qualname__},'
+          ' found none.'
+      )
+  return options
+
+
+def parse(text: str, hints: Mapping[str, Any], of: str) -> dict[str, Any]:
+  """Reads `name=value,...`.
+
+  Args:
+    text: The assignments; may be empty.
+    hints: Known name -> annotation, which says how the value is read: int,
+      float, bool (true or false), str, `Literal` choices, `T | None` (none),
+      and tuples written as `(1,2,3)`.
+    of: Whose names these are, for errors.
+
+  Returns:
+    Name -> value.
+
+  Raises:
+    ValueError: If a name is unknown or comes twice, or a value has the wrong
+      type.
+  """
   values = {}
   for assignment in _split(text):
     name, equals, value = (x.strip() for x in assignment.partition('='))
     if not equals:
+      raise ValueError(f'Expected `name=value,...`, found {assignment!r}.')
+    if name not in hints:
       raise ValueError(
-          f'Expected hyperparameters as `name=value,...`, found {assignment!r}.'
-      )
-    if name not in known:
-      raise ValueError(
-          f'Expected a hyperparameter of {type(config).__name__}, found'
-          f' {name!r}. Known: {", ".join(known)}.'
+          f'Expected an option of {of}, found {name!r}. Known:'
+          f' {", ".join(hints) or "none"}.'
       )
     if name in values:
-      raise ValueError(f'Expected hyperparameter `{name}` once, found twice.')
-    values[name] = _parse(name, value, known[name])
-  return dataclasses.replace(config, **values)
+      raise ValueError(f'Expected `{name}` once, found it twice.')
+    values[name] = _parse(name, value, hints[name])
+  return values
 
 
 def _split(text: str) -> list[str]:
@@ -95,6 +139,4 @@ def _parse_tuple(name: str, text: str, arguments: Sequence[Any]) -> tuple:
 
 
 def _error(name: str, expected: str, found: str) -> ValueError:
-  return ValueError(
-      f'Expected hyperparameter `{name}` to be {expected}, found {found!r}.'
-  )
+  return ValueError(f'Expected `{name}` to be {expected}, found {found!r}.')

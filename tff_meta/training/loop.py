@@ -61,6 +61,9 @@ class Evaluation(NamedTuple):
   measure: Callable[[Any], Mapping[str, float]]
 
 
+NO_EVALUATION = Evaluation((), lambda weights: {})
+
+
 class _Recorder:
   """Everything that a run writes while it trains."""
 
@@ -149,8 +152,7 @@ def train(
   if checkpoint is not None:
     state = checkpoints.from_arrays(state, checkpoint.server_state)
     position = checkpoint.position
-  names = evaluation.names if schedule.eval_every else ()
-  recorder = _Recorder(directory, config, position, names)
+  recorder = _Recorder(directory, config, position, evaluation.names)
   progress = progress_lib.Progress(position.rounds, schedule.num_rounds)
   rounds, stop = position.rounds, False
   try:

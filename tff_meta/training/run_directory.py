@@ -11,7 +11,7 @@ from typing import Any
 from tff_meta.training import atomic_files
 
 
-class RunDirectoryError(Exception):
+class RunDirectoryError(OSError):
   """A run's directory cannot be used; the message says why."""
 
 

@@ -1,0 +1,58 @@
+"""How the programs read flags and report errors: a line, no traceback."""
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+import sys
+
+from absl import app
+from absl import flags
+
+USAGE_ERROR = 2
+FAILURE = 1
+INTERRUPTED = 130
+
+
+def report(line: str) -> None:
+  """Prints a line on stderr, which results on stdout are kept apart from."""
+  print(line, file=sys.stderr, flush=True)
+
+
+def fail(problem: object, exit_code: int) -> None:
+  """Prints what is wrong as one line on stderr and ends the program."""
+  report(f'Error: {" ".join(str(problem).split())}')
+  sys.exit(exit_code)
+
+
+@contextlib.contextmanager
+def reported_errors() -> Iterator[None]:
+  """Turns errors of input and environment into a line and an exit code.
+
+  Impossible input ends with code 2; an environment that does not play along
+  (files, missing data sets, a broken installation) with code 1.
+  """
+  try:
+    yield
+  except (ValueError, TypeError) as error:
+    fail(error, USAGE_ERROR)
+  except (ImportError, OSError) as error:
+    fail(error, FAILURE)
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+  """Parses flags; what is not a flag is an error."""
+  try:
+    rest = flags.FLAGS(argv)
+  except flags.Error as error:
+    fail(f'{error}. Tip: --helpshort lists the flags', USAGE_ERROR)
+  if len(rest) > 1:
+    fail(f'Expected only flags, found {" ".join(rest[1:])!r}', USAGE_ERROR)
+  return rest
+
+
+def run(main: Callable[[], int]) -> None:
+  """Parses the flags and runs a program, which returns its exit code."""
+  try:
+    app.run(lambda _: main(), flags_parser=_parse)
+  except KeyboardInterrupt:
+    report('Interrupted.')
+    sys.exit(INTERRUPTED)

@@ -1,0 +1,127 @@
+"""Evaluates a finished or running run from its newest good checkpoint.
+
+  python -m binaries.evaluate --run_dir=DIR --protocol=new_groups_iid
+
+Prints the accuracies and writes DIR/evaluation/PROTOCOL.json. Nothing else in
+DIR is changed, so the run may go on meanwhile. What is not given is as in the
+run.
+"""
+
+import dataclasses
+
+from absl import flags
+
+from binaries import command_line
+from tff_meta.execution import native
+
+RUN_DIR = flags.DEFINE_string(
+    'run_dir', None, 'Directory of the run: --output_dir of binaries.train.'
+)
+PROTOCOL = flags.DEFINE_list(
+    'protocol',
+    [],
+    'What to evaluate: new_groups, new_groups_iid, new_groups_mixed,'
+    ' known_clients; by default what the run evaluates at its end.',
+)
+NUM_GROUPS = flags.DEFINE_integer('num_groups', None, 'Groups to evaluate in.')
+EVAL_SEED = flags.DEFINE_integer(
+    'eval_seed', None, 'Of the groups and of adaptation; 0 to 2**31 - 1.'
+)
+WAY = flags.DEFINE_integer('way', None, 'Classes of a group.')
+GROUP_CLIENTS = flags.DEFINE_integer(
+    'group_clients', None, 'Clients of a group.'
+)
+DATA_DIR = flags.DEFINE_string(
+    'data_dir', None, 'Where data sets are, if they have moved.'
+)
+
+
+def _read_config(directory):
+  """Returns the run's configuration with the flags applied to it."""
+  from tff_meta.training import run_config
+
+  content = directory.read_config()
+  if content is None:
+    raise FileNotFoundError(
+        f'Expected a run in {directory.root}, found no {directory.config.name}'
+        ' there.'
+    )
+  config = run_config.from_json(content.get('config', {}))
+  given = {
+      'protocols': tuple(PROTOCOL.value) or config.protocols,
+      'eval_groups': NUM_GROUPS.value,
+      'way': WAY.value,
+      'group_clients': GROUP_CLIENTS.value,
+      'data_dir': DATA_DIR.value,
+  }
+  given = {k: v for k, v in given.items() if v is not None}
+  return config, dataclasses.replace(config, **given)
+
+
+def _load_weights(experiment, directory):
+  """Returns trained and untrained weights, and the rounds trained."""
+  from tff_meta.training import checkpoints
+  from tff_meta.training import run
+
+  checkpoint = run.find_checkpoint(
+      directory, run.identity(experiment), command_line.report
+  )
+  if checkpoint is None:
+    raise FileNotFoundError(
+        f'Expected a good checkpoint in {directory.checkpoints}, found none.'
+        ' Tip: a new run writes its first after --checkpoint_every rounds.'
+    )
+  process = experiment.build_process()
+  native.set_native_context()
+  state = checkpoints.from_arrays(process.initialize(), checkpoint.server_state)
+  weights, untrained = run.model_weights(process, state)
+  return weights, untrained, checkpoint.position.rounds
+
+
+def main() -> int:
+  """Runs the program and returns its exit code."""
+  native.prepare_environment()
+  with command_line.reported_errors():
+    if not RUN_DIR.value:
+      raise ValueError('Expected --run_dir, found none.')
+    from tff_meta.training import atomic_files
+    from tff_meta.training import experiment as experiment_lib
+    from tff_meta.training import protocols
+    from tff_meta.training import run_directory
+
+    directory = run_directory.RunDirectory(RUN_DIR.value)
+    run_config, eval_config = _read_config(directory)
+    trained = experiment_lib.prepare(
+        dataclasses.replace(run_config, data_dir=eval_config.data_dir)
+    )
+    # The clients stay those of the run; only groups and adaptation change.
+    if EVAL_SEED.value is not None:
+      eval_config = dataclasses.replace(eval_config, seed=EVAL_SEED.value)
+    evaluator = protocols.Evaluator(
+        dataclasses.replace(trained, config=eval_config)
+    )
+    names = evaluator.choose(eval_config.protocols)
+    weights, untrained, rounds = _load_weights(trained, directory)
+    directory.evaluations.mkdir(exist_ok=True)
+
+  results = {}
+  for name in names:
+    results[name] = evaluator.evaluate(name, weights, untrained)
+    atomic_files.write_json(
+        directory.evaluations / f'{name}.json',
+        {
+            'protocol': name,
+            'rounds': rounds,
+            'seed': eval_config.seed,
+            'way': eval_config.way,
+            'group_clients': eval_config.group_clients,
+            **results[name],
+        },
+    )
+  print(f'After {rounds} rounds of {run_config.rounds}:')
+  print(protocols.format_table(results))
+  return 0
+
+
+if __name__ == '__main__':
+  command_line.run(main)

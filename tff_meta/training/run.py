@@ -1,0 +1,273 @@
+"""A whole run: begin or go on, train, evaluate, sum up."""
+
+from collections.abc import Callable, Mapping
+import importlib.metadata
+import json
+import pathlib
+import platform
+import subprocess
+from typing import Any
+
+import tensorflow_federated as tff
+
+from tff_meta.training import atomic_files
+from tff_meta.training import checkpoints
+from tff_meta.training import experiment as experiment_lib
+from tff_meta.training import learning_curve
+from tff_meta.training import loop
+from tff_meta.training import metric_writers
+from tff_meta.training import protocols as protocols_lib
+from tff_meta.training import run_config
+from tff_meta.training import run_directory
+from tff_meta.training import stop_signals
+
+_VERSIONS_OF = ('tff-meta', 'tensorflow', 'tensorflow-federated', 'numpy')
+
+
+class AnotherConfigurationError(ValueError):
+  """The directory holds a run of another configuration."""
+
+
+class StoppedError(Exception):
+  """A signal has stopped the run; it can be continued.
+
+  Attributes:
+    signal_num: Which signal.
+  """
+
+  def __init__(self, signal_num: int):
+    super().__init__(f'stopped by signal {signal_num}')
+    self.signal_num = signal_num
+
+
+def identity(experiment: experiment_lib.Experiment) -> dict[str, Any]:
+  """Returns what a run and its continuation must have in common."""
+  return experiment.config.identity() | {
+      'data_fingerprint': experiment.dataset.fingerprint()
+  }
+
+
+def find_checkpoint(
+    directory: run_directory.RunDirectory,
+    run_identity: Mapping[str, Any],
+    report: Callable[[str], None],
+) -> checkpoints.Checkpoint | None:
+  """Returns the newest good checkpoint of a run.
+
+  Args:
+    directory: The run's directory.
+    run_identity: From `identity`.
+    report: Called with a line for every checkpoint that is passed over.
+
+  Raises:
+    AnotherConfigurationError: If the checkpoint is of another configuration.
+  """
+
+  def missing_metrics(checkpoint):
+    size = directory.metrics.stat().st_size if directory.metrics.exists() else 0
+    if size < checkpoint.position.metrics_bytes:
+      return (
+          f'it needs {checkpoint.position.metrics_bytes} bytes of'
+          f' {directory.metrics.name}, which has {size}'
+      )
+    return None
+
+  store = checkpoints.CheckpointStore(directory.checkpoints)
+  checkpoint = store.load_latest(report, missing_metrics)
+  if checkpoint is not None:
+    _check_same(checkpoint.config, run_identity, 'the checkpoint')
+  return checkpoint
+
+
+def _check_same(old, new, what):
+  differences = run_directory.differences(old, new)
+  if differences:
+    raise AnotherConfigurationError(
+        f'Expected {what} to have this configuration, found another:'
+        f' {"; ".join(differences)}. Tip: give another --output_dir, or the'
+        ' flags the run began with.'
+    )
+
+
+def train_and_evaluate(
+    experiment: experiment_lib.Experiment,
+    process: tff.learning.templates.LearningProcess,
+    evaluator: protocols_lib.Evaluator,
+    directory: run_directory.RunDirectory,
+    *,
+    report: Callable[[str], None],
+) -> dict[str, Any]:
+  """Begins or continues a run; a finished one is only summed up.
+
+  Args:
+    experiment: What to run.
+    process: From `experiment.build_process`.
+    evaluator: Of the experiment.
+    directory: Where the run is, locked by the caller.
+    report: Called with lines for the user about what is found there.
+
+  Returns:
+    What summary.json says.
+
+  Raises:
+    AnotherConfigurationError: If the directory holds another run.
+    IncompatibleCheckpointError: If another version of the library wrote it.
+    RunDirectoryError: If the directory's config.json cannot be read.
+    StoppedError: If Ctrl-C (SIGINT) or SIGTERM stopped it between two rounds.
+  """
+  config = experiment.config
+  run_identity = identity(experiment)
+  _check_config_file(directory, experiment)
+  checkpoint = find_checkpoint(directory, run_identity, report)
+  done = checkpoint.position.rounds if checkpoint else 0
+  if done > config.rounds:
+    raise AnotherConfigurationError(
+        f'Expected `rounds` to be at least {done}, which the run has done'
+        f' already, found {config.rounds}.'
+    )
+  atomic_files.write_json(directory.config, _config_file(experiment))
+  if done == config.rounds:
+    summary = _finished_summary(directory, config)
+    if summary is not None:
+      report(f'{directory.root} holds this run, finished: {done} rounds.')
+      return summary
+  if done:
+    report(f'Continuing after round {done} of {config.rounds}.')
+  with stop_signals.listen() as stop:
+    state, done = loop.train(
+        process,
+        experiment.cohort_data,
+        evaluator.on_the_way() if config.eval_every else loop.NO_EVALUATION,
+        directory=directory,
+        config=run_identity,
+        schedule=loop.Schedule(
+            config.rounds, config.checkpoint_every, config.eval_every
+        ),
+        checkpoint=checkpoint,
+        should_stop=stop.requested,
+    )
+  learning_curve.write_learning_curve(
+      directory.learning_curve,
+      metric_writers.read_metrics(directory.metrics),
+      f'{config.algorithm} on {config.dataset}',
+  )
+  if done < config.rounds:
+    raise StoppedError(stop.signal_num)
+  report(f'Trained {done} rounds; evaluating.')
+  weights, untrained = model_weights(process, state)
+  summary = _summary(experiment, directory) | {
+      'evaluation': {
+          name: evaluator.evaluate(name, weights, untrained)
+          for name in config.protocols
+      }
+  }
+  atomic_files.write_json(directory.summary, summary)
+  return summary
+
+
+def model_weights(
+    process: tff.learning.templates.LearningProcess, state: Any
+) -> tuple[Any, Any]:
+  """Returns the weights in a server state, and those that training began with.
+
+  Args:
+    process: The training process.
+    state: One of its server states.
+  """
+  return tuple(
+      process.get_model_weights(s).trainable
+      for s in (state, process.initialize())
+  )
+
+
+def _check_config_file(directory, experiment):
+  """Raises if config.json is that of another run."""
+  found = directory.read_config()
+  if found is None:
+    return
+  try:
+    old = {
+        name: value
+        for name, value in found['config'].items()
+        if name not in run_config.FREE_FIELDS
+    } | {'data_fingerprint': found['data']['fingerprint']}
+  except (AttributeError, KeyError, TypeError):
+    raise run_directory.RunDirectoryError(
+        f'Expected {directory.config} to be the configuration of a run, found'
+        ' something else. Tip: give another --output_dir.'
+    ) from None
+  # As JSON has it: tuples are lists there.
+  new = json.loads(json.dumps(identity(experiment)))
+  _check_same(old, new, str(directory.root))
+
+
+def _config_file(experiment) -> dict[str, Any]:
+  """Returns the content of config.json."""
+  dataset = experiment.dataset
+  return {
+      'config': experiment.config.to_json(),
+      'data': {
+          'fingerprint': dataset.fingerprint(),
+          'num_train_clients': len(dataset.client_ids()),
+          'num_classes': dataset.num_classes,
+          'input_shape': list(dataset.input_shape),
+      },
+      'num_model_parameters': experiment.model.num_parameters(),
+      'versions': {
+          'python': platform.python_version(),
+          **{name: importlib.metadata.version(name) for name in _VERSIONS_OF},
+      },
+      'git_commit': _git_commit(),
+  }
+
+
+def _git_commit() -> str | None:
+  """Returns the commit of this library, `-dirty` if changed, None without."""
+  root = pathlib.Path(__file__).resolve().parents[2]
+  if not (root / '.git').exists():
+    return None
+  command = ['git', '-C', str(root), 'describe', '--always', '--dirty']
+  try:
+    done = subprocess.run(
+        [*command, '--abbrev=40', '--exclude=*'],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+    )
+  except (OSError, subprocess.SubprocessError):
+    return None
+  return done.stdout.strip()
+
+
+def _summary(experiment, directory) -> dict[str, Any]:
+  """Returns summary.json without the evaluation."""
+  config = experiment.config
+  return {
+      'algorithm': config.algorithm,
+      'dataset': config.dataset,
+      'preset': config.preset,
+      'rounds': config.rounds,
+      'seed': config.seed,
+      'eval_groups': config.eval_groups,
+      'seconds_per_round_median': metric_writers.median_seconds(
+          directory.timings
+      ),
+  }
+
+
+def _finished_summary(
+    directory: run_directory.RunDirectory,
+    config: run_config.RunConfig,
+) -> dict[str, Any] | None:
+  """Returns summary.json if it is what this run would write again."""
+  try:
+    summary = json.loads(directory.summary.read_text())
+    same = (
+        summary['rounds'] == config.rounds
+        and summary['eval_groups'] == config.eval_groups
+        and tuple(summary['evaluation']) == config.protocols
+    )
+  except (FileNotFoundError, ValueError, KeyError, TypeError):
+    return None
+  return summary if same else None

@@ -1,0 +1,246 @@
+"""The fully resolved configuration of a run."""
+
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+from tff_meta import datasets
+from tff_meta import models
+from tff_meta import registry
+from tff_meta.data import partitioners
+from tff_meta.training import hyperparameters
+
+FEW_ROUND = 'few_round'
+PARTITIONS = (FEW_ROUND, *partitioners.PARTITIONERS)
+EXECUTIONS = ('native',)
+PRESETS = ('paper', 'release')
+
+# Fields that may differ between a run and its continuation: none of them
+# changes the weights or metrics.csv of the rounds that are done.
+FREE_FIELDS = (
+    'rounds',
+    'checkpoint_every',
+    'data_dir',
+    'protocols',
+    'eval_groups',
+)
+
+_DEFAULT_CLIENTS = 100
+_DEFAULT_COHORT = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+  """Everything that decides what a run does; nothing is left to default later.
+
+  Attributes:
+    algorithm: Name in `tff_meta.registry.ALGORITHMS`.
+    preset: Which of the algorithm's configurations `hparams` started from.
+    hparams: The algorithm's configuration.
+    dataset: Name in `tff_meta.datasets.DATASETS`.
+    dataset_options: Further arguments of the data set's loader.
+    data_dir: Where the data set is; None for its default place.
+    model: Name in `tff_meta.models.MODELS`.
+    partition: How training clients are made: `'few_round'` (of meta-train
+      classes, two shards a client) or a name of `partitioners.PARTITIONERS`.
+    partition_options: Further arguments of the partitioner.
+    test_fraction: Share of each client's examples to test on; None deals the
+      published test part to the clients. Always None with `'few_round'`.
+    num_clients: Training clients.
+    clients_per_round: Clients in a round's cohort.
+    rounds: Communication rounds of the whole run.
+    seed: Of the partition, the cohorts, the initial weights, local training
+      and the evaluation; 0..2**31-1.
+    checkpoint_every: Rounds between checkpoints.
+    eval_every: Rounds between evaluations on the way; 0 for none.
+    validation_groups: Groups of an evaluation on the way.
+    protocols: What to evaluate at the end; see `training.protocols`.
+    eval_groups: Groups of an evaluation at the end.
+    way: Classes of a group; None where no groups can be drawn.
+    group_clients: Clients of a group; None where no groups can be drawn.
+    execution: Where TFF computations run.
+  """
+
+  algorithm: str
+  preset: str
+  hparams: Any
+  dataset: str
+  dataset_options: Mapping[str, Any]
+  data_dir: str | None
+  model: str
+  partition: str
+  partition_options: Mapping[str, Any]
+  test_fraction: float | None
+  num_clients: int
+  clients_per_round: int
+  rounds: int
+  seed: int
+  checkpoint_every: int
+  eval_every: int
+  validation_groups: int
+  protocols: tuple[str, ...]
+  eval_groups: int
+  way: int | None
+  group_clients: int | None
+  execution: str
+
+  def __post_init__(self):
+    for name, value, choices in (
+        ('model', self.model, models.MODELS),
+        ('partition', self.partition, PARTITIONS),
+        ('execution', self.execution, EXECUTIONS),
+    ):
+      if value not in choices:
+        raise ValueError(
+            f'Expected `{name}` to be one of {", ".join(choices)}, found'
+            f' {value!r}.'
+        )
+    for name, least in (
+        ('num_clients', 1),
+        ('clients_per_round', 1),
+        ('rounds', 1),
+        ('seed', 0),
+        ('checkpoint_every', 1),
+        ('eval_every', 0),
+        ('validation_groups', 1),
+        ('eval_groups', 1),
+    ):
+      value = getattr(self, name)
+      if not least <= value < 2**31:
+        raise ValueError(
+            f'Expected `{name}` to be at least {least} and below 2**31, found'
+            f' {value}.'
+        )
+    if self.clients_per_round > self.num_clients:
+      raise ValueError(
+          'Expected `clients_per_round` to be at most `num_clients`,'
+          f' {self.num_clients}, found {self.clients_per_round}.'
+      )
+    if self.partition == FEW_ROUND and self.test_fraction is not None:
+      raise ValueError(
+          "Expected no `test_fraction` with partition 'few_round', which trains"
+          f' on all examples of its classes, found {self.test_fraction}.'
+      )
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns the configuration as JSON values."""
+    values = dataclasses.asdict(self)
+    return {
+        name: list(v) if isinstance(v, tuple) else v
+        for name, v in values.items()
+    }
+
+  def identity(self) -> dict[str, Any]:
+    """Returns the part that a continuation must share, as JSON values."""
+    return {k: v for k, v in self.to_json().items() if k not in FREE_FIELDS}
+
+
+def from_json(values: Mapping[str, Any]) -> RunConfig:
+  """Returns the configuration that `to_json` was called on.
+
+  Raises:
+    ValueError: If `values` is not one, e.g. of another version.
+  """
+  try:
+    preset = registry.get(values['algorithm']).presets[values['preset']]
+    hparams = {k: _to_tuple(v) for k, v in values['hparams'].items()}
+    return RunConfig(
+        **{k: _to_tuple(v) for k, v in values.items()}
+        | {'hparams': dataclasses.replace(preset, **hparams)}
+    )
+  except (AttributeError, KeyError, TypeError) as error:
+    raise ValueError(
+        'Expected the configuration of a run of this version of the library,'
+        f' found one that it does not know ({error}).'
+    ) from None
+
+
+def _to_tuple(value):
+  """Returns lists, which JSON makes of tuples, as tuples again."""
+  return tuple(value) if isinstance(value, list) else value
+
+
+def resolve(
+    *,
+    algorithm: str,
+    preset: str,
+    hparams: str,
+    dataset: str,
+    dataset_options: str,
+    partition: str | None,
+    partition_options: str,
+    model: str | None,
+    num_clients: int | None,
+    clients_per_round: int | None,
+    way: int | None,
+    group_clients: int | None,
+    **given: Any,
+) -> RunConfig:
+  """Fills in what was left to the algorithm and to the data set.
+
+  Args:
+    algorithm: As in `RunConfig`.
+    preset: As in `RunConfig`.
+    hparams: `name=value,...`, changes to the preset.
+    dataset: As in `RunConfig`.
+    dataset_options: `name=value,...`.
+    partition: As in `RunConfig`; None for the algorithm's own.
+    partition_options: `name=value,...`.
+    model: As in `RunConfig`; None for the data set's own.
+    num_clients: As in `RunConfig`; None for the data set's own.
+    clients_per_round: As in `RunConfig`; None for the data set's own.
+    way: As in `RunConfig`; None for the data set's own.
+    group_clients: As in `RunConfig`; None for the data set's own.
+    **given: The other fields of `RunConfig`, as they are.
+
+  Raises:
+    ValueError: If a name is unknown or a value impossible.
+  """
+  algorithm_spec = registry.get(algorithm)
+  dataset_spec = datasets.get(dataset)
+  if preset not in PRESETS:
+    raise ValueError(
+        f'Expected `preset` to be one of {", ".join(PRESETS)}, found'
+        f' {preset!r}.'
+    )
+  partition = partition or algorithm_spec.partition
+  defaults = dataset_spec.few_round or datasets.FewRoundDefaults(
+      way=None, num_clients=_DEFAULT_CLIENTS, cohort_size=_DEFAULT_COHORT
+  )
+  if num_clients is None:
+    num_clients = defaults.num_clients
+  if clients_per_round is None:
+    clients_per_round = min(defaults.cohort_size, num_clients)
+  return RunConfig(
+      algorithm=algorithm,
+      preset=preset,
+      hparams=hyperparameters.override(algorithm_spec.presets[preset], hparams),
+      dataset=dataset,
+      dataset_options=hyperparameters.parse_options(
+          dataset_spec.load, 2, dataset_options
+      ),
+      model=model or dataset_spec.default_model,
+      partition=partition,
+      partition_options=_partition_options(
+          partition, partition_options, defaults.examples_per_class
+      ),
+      num_clients=num_clients,
+      clients_per_round=clients_per_round,
+      way=way if way is not None else defaults.way,
+      group_clients=group_clients or defaults.cohort_size,
+      **given,
+  )
+
+
+def _partition_options(
+    partition: str, text: str, examples_per_class: int | None
+) -> dict[str, Any]:
+  """Returns all options of a partition; unknown partitions have none."""
+  if partition == FEW_ROUND:
+    hint = {'examples_per_class': int | None}
+    given = hyperparameters.parse(text, hint, of=partition)
+    return {'examples_per_class': examples_per_class} | given
+  if partition not in partitioners.PARTITIONERS:
+    return {}
+  deal = partitioners.PARTITIONERS[partition]
+  return hyperparameters.parse_options(deal, 3, text)
