@@ -215,7 +215,7 @@ def test_clients_are_cached_within_the_budget():
       cache_bytes=28 * 80,
   )
   reads.clear()
-  for client in (0, 1, 0, 1):
+  for client in (1, 0, 0, 1):
     dataset.client(f'client_{client}')
   assert (reads[45], reads[30]) == (1, 1)
   dataset.client('client_2')  # 90 examples: client 0 was used longest ago.

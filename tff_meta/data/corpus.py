@@ -296,7 +296,7 @@ def with_rotated_classes(corpus: Corpus) -> Corpus:
 def _rotate(pixels, degrees):
   """Turns images counter-clockwise, bilinearly, black outside."""
   turned = ndimage.rotate(
-      pixels.astype(np.float32), degrees, axes=(2, 1), reshape=False, order=1
+      pixels.astype(np.float32), degrees, axes=(1, 2), reshape=False, order=1
   )
   if pixels.dtype == np.uint8:
     turned = np.rint(turned).clip(0, 255)
