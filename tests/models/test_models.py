@@ -1,4 +1,5 @@
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -134,6 +135,10 @@ def test_the_seed_decides_and_the_head_does_not_change_the_body():
         np.testing.assert_array_equal, first['body'], weights['body']
     )
   assert wider['head']['kernel'].shape == (100, 9)
+  seeds = dataclasses.replace(
+      model, init_body=lambda seed: seed, init_head=lambda seed, _: seed
+  ).initialize([1, 2])
+  assert np.any(seeds['body'] != seeds['head'])
 
 
 def test_logits_need_a_head():
