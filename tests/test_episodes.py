@@ -176,11 +176,11 @@ def test_minibatches_reject_bad_sizes():
     episodes.minibatches(5, 2, SEED, num_epochs=-1)
 
 
-def test_take_keeps_padding_as_padding():
+def test_take_cuts_what_fills_up_and_keeps_padding_as_padding():
   examples = numbered_examples([5, 6, 7], [1, 0, 1])
   batch = episodes.take(
       examples, tf.constant([2, 1, 0, 0]), tf.constant([1.0, 1.0, 1.0, 0.0])
   )
-  assert rows(batch) == [2, 1, 0, 0]
-  assert batch.y.numpy().tolist() == [7, 6, 5, 5]
-  assert batch.mask.numpy().tolist() == [1, 0, 1, 0]
+  assert rows(batch) == [2, 1, 0]
+  assert batch.y.numpy().tolist() == [7, 6, 5]
+  assert batch.mask.numpy().tolist() == [1, 0, 1]
