@@ -12,28 +12,16 @@ import dataclasses
 from absl import flags
 
 from binaries import command_line
+from binaries import flag_groups
 from tff_meta.execution import native
 
 RUN_DIR = flags.DEFINE_string(
     'run_dir', None, 'Directory of the run: --output_dir of binaries.train.'
 )
-PROTOCOL = flags.DEFINE_list(
-    'protocol',
-    [],
-    'What to evaluate: new_groups, new_groups_iid, new_groups_mixed,'
-    ' known_clients; by default what the run evaluates at its end.',
-)
-NUM_GROUPS = flags.DEFINE_integer('num_groups', None, 'Groups to evaluate in.')
 EVAL_SEED = flags.DEFINE_integer(
     'eval_seed', None, 'Of the groups and of adaptation; 0 to 2**31 - 1.'
 )
-WAY = flags.DEFINE_integer('way', None, 'Classes of a group.')
-GROUP_CLIENTS = flags.DEFINE_integer(
-    'group_clients', None, 'Clients of a group.'
-)
-DATA_DIR = flags.DEFINE_string(
-    'data_dir', None, 'Where data sets are, if they have moved.'
-)
+flags.adopt_module_key_flags(flag_groups)
 
 
 def _read_config(directory):
@@ -48,11 +36,11 @@ def _read_config(directory):
     )
   config = run_config.from_json(content.get('config', {}))
   given = {
-      'protocols': tuple(PROTOCOL.value) or config.protocols,
-      'eval_groups': NUM_GROUPS.value,
-      'way': WAY.value,
-      'group_clients': GROUP_CLIENTS.value,
-      'data_dir': DATA_DIR.value,
+      'protocols': tuple(flag_groups.PROTOCOL.value) or config.protocols,
+      'eval_groups': flag_groups.EVAL_GROUPS.value,
+      'way': flag_groups.WAY.value,
+      'group_clients': flag_groups.GROUP_CLIENTS.value,
+      'data_dir': flag_groups.DATA_DIR.value,
   }
   given = {k: v for k, v in given.items() if v is not None}
   return config, dataclasses.replace(config, **given)

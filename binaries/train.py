@@ -17,11 +17,92 @@ from tff_meta import datasets
 from tff_meta import registry
 from tff_meta.execution import native
 
+ALGORITHM = flags.DEFINE_string(
+    'algorithm', None, 'What to train; --list shows all.'
+)
 OUTPUT_DIR = flags.DEFINE_string(
     'output_dir', None, 'Where the run is written, or continued.'
 )
+PRESET = flags.DEFINE_enum(
+    'preset',
+    'paper',
+    ['paper', 'release'],
+    'Hyperparameters as the paper prints them, or as the released code has'
+    ' them.',
+)
+HPARAMS = flags.DEFINE_string(
+    'hparams',
+    '',
+    'Changes to the preset, name=value,... ; an unknown name lists all.',
+)
+DATASET = flags.DEFINE_string(
+    'dataset', None, 'What to train on; --list shows all.'
+)
+DATASET_OPTIONS = flags.DEFINE_string(
+    'dataset_options',
+    '',
+    "Options of the data set's loader, name=value,... , e.g. scaling=raw.",
+)
+DOWNLOAD = flags.DEFINE_bool(
+    'download', False, 'Fetch the data set if it is not there.'
+)
+PARTITION = flags.DEFINE_string(
+    'partition',
+    None,
+    "How examples go to clients; by default the algorithm's way. few_round"
+    ' (needed for groups with new classes) or a partitioner; a wrong name'
+    ' lists all.',
+)
+PARTITION_OPTIONS = flags.DEFINE_string(
+    'partition_options',
+    '',
+    'Options of the partition, name=value,... , e.g. alpha=0.3.',
+)
+TEST_FRACTION = flags.DEFINE_float(
+    'test_fraction',
+    None,
+    "Share of each client's examples to test on, 0..1; by default the published"
+    ' test part is dealt to the clients.',
+)
+NUM_CLIENTS = flags.DEFINE_integer(
+    'num_clients', None, 'Training clients; by default what suits the data.'
+)
+MODEL = flags.DEFINE_string(
+    'model', None, 'Network; by default what suits the data.'
+)
+ROUNDS = flags.DEFINE_integer(
+    'rounds',
+    200,
+    'Communication rounds of the whole run (an FRL episode with R = 3 takes 4).'
+    ' Raise it to extend a finished run.',
+)
+CLIENTS_PER_ROUND = flags.DEFINE_integer(
+    'clients_per_round',
+    None,
+    'Clients of a round; by default what suits the data.',
+)
+SEED = flags.DEFINE_integer(
+    'seed', 0, 'Of everything random in the run; 0 to 2**31 - 1.'
+)
+EXECUTION = flags.DEFINE_enum(
+    'execution', 'native', ['native'], 'Where TFF computations run.'
+)
+CHECKPOINT_EVERY = flags.DEFINE_integer(
+    'checkpoint_every', 20, 'Rounds from one checkpoint to the next.'
+)
+EVAL_EVERY = flags.DEFINE_integer(
+    'eval_every',
+    0,
+    'Rounds from one evaluation on the way to the next, 0 for none: accuracy in'
+    ' groups of meta-validation classes, or of known clients.',
+)
+VALIDATION_GROUPS = flags.DEFINE_integer(
+    'validation_groups', 20, 'Groups of an evaluation on the way.'
+)
 LIST = flags.DEFINE_bool('list', False, 'Show algorithms and data sets, end.')
 flags.adopt_module_key_flags(flag_groups)
+
+_EVAL_GROUPS = 100
 
 
 def _print_list() -> None:
@@ -34,40 +115,45 @@ def _print_list() -> None:
     print(f'  {spec.name:16}{spec.description}')
 
 
+def _eval_groups() -> int:
+  given = flag_groups.EVAL_GROUPS.value
+  return _EVAL_GROUPS if given is None else given
+
+
 def _config():
   """Returns the configuration that the flags mean."""
-  for flag in (flag_groups.ALGORITHM, flag_groups.DATASET, OUTPUT_DIR):
+  for flag in (ALGORITHM, DATASET, OUTPUT_DIR):
     if not flag.value:
       raise ValueError(
           f'Expected --{flag.name}, found none. Tip: --list shows algorithms'
           ' and data sets.'
       )
   # Names first: what follows imports TensorFlow, which takes seconds.
-  registry.get(flag_groups.ALGORITHM.value)
-  datasets.get(flag_groups.DATASET.value)
+  registry.get(ALGORITHM.value)
+  datasets.get(DATASET.value)
   from tff_meta.training import run_config
 
   return run_config.resolve(
-      algorithm=flag_groups.ALGORITHM.value,
-      preset=flag_groups.PRESET.value,
-      hparams=flag_groups.HPARAMS.value,
-      dataset=flag_groups.DATASET.value,
-      dataset_options=flag_groups.DATASET_OPTIONS.value,
+      algorithm=ALGORITHM.value,
+      preset=PRESET.value,
+      hparams=HPARAMS.value,
+      dataset=DATASET.value,
+      dataset_options=DATASET_OPTIONS.value,
       data_dir=flag_groups.DATA_DIR.value,
-      partition=flag_groups.PARTITION.value,
-      partition_options=flag_groups.PARTITION_OPTIONS.value,
-      test_fraction=flag_groups.TEST_FRACTION.value,
-      num_clients=flag_groups.NUM_CLIENTS.value,
-      model=flag_groups.MODEL.value,
-      rounds=flag_groups.ROUNDS.value,
-      clients_per_round=flag_groups.CLIENTS_PER_ROUND.value,
-      seed=flag_groups.SEED.value,
-      execution=flag_groups.EXECUTION.value,
-      checkpoint_every=flag_groups.CHECKPOINT_EVERY.value,
+      partition=PARTITION.value,
+      partition_options=PARTITION_OPTIONS.value,
+      test_fraction=TEST_FRACTION.value,
+      num_clients=NUM_CLIENTS.value,
+      model=MODEL.value,
+      rounds=ROUNDS.value,
+      clients_per_round=CLIENTS_PER_ROUND.value,
+      seed=SEED.value,
+      execution=EXECUTION.value,
+      checkpoint_every=CHECKPOINT_EVERY.value,
       protocols=tuple(flag_groups.PROTOCOL.value),
-      eval_every=flag_groups.EVAL_EVERY.value,
-      validation_groups=flag_groups.VALIDATION_GROUPS.value,
-      eval_groups=flag_groups.EVAL_GROUPS.value,
+      eval_every=EVAL_EVERY.value,
+      validation_groups=VALIDATION_GROUPS.value,
+      eval_groups=_eval_groups(),
       way=flag_groups.WAY.value,
       group_clients=flag_groups.GROUP_CLIENTS.value,
   )
@@ -87,9 +173,7 @@ def main() -> int:
     from tff_meta.training import run
     from tff_meta.training import run_directory
 
-    experiment = experiment_lib.prepare(
-        config, download=flag_groups.DOWNLOAD.value
-    )
+    experiment = experiment_lib.prepare(config, download=DOWNLOAD.value)
     evaluator = protocols.Evaluator(experiment)
     chosen = evaluator.choose(config.protocols)
     experiment = dataclasses.replace(
@@ -120,7 +204,8 @@ def main() -> int:
   except run.StoppedError as stopped:
     command_line.report('Stopped; the same command continues the run.')
     return 128 + stopped.signal_num
-  print(protocols.format_table(summary['evaluation']))
+  if summary['evaluation']:
+    print(protocols.format_table(summary['evaluation']))
   return 0
 
 

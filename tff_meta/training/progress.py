@@ -16,10 +16,9 @@ class Progress:
       first_round: Rounds done before, by an earlier process.
       num_rounds: Rounds of the whole run.
     """
-    self._first_round = first_round
     self._num_rounds = num_rounds
-    self._started = time.monotonic()
-    self._next_line = self._started
+    self._first = None
+    self._next_line = time.monotonic()
     self._bar = None
     if sys.stderr.isatty():
       import tqdm
@@ -44,14 +43,17 @@ class Progress:
     if now < self._next_line and rounds < self._num_rounds:
       return
     self._next_line = now + _SECONDS_BETWEEN_LINES
-    rate = (rounds - self._first_round) / max(now - self._started, 1e-9)
-    left = (self._num_rounds - rounds) / max(rate, 1e-9)
-    shown_loss = '' if loss is None else f'  loss {loss:.4f}'
-    print(
-        f'round {rounds}/{self._num_rounds}{shown_loss}  {rate:.2f} rounds/s '
-        f' {_duration(left)} left',
-        flush=True,
-    )
+    line = f'round {rounds}/{self._num_rounds}'
+    if loss is not None:
+      line += f'  loss {loss:.4f}'
+    if self._first is not None:
+      rate = (rounds - self._first[0]) / max(now - self._first[1], 1e-9)
+      left = (self._num_rounds - rounds) / rate
+      line += f'  {rate:.2f} rounds/s  {_duration(left)} left'
+    else:
+      # The first round of a process also compiles: no measure of the rest.
+      self._first = (rounds, now)
+    print(line, flush=True)
 
   def close(self) -> None:
     """Ends the bar."""

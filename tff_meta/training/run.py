@@ -125,12 +125,12 @@ def train_and_evaluate(
         f'Expected `rounds` to be at least {done}, which the run has done'
         f' already, found {config.rounds}.'
     )
-  atomic_files.write_json(directory.config, _config_file(experiment))
   if done == config.rounds:
     summary = _finished_summary(directory, config)
     if summary is not None:
       report(f'{directory.root} holds this run, finished: {done} rounds.')
       return summary
+  atomic_files.write_json(directory.config, _config_file(experiment))
   if done:
     report(f'Continuing after round {done} of {config.rounds}.')
   with stop_signals.listen() as stop:
@@ -153,7 +153,8 @@ def train_and_evaluate(
   )
   if done < config.rounds:
     raise StoppedError(stop.signal_num)
-  report(f'Trained {done} rounds; evaluating.')
+  if config.protocols:
+    report(f'Trained {done} rounds; evaluating.')
   weights, untrained = model_weights(process, state)
   summary = _summary(experiment, directory) | {
       'evaluation': {

@@ -1,0 +1,253 @@
+"""The program itself, called with flags: what it writes and what it refuses."""
+
+import csv
+import dataclasses
+import fcntl
+import json
+import sys
+
+from absl.testing import flagsaver
+import numpy as np
+import pytest
+
+from binaries import command_line
+from binaries import evaluate
+from binaries import train
+from tff_meta import datasets
+from tff_meta.data import corpus as corpus_lib
+from tff_meta.training import run_config
+
+_TINY = (
+    '--algorithm=frl',
+    '--dataset=synthetic',
+    '--model=mlp',
+    '--rounds=5',
+    '--checkpoint_every=2',
+    '--eval_groups=2',
+)
+
+
+@pytest.fixture
+def call(monkeypatch, capfd):
+  """Returns a function that runs a program: (code, stdout, stderr)."""
+
+  def run(program, *flags):
+    monkeypatch.setattr(sys, 'argv', [program.__name__, *map(str, flags)])
+    capfd.readouterr()
+    with flagsaver.flagsaver(), pytest.raises(SystemExit) as stopped:
+      command_line.run(program.main)
+    return stopped.value.code, *capfd.readouterr()
+
+  return run
+
+
+def test_a_run_leaves_everything_a_reader_needs(call, tmp_path):
+  directory = tmp_path / 'runs' / 'first'
+  code, out, _ = call(train, *_TINY, f'--output_dir={directory}')
+
+  assert code == 0
+  assert 'new_groups (2 groups' in out
+  for row in ('trained model', 'initial model', 'FedAvg from scratch'):
+    assert row in out
+  summary = json.loads((directory / 'summary.json').read_text())
+  expected = {
+      'algorithm': 'frl',
+      'dataset': 'synthetic',
+      'preset': 'paper',
+      'rounds': 5,
+      'seed': 0,
+  }
+  assert expected.items() <= summary.items()
+  assert summary['seconds_per_round_median'] > 0
+  result = summary['evaluation']['new_groups']
+  low, high = result['accuracy_interval_95']
+  assert low <= result['accuracy_mean'] <= high
+  assert result['num_groups'] == 2
+  assert set(result['references']) == {'untrained', 'fed_avg_from_scratch'}
+  with open(directory / 'metrics.csv', newline='') as file:
+    rows = list(csv.DictReader(file))
+  assert [row['round'] for row in rows] == ['1', '2', '3', '4', '5']
+  assert all(float(row['train/loss']) >= 0 for row in rows)
+  png = (directory / 'learning_curve.png').read_bytes()
+  assert png.startswith(b'\x89PNG') and len(png) > 5_000
+  assert list((directory / 'tensorboard').iterdir())
+  content = json.loads((directory / 'config.json').read_text())
+  assert content['config']['hparams']['rounds'] == 3
+  assert content['config']['way'] == 3
+  assert content['data']['fingerprint']
+  assert content['versions']['tensorflow-federated'] == '0.87.0'
+  config = run_config.from_json(content['config'])
+  assert config.to_json() == content['config']
+
+  _check_finished(call, directory)
+  _check_evaluation(call, directory)
+  _check_refusals(call, directory)
+
+
+def _check_finished(call, directory):
+  code, out, err = call(train, *_TINY, f'--output_dir={directory}')
+  assert code == 0 and 'finished: 5 rounds' in err
+  assert 'trained model' in out
+
+
+def _check_evaluation(call, directory):
+  code, out, _ = call(
+      evaluate,
+      f'--run_dir={directory}',
+      '--protocol=new_groups,new_groups_iid',
+      '--eval_groups=3',
+      '--eval_seed=5',
+  )
+  assert code == 0
+  assert 'After 5 rounds of 5' in out and 'new_groups_iid (3 groups' in out
+  result = json.loads((directory / 'evaluation/new_groups.json').read_text())
+  assert (result['num_groups'], result['seed']) == (3, 5)
+  code, _, err = call(
+      evaluate, f'--run_dir={directory}', '--protocol=known_clients'
+  )
+  assert code == 2 and 'offers: new_groups, new_groups_iid' in err
+
+
+def _check_refusals(call, directory):
+  where = f'--output_dir={directory}'
+  code, _, err = call(train, *_TINY, where, '--hparams=gpal=false')
+  assert code == 2 and 'hparams.gpal: true -> false' in err
+  code, _, err = call(train, *_TINY, where, '--rounds=4')
+  assert code == 2 and 'at least 5' in err
+  with open(directory / '.lock', 'a') as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    code, _, err = call(train, *_TINY, where)
+  assert code == 1 and 'another process' in err
+  (directory / 'config.json').write_text('{}')
+  code, _, err = call(train, *_TINY, where)
+  assert code == 1 and 'something else' in err
+  code, _, err = call(evaluate, f'--run_dir={directory}')
+  assert code == 2 and 'of this version' in err
+
+
+def test_known_clients_and_evaluation_on_the_way(call, tmp_path):
+  code, out, _ = call(
+      train,
+      *_TINY,
+      '--algorithm=fed_avg_ft',
+      '--partition=dirichlet',
+      '--partition_options=alpha=5.0,min_examples=2',
+      '--test_fraction=0.5',
+      '--num_clients=5',
+      '--rounds=2',
+      '--eval_every=2',
+      f'--output_dir={tmp_path}/run',
+  )
+  assert code == 0
+  assert 'known_clients (5 clients' in out
+  with open(tmp_path / 'run/metrics.csv', newline='') as file:
+    first, second = csv.DictReader(file)
+  assert first['known_clients/accuracy'] == ''
+  assert 0 <= float(second['known_clients/accuracy']) <= 1
+
+
+@pytest.mark.parametrize(
+    'flags, code, message',
+    [
+        (['--algorithm=fedd'], 2, 'algorithm of frl, fed_avg'),
+        (['--algorithm='], 2, 'Expected --algorithm, found none'),
+        (['--dataset=imagenet'], 2, 'one of digits, synthetic'),
+        (['--dataset_options=sigma=1'], 2, 'Known: num_classes'),
+        (['--dataset_options=noise=-1'], 2, '`noise` >= 0'),
+        (['--preset=best'], 2, 'preset'),
+        (['--hparams=alpha=1'], 2, 'Known: classifier, gpal'),
+        (['--hparams=rounds=three'], 2, '`rounds` to be a whole number'),
+        (['--hparams=support_fraction=2'], 2, '`support_fraction`'),
+        (['--hparams=classifier=svm'], 2, 'one of distance, linear'),
+        (['--rounds=many'], 2, 'rounds'),
+        (['--rounds=0'], 2, '`rounds` to be at least 1'),
+        (['--seed=-1'], 2, '`seed` to be at least 0'),
+        (['--model=vgg'], 2, 'one of conv4'),
+        (['--partition=random'], 2, 'one of few_round, iid'),
+        (['--partition=pieces_per_class'], 2, '`classes_per_client`'),
+        (['--partition_options=alpha=1'], 2, 'Known: examples_per_class'),
+        (['--num_clients=7'], 2, 'multiple'),
+        (['--num_clients=5', '--clients_per_round=6'], 2, 'at most'),
+        (['--way=6'], 2, 'at least 6 meta_test classes'),
+        (['--way=1'], 2, '`way` of at least 2'),
+        (['--group_clients=4'], 2, '3 or 6 clients would do'),
+        (['--eval_groups=0'], 2, '`eval_groups` to be at least 1'),
+        (
+            [
+                '--dataset_options=examples_per_class=1,test_examples_per_class=2'
+            ],
+            2,
+            'images',
+        ),
+        (['--protocol=new_people'], 2, 'protocols of new_groups'),
+        (['--protocol=known_clients'], 2, 'offers: new_groups'),
+        (['--test_fraction=0.2'], 2, 'no `test_fraction`'),
+        (['--partition=iid', '--eval_every=1'], 2, '`eval_every` to be 0'),
+        (['--dataset=mnist', '--data_dir=/nowhere'], 1, '/nowhere'),
+        (['--output_dir='], 2, 'Expected --output_dir'),
+        (['--output_dir=/proc/run'], 1, 'able to write to /proc/run'),
+        (['--speed=3'], 2, 'speed'),
+        (['more'], 2, "'more'"),
+        (['--flagfile=/nowhere/table1.flags'], 2, 'table1.flags'),
+    ],
+    ids=lambda value: ' '.join(value) if isinstance(value, list) else None,
+)
+def test_bad_input_ends_with_one_line(call, tmp_path, flags, code, message):
+  directory = tmp_path / 'run'
+  found, out, err = call(train, *_TINY, f'--output_dir={directory}', *flags)
+
+  assert message in err
+  assert (found, out, err.count('\n')) == (code, '', 1)
+  assert err.startswith('Error: ')
+  assert not directory.exists()
+
+
+def test_nan_pixels_end_with_one_line(call, tmp_path, monkeypatch):
+  synthetic = datasets.get('synthetic')
+
+  def load(data_dir, download):
+    corpus = synthetic.load(data_dir, download)
+    x = corpus.train.x.copy()
+    x[7, 0, 0, 0] = np.nan
+    train_part = corpus_lib.LabelledExamples(x, corpus.train.y)
+    return dataclasses.replace(corpus, train=train_part)
+
+  spec = dataclasses.replace(synthetic, load=load)
+  monkeypatch.setitem(datasets.DATASETS, 'synthetic', spec)
+  code, _, err = call(train, *_TINY, f'--output_dir={tmp_path}/run')
+  assert code == 2 and err.count('\n') == 1 and 'finite' in err
+
+
+def test_a_client_without_examples_ends_with_one_line(call, tmp_path):
+  code, _, err = call(
+      train,
+      *_TINY,
+      f'--output_dir={tmp_path}/run',
+      '--partition=iid',
+      '--num_clients=2000',
+  )
+  assert code == 2 and err.count('\n') == 1 and '2000' in err
+
+
+def test_a_run_directory_without_a_run_is_refused(call, tmp_path):
+  code, _, err = call(evaluate, f'--run_dir={tmp_path}')
+  assert code == 1 and err.count('\n') == 1 and 'config.json' in err
+
+
+def test_the_list_names_everything(call):
+  code, out, _ = call(train, '--list')
+  assert code == 0
+  for name in (*datasets.DATASETS, 'frl', 'fed_avg', 'personalized_fl'):
+    assert f'  {name} ' in out
+
+
+def test_flags_of_a_file_are_read(call, tmp_path):
+  flagfile = tmp_path / 'bad.flags'
+  flagfile.write_text('--rounds=0\n')
+  code, _, err = call(
+      train,
+      *_TINY[:3],
+      f'--flagfile={flagfile}',
+      f'--output_dir={tmp_path}/run',
+  )
+  assert code == 2 and '`rounds`' in err

@@ -1,0 +1,187 @@
+"""Runs that are killed and continued end as the uninterrupted run does."""
+
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tff_meta.training import checkpoints
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_ROUNDS = 14  # Three and a half FRL episodes of four rounds.
+_TIMEOUT_SECONDS = 240
+_FLAGS = (
+    '--algorithm=frl',
+    '--dataset=synthetic',
+    '--dataset_options=noise=3.0',
+    '--model=mlp',
+    '--preset=release',
+    '--hparams=meta_learning_rate=0.05',
+    '--num_clients=10',
+    f'--rounds={_ROUNDS}',
+    '--checkpoint_every=3',
+    '--eval_every=5',
+    '--validation_groups=1',
+    '--protocol=none',
+)
+
+
+def _start(directory, *flags):
+  log = open(f'{directory}.log', 'ab')
+  with log:
+    return subprocess.Popen(
+        [
+            *(sys.executable, '-m', 'binaries.train'),
+            *(*_FLAGS, f'--output_dir={directory}', *flags),
+        ],
+        cwd=_ROOT,
+        stdout=log,
+        stderr=log,
+    )
+
+
+def _log(directory):
+  return pathlib.Path(f'{directory}.log').read_text()
+
+
+def _rows(directory):
+  try:
+    return (directory / 'metrics.csv').read_bytes().count(b'\n') - 1
+  except FileNotFoundError:
+    return 0
+
+
+def _stop_after(directory, process, rows, delay, signal_num):
+  """Signals the process some time after it has written that many rows."""
+  deadline = time.monotonic() + _TIMEOUT_SECONDS
+  while _rows(directory) < rows and time.monotonic() < deadline:
+    assert process.poll() is None, _log(directory)
+    time.sleep(0.005)
+  time.sleep(delay)
+  workers = [
+      child
+      for child in psutil.Process(process.pid).children(recursive=True)
+      if child.name() == 'worker_binary'
+  ]
+  process.send_signal(signal_num)
+  code = process.wait(_TIMEOUT_SECONDS)
+  _, alive = psutil.wait_procs(workers, timeout=20)
+  assert not [w for w in alive if w.status() != psutil.STATUS_ZOMBIE]
+  return code
+
+
+def _finish(directory):
+  assert _start(directory).wait(_TIMEOUT_SECONDS) == 0, _log(directory)
+
+
+def _final_state(directory):
+  store = checkpoints.CheckpointStore(directory / 'checkpoints')
+  checkpoint = store.load_latest(pytest.fail)
+  assert checkpoint.position.rounds == _ROUNDS
+  return {
+      name: (array.dtype.str, array.shape, array.tobytes())
+      for name, array in checkpoint.server_state.items()
+  }
+
+
+def _assert_same_run(directory, whole):
+  assert _final_state(directory) == _final_state(whole)
+  metrics = (directory / 'metrics.csv').read_bytes()
+  assert metrics == (whole / 'metrics.csv').read_bytes()
+  assert metrics.count(b'\n') == _ROUNDS + 1
+  assert not list(directory.rglob('*.tmp'))
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  directory = tmp_path_factory.mktemp('whole') / 'run'
+  _finish(directory)
+  return directory
+
+
+def test_killed_thrice_and_continued_is_the_whole_run(whole, tmp_path):
+  seed = random.randrange(2**31)
+  print(f'kill points of seed {seed}')
+  rng = random.Random(seed)
+  directory = tmp_path / 'run'
+  for first, last, signal_num, code in (
+      (1, 4, signal.SIGKILL, -9),
+      (5, 8, signal.SIGKILL, -9),
+      (9, 12, signal.SIGINT, 130),
+  ):
+    process = _start(directory)
+    rows, delay = rng.randint(first, last), rng.uniform(0, 0.1)
+    print(f'signal {signal_num} after {rows} rows and {delay:.3f} s')
+    assert code == _stop_after(
+        directory, process, rows, delay, signal_num
+    ), _log(directory)
+  _finish(directory)
+
+  _assert_same_run(directory, whole)
+  assert 'Traceback' not in _log(directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seed', range(12))
+def test_killed_anywhere_and_continued_is_the_whole_run(whole, tmp_path, seed):
+  """Also kills while the program starts, and so while it restores."""
+  rng = random.Random(seed)
+  directory = tmp_path / 'run'
+  for _ in range(3):
+    process = _start(directory)
+    rows = rng.randint(0, _ROUNDS - 1)
+    delay = rng.choice([rng.uniform(0, 0.1), rng.uniform(5, 15)])
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    while _rows(directory) < rows and time.monotonic() < deadline:
+      assert process.poll() in (None, 0), _log(directory)
+      time.sleep(0.005)
+    try:
+      process.wait(delay)
+    except subprocess.TimeoutExpired:
+      process.kill()
+    process.wait()
+  _finish(directory)
+
+  _assert_same_run(directory, whole)
+
+
+def test_a_damaged_checkpoint_and_cut_metrics_are_survived(whole, tmp_path):
+  directory = tmp_path / 'run'
+  directory.mkdir()
+  for path in ('config.json', 'metrics.csv', 'timings.csv'):
+    (directory / path).write_bytes((whole / path).read_bytes())
+  (directory / 'checkpoints').mkdir()
+  for path in (whole / 'checkpoints').iterdir():
+    (directory / 'checkpoints' / path.name).write_bytes(path.read_bytes())
+  newest = directory / 'checkpoints' / f'round_{_ROUNDS:09d}.ckpt'
+  content = bytearray(newest.read_bytes())
+  content[len(content) // 2] ^= 1
+  newest.write_bytes(content)
+  lines = (directory / 'metrics.csv').read_bytes().splitlines(keepends=True)
+  # 12 rounds and half of the next row: the checkpoint of round 12 still fits.
+  (directory / 'metrics.csv').write_bytes(b''.join(lines[:13]) + lines[13][:5])
+
+  _finish(directory)
+
+  _assert_same_run(directory, whole)
+  log = _log(directory)
+  assert f'Checkpoint {newest} cannot be used' in log
+  assert 'Continuing after round 12' in log
+
+
+def test_a_finished_run_says_so_and_another_configuration_is_refused(whole):
+  before = {p: p.read_bytes() for p in whole.rglob('*') if p.is_file()}
+  assert _start(whole).wait(_TIMEOUT_SECONDS) == 0
+  assert f'finished: {_ROUNDS} rounds' in _log(whole)
+
+  assert _start(whole, '--seed=5', '--rounds=20').wait(_TIMEOUT_SECONDS) == 2
+  refusal = _log(whole).splitlines()[-1]
+  assert refusal.startswith('Error: ') and 'seed: 0 -> 5' in refusal
+  assert 'Traceback' not in _log(whole)
+  after = {p: p.read_bytes() for p in whole.rglob('*') if p.is_file()}
+  assert after == before

@@ -1,0 +1,212 @@
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta import composition
+from tff_meta import episodes
+from tff_meta.client_works import client_work
+from tff_meta.training import atomic_files
+from tff_meta.training import checkpoints
+from tff_meta.training import loop
+from tff_meta.training import metric_writers
+from tff_meta.training import run_directory
+
+_CONFIG = {'algorithm': 'pull', 'dataset': 'points', 'seed': 3}
+_ROUNDS = 7
+
+
+def _client_update(weights, round_seed, data):
+  """Pulls the weights to the mean of the client's points, with noise."""
+  examples = episodes.to_examples(data['examples'])
+  seed = tf.random.experimental.stateless_fold_in(
+      round_seed, episodes.to_salt(data['salt'])
+  )
+  noise = tf.random.stateless_normal([2], seed)
+  target = tf.reduce_mean(examples.x, axis=0) + noise
+  loss = tf.reduce_sum(tf.square(weights['point'] - target))
+  result = tff.learning.templates.ClientResult(
+      collections.OrderedDict(point=0.3 * (weights['point'] - target)),
+      tf.reduce_sum(examples.mask),
+  )
+  return result, client_work.TrainReport(loss, tf.reduce_sum(examples.mask))
+
+
+@pytest.fixture(scope='module')
+def process():
+  return composition.build_learning_process(
+      lambda: collections.OrderedDict(point=tf.zeros([2])),
+      (2,),
+      _client_update,
+      seed=3,
+  )
+
+
+def _cohort_data(round_num):
+  """Two clients, another pair every round, with one and two points."""
+  clients = []
+  for client in (round_num % 3, 3):
+    points = np.float32([[client, -client]] * (1 + client // 3))
+    examples = tf.data.Dataset.from_tensor_slices(
+        collections.OrderedDict(x=points, y=np.zeros(len(points), np.int32))
+    )
+    salt = tf.data.Dataset.from_tensors(np.int32(client))
+    clients.append(
+        collections.OrderedDict(examples=examples.batch(2), salt=salt)
+    )
+  return clients
+
+
+_EVALUATION = loop.Evaluation(
+    ('first',), lambda w: {'first': float(w.trainable['point'][0])}
+)
+
+
+def _train(process, root, *, rounds=_ROUNDS, should_stop=lambda: False):
+  """Begins or continues the run in `root`."""
+  directory = run_directory.RunDirectory(root)
+  root.mkdir(exist_ok=True)
+  store = checkpoints.CheckpointStore(directory.checkpoints)
+  return loop.train(
+      process,
+      _cohort_data,
+      _EVALUATION,
+      directory=directory,
+      config=_CONFIG,
+      schedule=loop.Schedule(rounds, checkpoint_every=3, eval_every=2),
+      checkpoint=store.load_latest(pytest.fail),
+      should_stop=should_stop,
+  )
+
+
+def _files(root):
+  """Everything that has to be the same however often a run was stopped."""
+  newest = max((root / 'checkpoints').iterdir())
+  return (root / 'metrics.csv').read_bytes(), newest.read_bytes()
+
+
+@pytest.fixture(scope='module')
+def whole(process, tmp_path_factory):
+  root = tmp_path_factory.mktemp('whole') / 'run'
+  state, rounds = _train(process, root)
+  assert rounds == _ROUNDS
+  assert np.any(process.get_model_weights(state).trainable['point'])
+  return _files(root)
+
+
+def test_metrics_have_a_row_a_round_and_evaluations_where_due(whole, tmp_path):
+  (tmp_path / 'metrics.csv').write_bytes(whole[0])
+  columns = metric_writers.read_metrics(tmp_path / 'metrics.csv')
+  assert columns['round'] == list(range(1, _ROUNDS + 1))
+  assert np.isfinite(columns['train/loss']).all()
+  evaluated = np.isfinite(columns['first'])
+  assert evaluated.tolist() == [False, True, False, True, False, True, False]
+
+
+def test_checkpoints_are_those_of_the_schedule_and_the_last(process, tmp_path):
+  _train(process, tmp_path / 'run')
+  names = sorted(p.name for p in (tmp_path / 'run' / 'checkpoints').iterdir())
+  assert names == [f'round_00000000{n}.ckpt' for n in (3, 6, 7)]
+
+
+class _CrashError(Exception):
+  pass
+
+
+@pytest.mark.parametrize('last_write', range(6))
+def test_a_crash_at_any_write_is_continued(
+    process, whole, tmp_path, monkeypatch, last_write
+):
+  """Dies at the n-th file that is written: timings, then checkpoints."""
+  writes = []
+  write_bytes = atomic_files.write_bytes
+
+  def write_or_crash(path, data):
+    if len(writes) == last_write:
+      raise _CrashError
+    writes.append(path)
+    write_bytes(path, data)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(atomic_files, 'write_bytes', write_or_crash)
+    try:
+      _train(process, tmp_path / 'run')
+    except _CrashError:
+      pass
+    else:
+      assert len(writes) <= last_write
+
+  _train(process, tmp_path / 'run')
+
+  assert _files(tmp_path / 'run') == whole
+
+
+@pytest.mark.parametrize('last_round', range(1, _ROUNDS + 1))
+def test_a_crash_between_metrics_and_checkpoint_is_continued(
+    process, whole, tmp_path, monkeypatch, last_round
+):
+  append = metric_writers.MetricsFile.append
+
+  def append_and_crash(self, round_num, values):
+    append(self, round_num, values)
+    if round_num == last_round:
+      raise _CrashError
+
+  with monkeypatch.context() as patch:
+    patch.setattr(metric_writers.MetricsFile, 'append', append_and_crash)
+    with pytest.raises(_CrashError):
+      _train(process, tmp_path / 'run')
+
+  _train(process, tmp_path / 'run')
+
+  assert _files(tmp_path / 'run') == whole
+
+
+def test_a_stop_is_a_checkpoint_and_is_continued(process, whole, tmp_path):
+  asked = iter([False, True])
+  _, rounds = _train(process, tmp_path / 'run', should_stop=lambda: next(asked))
+  assert rounds == 2
+  newest = max((tmp_path / 'run' / 'checkpoints').iterdir())
+  assert newest.name == 'round_000000002.ckpt'
+
+  _train(process, tmp_path / 'run')
+
+  assert _files(tmp_path / 'run') == whole
+
+
+def test_an_extended_run_is_a_longer_run(process, whole, tmp_path):
+  _train(process, tmp_path / 'run', rounds=4)
+  _train(process, tmp_path / 'run')
+  assert _files(tmp_path / 'run') == whole
+
+
+def test_a_finished_run_is_left_alone(process, whole, tmp_path):
+  _train(process, tmp_path / 'run')
+  _, rounds = _train(process, tmp_path / 'run')
+  assert rounds == _ROUNDS
+  assert _files(tmp_path / 'run') == whole
+
+
+def _keep_weights(weights, round_seed, data):
+  result, report = _client_update({'point': tf.zeros([2])}, round_seed, data)
+  return result._replace(update=weights), report
+
+
+def test_a_checkpoint_of_another_process_is_refused(process, tmp_path):
+  _train(process, tmp_path / 'run', rounds=3)
+  other = composition.build_learning_process(
+      lambda: collections.OrderedDict(point=tf.zeros([3])),
+      (2,),
+      _keep_weights,
+      seed=3,
+  )
+  with pytest.raises(checkpoints.IncompatibleCheckpointError, match='point'):
+    _train(other, tmp_path / 'run')
+
+
+@pytest.mark.parametrize('values', [(0, 1, 0), (1, 0, 0), (1, 1, -1)], ids=str)
+def test_an_impossible_schedule_is_refused(values):
+  with pytest.raises(ValueError, match='at least'):
+    loop.Schedule(*values)
