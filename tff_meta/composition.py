@@ -72,7 +72,7 @@ def build_learning_process(
   Args:
     initialize: `() -> weights` in pure TensorFlow, the initial weights.
     input_shape: Shape of one example, channels last.
-    client_update: `(weights, seed, data) -> (ClientResult, TrainReport)` in
+    client_update: `(weights, seed, data) -> (ClientResult, LocalReport)` in
       pure TensorFlow; the result's `update` is a pseudo-gradient, initial minus
       final weights, and `seed` the round's, int32 `[2]`.
     seed: The run's seed, in the int32 range.

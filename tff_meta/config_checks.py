@@ -1,51 +1,62 @@
 """Checks that the algorithms' configurations share."""
 
 import dataclasses
+import math
 import typing
+from typing import Any
 
 
-def check_choices(config) -> None:
-  """Checks every field that is annotated `Literal[...]`.
+def check_fields(config: Any) -> None:
+  """Checks every field of a configuration against its annotation.
+
+  A `Literal` field holds one of its choices, a `bool` field a bool, an `int`
+  field a whole number of at least 0 and a `float` field a finite number of at
+  least 0: no hyper-parameter of this library is negative.
 
   Args:
     config: A dataclass instance.
 
   Raises:
-    ValueError: If a value is not among its field's choices.
+    ValueError: If a field holds anything else.
   """
   hints = typing.get_type_hints(type(config))
   for field in dataclasses.fields(config):
-    if typing.get_origin(hints[field.name]) is not typing.Literal:
-      continue
-    choices = typing.get_args(hints[field.name])
-    value = getattr(config, field.name)
-    if value not in choices:
+    value, hint = getattr(config, field.name), hints[field.name]
+    if typing.get_origin(hint) is typing.Literal:
+      choices = typing.get_args(hint)
+      valid = value in choices
+      expected = f'one of {", ".join(map(repr, choices))}'
+    elif hint is bool:
+      valid, expected = isinstance(value, bool), 'True or False'
+    elif hint is int:
+      valid = type(value) is int and value >= 0
+      expected = 'a whole number of at least 0'
+    else:
+      number = type(value) in (int, float)
+      valid = number and math.isfinite(value) and value >= 0
+      expected = 'a finite number of at least 0'
+    if not valid:
       raise ValueError(
-          f'Expected `{field.name}` to be one of'
-          f' {", ".join(map(repr, choices))}, found {value!r}.'
+          f'Expected `{field.name}` as {expected}, found {value!r}.'
       )
 
 
-def check_at_least(config, minimum: float, *names: str) -> None:
-  """Checks that fields are finite and not below a minimum.
+def check_at_least_one(config: Any, name: str) -> None:
+  """Checks that a field is at least 1.
 
   Args:
     config: A dataclass instance.
-    minimum: The least value allowed.
-    *names: Fields to check.
+    name: The field.
 
   Raises:
-    ValueError: If one is smaller, infinite or NaN.
+    ValueError: If it is smaller.
   """
-  for name in names:
-    value = getattr(config, name)
-    if not minimum <= value < float('inf'):
-      raise ValueError(
-          f'Expected `{name}` to be at least {minimum}, found {value}.'
-      )
+  value = getattr(config, name)
+  if value < 1:
+    raise ValueError(f'Expected `{name}` of at least 1, found {value}.')
 
 
-def check_fraction(config, name: str) -> None:
+def check_fraction(config: Any, name: str) -> None:
   """Checks that a field is strictly between 0 and 1.
 
   Args:

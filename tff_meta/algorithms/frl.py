@@ -31,7 +31,9 @@ from tff_meta import episodes
 from tff_meta import weights as weights_lib
 from tff_meta.aggregators import prototypes as prototypes_lib
 from tff_meta.client_works import client_work as client_work_lib
+from tff_meta.finalizers import stateless
 from tff_meta.learners import few_round
+from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
 from tff_meta.losses import prototypical
 from tff_meta.models import model as model_lib
@@ -99,27 +101,12 @@ class FrlConfig:
   deployment_batch_size: int = 60
 
   def __post_init__(self):
-    config_checks.check_choices(self)
-    config_checks.check_at_least(
-        self,
-        0,
-        'rounds',
-        'epochs',
-        'batch_size',
-        'inner_learning_rate',
-        'meta_learning_rate',
-        'weight_decay',
-        'local_weight',
-        'aux_weight',
-        'deployment_learning_rate',
-        'deployment_batch_size',
-    )
+    config_checks.check_fields(self)
     config_checks.check_fraction(self, 'support_fraction')
     if self.meta_prototypes == 'stored_support' and self.rounds == 0:
       raise ValueError(
-          "Expected `rounds` of at least 1 with meta_prototypes='stored_support'"
-          f', found {self.rounds}: no round stores any. Tip: use'
-          " meta_prototypes='query'."
+          'Expected `rounds` of at least 1 to store support prototypes in,'
+          " found 0. Tip: use meta_prototypes='query'."
       )
 
 
@@ -188,28 +175,6 @@ def _round_settings(
   )
 
 
-def train_round(
-    classifier: few_round.Classifier,
-    settings: few_round.RoundSettings,
-    state: FrlState,
-    support: episodes.Examples,
-    seed: tf.Tensor,
-) -> tuple[
-    prototypes_lib.ModelAndPrototypes, tf.Tensor, client_work_lib.TrainReport
-]:
-  """Phases 0..R-1 on a client: Algorithm 1, lines 5 to 9."""
-  upload = few_round.client_round(
-      classifier, settings, state.theta, state.prototypes, support, seed
-  )
-  update = prototypes_lib.ModelAndPrototypes(
-      weights_lib.subtract(state.theta, upload.weights), upload.prototypes
-  )
-  report = client_work_lib.TrainReport(
-      upload.report.loss_sum, upload.report.num_examples
-  )
-  return update, upload.weight, report
-
-
 def meta_steps(
     loss_fn,
     config: FrlConfig,
@@ -235,7 +200,7 @@ def meta_steps(
     seed: int32 `[2]`, orders the minibatches.
 
   Returns:
-    phi_k, and a `TrainReport` of the losses.
+    phi_k, and a `LocalReport` of the losses.
   """
   full = config.meta_update == 'single_full_query'
   batches = episodes.minibatches(
@@ -267,7 +232,7 @@ def meta_steps(
       step,
       (tf.constant(0), phi, tf.constant(0.0), tf.constant(0.0)),
   )
-  return phi_k, client_work_lib.TrainReport(loss_sum, num_examples)
+  return phi_k, local_sgd.LocalReport(loss_sum, num_examples)
 
 
 def build_client_update(
@@ -294,7 +259,18 @@ def build_client_update(
     round_seed = fold_in(seed, 1 + state.phase)
 
     def train():
-      return train_round(classifier, settings, state, support, round_seed)
+      upload = few_round.client_round(
+          classifier,
+          settings,
+          state.theta,
+          state.prototypes,
+          support,
+          round_seed,
+      )
+      update = prototypes_lib.ModelAndPrototypes(
+          weights_lib.subtract(state.theta, upload.weights), upload.prototypes
+      )
+      return update, upload.weight, upload.report
 
     def meta():
       stored = None
@@ -360,31 +336,6 @@ def next_state(
   return tf.cond(state.phase < config.rounds, after_round, after_meta_update)
 
 
-def _build_finalizer(
-    state_type: tff.Type, update_type: tff.Type, next_state_fn
-) -> tff.learning.templates.FinalizerProcess:
-  """A stateless finalizer from `(FrlState, prototypes_lib.ModelAndPrototypes) -> FrlState`."""
-  next_tf = tff.tensorflow.computation(next_state_fn, (state_type, update_type))
-
-  @tff.federated_computation
-  def init_fn():
-    return tff.federated_value((), tff.SERVER)
-
-  @tff.federated_computation(
-      init_fn.type_signature.result,
-      tff.FederatedType(state_type, tff.SERVER),
-      tff.FederatedType(update_type, tff.SERVER),
-  )
-  def next_fn(state, weights, update):
-    return tff.templates.MeasuredProcessOutput(
-        state,
-        tff.federated_map(next_tf, (weights, update)),
-        tff.federated_value((), tff.SERVER),
-    )
-
-  return tff.learning.templates.FinalizerProcess(init_fn, next_fn)
-
-
 def build_frl(
     model: model_lib.Model,
     config: FrlConfig,
@@ -429,7 +380,7 @@ def build_frl(
       tff.learning.templates.build_broadcast_process(state_type),
       work,
       update_process,
-      _build_finalizer(
+      stateless.build_stateless_finalizer(
           state_type,
           update_process.next.type_signature.result.result.member,
           lambda state, update: next_state(state, update, classifier, config),
@@ -458,7 +409,7 @@ def build_frl_personalizer(
   Raises:
     ValueError: If the configuration has no rounds.
   """
-  config_checks.check_at_least(config, 1, 'rounds')
+  config_checks.check_at_least_one(config, 'rounds')
   return few_round.build_group_personalizer(
       _build_classifier(model, config, way),
       _round_settings(

@@ -25,7 +25,6 @@ from tff_meta import composition
 from tff_meta import config_checks
 from tff_meta import episodes
 from tff_meta import weights as weights_lib
-from tff_meta.client_works import client_work as client_work_lib
 from tff_meta.learners import few_round
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
@@ -64,20 +63,8 @@ class FedAvgConfig:
   fine_tuning_epochs: int = 1
 
   def __post_init__(self):
-    config_checks.check_choices(self)
-    config_checks.check_at_least(self, 1, 'rounds')
-    config_checks.check_at_least(
-        self,
-        0,
-        'learning_rate',
-        'momentum',
-        'epochs',
-        'batch_size',
-        'weight_decay',
-        'deployment_learning_rate',
-        'deployment_batch_size',
-        'fine_tuning_epochs',
-    )
+    config_checks.check_fields(self)
+    config_checks.check_at_least_one(self, 'rounds')
     composition.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
@@ -129,14 +116,9 @@ def build_fed_avg(
         examples,
         seed,
     )
-    return (
-        tff.learning.templates.ClientResult(
-            weights_lib.subtract(weights, upload.weights), upload.weight
-        ),
-        client_work_lib.TrainReport(
-            upload.report.loss_sum, upload.report.num_examples
-        ),
-    )
+    update = weights_lib.subtract(weights, upload.weights)
+    result = tff.learning.templates.ClientResult(update, upload.weight)
+    return result, upload.report
 
   return composition.build_learning_process(
       lambda: classifier.initialize(composition.initial_seed(seed)),

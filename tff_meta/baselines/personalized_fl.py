@@ -23,8 +23,8 @@ from tff_meta import composition
 from tff_meta import config_checks
 from tff_meta import episodes
 from tff_meta import weights as weights_lib
-from tff_meta.client_works import client_work as client_work_lib
 from tff_meta.learners import few_round
+from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
@@ -60,19 +60,8 @@ class PersonalizedFlConfig:
   deployment_batch_size: int = 60
 
   def __post_init__(self):
-    config_checks.check_choices(self)
-    config_checks.check_at_least(self, 1, 'rounds')
-    config_checks.check_at_least(
-        self,
-        0,
-        'inner_epochs',
-        'batch_size',
-        'inner_learning_rate',
-        'meta_learning_rate',
-        'weight_decay',
-        'deployment_learning_rate',
-        'deployment_batch_size',
-    )
+    config_checks.check_fields(self)
+    config_checks.check_at_least_one(self, 'rounds')
     config_checks.check_fraction(self, 'support_fraction')
 
 
@@ -150,7 +139,7 @@ def build_client_update(
     num_query = tf.cast(num_query, tf.float32)
     return (
         tff.learning.templates.ClientResult(delta, weight),
-        client_work_lib.TrainReport(loss * num_query, num_query),
+        local_sgd.LocalReport(loss * num_query, num_query),
     )
 
   return client_update

@@ -15,6 +15,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import weights as weights_lib
+from tff_meta.learners import local_sgd
 
 
 class ClientWorkState(NamedTuple):
@@ -31,20 +32,13 @@ class ClientWorkState(NamedTuple):
   next: Callable[[Any, Any], Any]
 
 
-class TrainReport(NamedTuple):
-  """What a client reports of its training; summed over the cohort.
+class RoundSeed(NamedTuple):
+  """State of `round_seed`.
 
   Attributes:
-    loss_sum: Sum of the losses over the examples trained on; float32 scalar.
-    num_examples: Number of those examples, repetitions counted; float32 scalar.
+    seed: The run's seed, int32 `[2]`.
+    round_num: Rounds done so far, int32 scalar.
   """
-
-  loss_sum: tf.Tensor
-  num_examples: tf.Tensor
-
-
-class RoundSeed(NamedTuple):
-  """State of `round_seed`: a base seed (int32 `[2]`) and a round (int32 `[]`)."""
 
   seed: tf.Tensor
   round_num: tf.Tensor
@@ -108,7 +102,7 @@ def client_data_type(input_shape: tuple[int, ...]) -> tff.StructType:
   )
 
 
-def _train_metrics(report: TrainReport, num_clients, num_non_finite):
+def _train_metrics(report: local_sgd.LocalReport, num_clients, num_non_finite):
   return collections.OrderedDict(
       loss=tf.math.divide_no_nan(report.loss_sum, report.num_examples),
       num_examples=report.num_examples,
@@ -131,7 +125,7 @@ def build_client_work(
   Args:
     weights_type: Unplaced type of what the distributor sends.
     data_type: Unplaced type of a client's data, see `client_data_type`.
-    client_update: `(weights, message, data) -> (ClientResult, TrainReport)` in
+    client_update: `(weights, message, data) -> (ClientResult, LocalReport)` in
       pure TensorFlow, where `message` is `state.message(...)` and `data` a
       structure of `tf.data.Dataset`s.
     state: The server state of the client work.

@@ -61,7 +61,7 @@ def evaluate_clients(
     counts.append(len(client.test.y))
   if not counts:
     raise ValueError(
-        f'Expected test examples in some client of {dataset.name!r}, found none.'
-        ' Tip: hold some out when the data set is partitioned.'
+        f'Expected test examples in some client of {dataset.name!r}, found'
+        ' none. Tip: hold some out when the data set is partitioned.'
     )
   return accuracy.AccuracyReport(np.array(accuracies), np.array(counts))

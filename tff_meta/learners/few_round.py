@@ -355,16 +355,11 @@ def adapt_group(
       examples = episodes.drop_padding(padded)
       client_seed = tf.random.experimental.stateless_fold_in(round_seed, salt)
       upload = client_round(classifier, settings, w, p, examples, client_seed)
-      return upload
+      return upload._replace(report=())
 
     specs = tf.nest.map_structure(
         lambda t: tf.TensorSpec(t.shape, t.dtype),
-        ClientUpload(
-            weights,
-            prototypes,
-            tf.constant(0.0),
-            local_sgd.LocalReport(*[tf.constant(0.0)] * 3),
-        ),
+        ClientUpload(weights, prototypes, tf.constant(0.0), report=()),
     )
     uploads = tf.map_fn(one_client, (support, salts), fn_output_signature=specs)
     weights, prototypes = _average(uploads, settings.prototype_mean)

@@ -10,19 +10,17 @@ from tff_meta import episodes
 
 
 class LocalReport(NamedTuple):
-  """What local training saw.
+  """What training on a client saw; clients' reports may be summed.
 
   Attributes:
-    loss_sum: Scalar, the loss before each step times the examples of its
-      minibatch, summed over all steps.
+    loss_sum: float32 scalar, the loss before each step times the examples of
+      its minibatch, summed over all steps.
     num_examples: float32 scalar, the examples of all steps (n examples in E
       epochs count E * n), so that `loss_sum / num_examples` is the mean loss.
-    num_steps: int32 scalar.
   """
 
   loss_sum: tf.Tensor
   num_examples: tf.Tensor
-  num_steps: tf.Tensor
 
 
 def local_sgd(
@@ -106,7 +104,7 @@ def local_sgd(
       (tf.constant(0), learned, state, tf.constant(0.0)),
   )
   return _merge(weights, learned, fixed), LocalReport(
-      loss_sum, tf.reduce_sum(batches.mask), num_steps
+      loss_sum, tf.reduce_sum(batches.mask)
   )
 
 

@@ -4,24 +4,19 @@ from collections.abc import Mapping, Sequence
 import io
 import math
 import pathlib
+import statistics
 
 from tff_meta.training import atomic_files
 
 _MAX_POINTS = 400
-
-
-def _moving_average(values: Sequence[float]) -> list[float]:
-  """Returns trailing means over 2 % of the curve, NaN left out."""
-  width = max(1, len(values) // 50)
-  means = []
-  for end in range(1, len(values) + 1):
-    window = [v for v in values[max(0, end - width) : end] if math.isfinite(v)]
-    means.append(sum(window) / len(window) if window else math.nan)
-  return means
+_PANELS = ('loss', 'accuracy')
 
 
 def write_learning_curve(
-    path: pathlib.Path, metrics: Mapping[str, Sequence[float]], title: str
+    path: pathlib.Path,
+    metrics: Mapping[str, Sequence[float]],
+    title: str,
+    min_window: int = 1,
 ) -> None:
   """Draws losses above accuracies over the rounds.
 
@@ -32,36 +27,59 @@ def write_learning_curve(
     path: The PNG to write (atomically).
     metrics: Columns of metrics.csv, `round` among them; see `read_metrics`.
     title: Above the picture.
+    min_window: Least number of rounds in a mean, such as those of an episode.
   """
   import matplotlib
 
   matplotlib.use('Agg')
   from matplotlib import pyplot as plt
 
-  figure, (upper, lower) = plt.subplots(
-      2, 1, sharex=True, figsize=(7, 6), layout='constrained'
+  curves = {
+      panel: [name for name in metrics if name.split('/')[-1] == panel]
+      for panel in _PANELS
+  }
+  panels = [panel for panel in _PANELS if curves[panel]]
+  figure, grid = plt.subplots(
+      max(1, len(panels)),
+      1,
+      sharex=True,
+      squeeze=False,
+      figsize=(7, 3.2 * max(1, len(panels))),
+      layout='constrained',
   )
   rounds = metrics.get('round', [])
-  step = max(1, len(rounds) // _MAX_POINTS)
-  for name, values in metrics.items():
-    axes = {'loss': upper, 'accuracy': lower}.get(name.rpartition('/')[2])
-    if axes is None:
-      continue
-    if any(math.isnan(value) for value in values):
-      rows = [row for row, v in enumerate(values) if not math.isnan(v)]
-      shown = [values[row] for row in rows]
-      axes.plot([rounds[row] for row in rows], shown, 'o-', label=name)
-    else:
-      means = _moving_average(values)
-      axes.plot(rounds[::step], means[::step], linewidth=1, label=name)
-  for axes, label in ((upper, 'loss'), (lower, 'accuracy')):
-    axes.set_ylabel(label)
+  window = max(min_window, len(rounds) // 50)
+  for panel, axes in zip(panels, grid[:, 0], strict=False):
+    for name in curves[panel]:
+      _draw(axes, rounds, metrics[name], name, window)
+    axes.set_ylabel(panel)
     axes.grid(alpha=0.3)
-    if axes.lines:
-      axes.legend(fontsize='small')
-  lower.set_xlabel('communication round')
+    axes.legend(fontsize='small')
+  grid[-1, 0].set_xlabel('communication round')
   figure.suptitle(title)
   buffer = io.BytesIO()
   figure.savefig(buffer, format='png', dpi=120)
   plt.close(figure)
   atomic_files.write_bytes(path, buffer.getvalue())
+
+
+def _draw(axes, rounds, values, name, window) -> None:
+  """Draws one column: as points if it has gaps, otherwise as means."""
+  filled = [row for row, value in enumerate(values) if not math.isnan(value)]
+  if len(filled) < len(values):
+    axes.plot(
+        [rounds[row] for row in filled],
+        [values[row] for row in filled],
+        'o-',
+        label=name,
+    )
+    return
+  step = max(1, len(values) // _MAX_POINTS)
+  rows = range(step - 1, len(values), step)
+  means = [statistics.fmean(_last(values, row, window)) for row in rows]
+  axes.plot([rounds[row] for row in rows], means, label=name)
+
+
+def _last(values, row, window):
+  """Returns the last `window` values up to and including a row."""
+  return values[max(0, row + 1 - window) : row + 1]

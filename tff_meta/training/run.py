@@ -150,6 +150,7 @@ def train_and_evaluate(
       directory.learning_curve,
       metric_writers.read_metrics(directory.metrics),
       f'{config.algorithm} on {config.dataset}',
+      experiment.spec.rounds_per_cohort(config.hparams),
   )
   if done < config.rounds:
     raise StoppedError(stop.signal_num)
