@@ -1,66 +1,61 @@
-import collections
-
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_meta import composition
-from tff_meta import episodes
-from tff_meta.client_works import client_work
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
 from tff_meta.training import loop
 from tff_meta.training import metric_writers
 from tff_meta.training import run_directory
 
-_CONFIG = {'algorithm': 'pull', 'dataset': 'points', 'seed': 3}
+_CONFIG = {'algorithm': 'fed_avg', 'seed': 3}
 _ROUNDS = 7
 
 
-def _client_update(weights, round_seed, data):
-  """Pulls the weights to the mean of the client's points, with noise."""
-  examples = episodes.to_examples(data['examples'])
-  seed = tf.random.experimental.stateless_fold_in(
-      round_seed, episodes.to_salt(data['salt'])
+def _build_process(num_features):
+  """Linear regression by TFF's own federated averaging, with momentum."""
+
+  def model_fn():
+    return tff.learning.models.from_keras_model(
+        tf.keras.Sequential(
+            [
+                tf.keras.layers.InputLayer(num_features),
+                tf.keras.layers.Dense(1, kernel_initializer='zeros'),
+            ]
+        ),
+        loss=tf.keras.losses.MeanSquaredError(),
+        input_spec=(
+            tf.TensorSpec([None, num_features], tf.float32),
+            tf.TensorSpec([None, 1], tf.float32),
+        ),
+    )
+
+  return tff.learning.algorithms.build_weighted_fed_avg(
+      model_fn,
+      tff.learning.optimizers.build_sgdm(0.1),
+      tff.learning.optimizers.build_sgdm(1.0, momentum=0.5),
   )
-  noise = tf.random.stateless_normal([2], seed)
-  target = tf.reduce_mean(examples.x, axis=0) + noise
-  loss = tf.reduce_sum(tf.square(weights['point'] - target))
-  result = tff.learning.templates.ClientResult(
-      collections.OrderedDict(point=0.3 * (weights['point'] - target)),
-      tf.reduce_sum(examples.mask),
-  )
-  return result, client_work.TrainReport(loss, tf.reduce_sum(examples.mask))
 
 
 @pytest.fixture(scope='module')
 def process():
-  return composition.build_learning_process(
-      lambda: collections.OrderedDict(point=tf.zeros([2])),
-      (2,),
-      _client_update,
-      seed=3,
-  )
+  return _build_process(num_features=2)
 
 
 def _cohort_data(round_num):
-  """Two clients, another pair every round, with one and two points."""
+  """Three and four points of two clients, other points every round."""
+  rng = np.random.default_rng(round_num)
   clients = []
-  for client in (round_num % 3, 3):
-    points = np.float32([[client, -client]] * (1 + client // 3))
-    examples = tf.data.Dataset.from_tensor_slices(
-        collections.OrderedDict(x=points, y=np.zeros(len(points), np.int32))
-    )
-    salt = tf.data.Dataset.from_tensors(np.int32(client))
-    clients.append(
-        collections.OrderedDict(examples=examples.batch(2), salt=salt)
-    )
+  for num_points in (3, 4):
+    x = rng.standard_normal((num_points, 2), np.float32)
+    y = x @ np.float32([[2.0], [-1.0]])
+    clients.append(tf.data.Dataset.from_tensor_slices((x, y)).batch(2))
   return clients
 
 
 _EVALUATION = loop.Evaluation(
-    ('first',), lambda w: {'first': float(w.trainable['point'][0])}
+    ('slope',), lambda w: {'slope': float(w.trainable[0][0, 0])}
 )
 
 
@@ -92,7 +87,7 @@ def whole(process, tmp_path_factory):
   root = tmp_path_factory.mktemp('whole') / 'run'
   state, rounds = _train(process, root)
   assert rounds == _ROUNDS
-  assert np.any(process.get_model_weights(state).trainable['point'])
+  assert np.any(process.get_model_weights(state).trainable[0])
   return _files(root)
 
 
@@ -101,7 +96,7 @@ def test_metrics_have_a_row_a_round_and_evaluations_where_due(whole, tmp_path):
   columns = metric_writers.read_metrics(tmp_path / 'metrics.csv')
   assert columns['round'] == list(range(1, _ROUNDS + 1))
   assert np.isfinite(columns['train/loss']).all()
-  evaluated = np.isfinite(columns['first'])
+  evaluated = np.isfinite(columns['slope'])
   assert evaluated.tolist() == [False, True, False, True, False, True, False]
 
 
@@ -189,20 +184,12 @@ def test_a_finished_run_is_left_alone(process, whole, tmp_path):
   assert _files(tmp_path / 'run') == whole
 
 
-def _keep_weights(weights, round_seed, data):
-  result, report = _client_update({'point': tf.zeros([2])}, round_seed, data)
-  return result._replace(update=weights), report
-
-
 def test_a_checkpoint_of_another_process_is_refused(process, tmp_path):
   _train(process, tmp_path / 'run', rounds=3)
-  other = composition.build_learning_process(
-      lambda: collections.OrderedDict(point=tf.zeros([3])),
-      (2,),
-      _keep_weights,
-      seed=3,
-  )
-  with pytest.raises(checkpoints.IncompatibleCheckpointError, match='point'):
+  other = _build_process(num_features=3)
+  with pytest.raises(
+      checkpoints.IncompatibleCheckpointError, match=r'float32\[3, 1\]'
+  ):
     _train(other, tmp_path / 'run')
 
 

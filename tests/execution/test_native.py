@@ -1,0 +1,76 @@
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tff_meta.execution import native
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_SUM = """
+import os, sys
+os.environ['http_proxy'] = 'http://127.0.0.1:9'  # Nothing answers there.
+from tff_meta.execution import native
+native.set_native_context()
+import numpy as np
+import tensorflow_federated as tff
+
+@tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+def total(values):
+  return tff.federated_sum(values)
+
+print(total([1.0, 2.0, 4.0]), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize('end', ['return', 'kill'])
+def test_the_worker_computes_and_ends_with_its_parent(end):
+  process = subprocess.Popen(
+      [sys.executable, '-c', _SUM],
+      cwd=_ROOT,
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+  )
+  assert process.stdout.readline() == b'7.0\n'
+  (worker,) = psutil.Process(process.pid).children(recursive=True)
+  assert worker.name() == 'worker_binary'
+  # A Ctrl-C in the terminal reaches the program's process group only.
+  assert os.getpgid(worker.pid) != os.getpgid(process.pid)
+
+  if end == 'kill':
+    process.send_signal(signal.SIGKILL)
+  _, errors = process.communicate(b'\n', timeout=60)
+
+  assert errors == b''
+  deadline = time.monotonic() + 20
+  while _is_alive(worker) and time.monotonic() < deadline:
+    time.sleep(0.05)
+  assert not _is_alive(worker)
+
+
+def _is_alive(process):
+  try:
+    return process.status() != psutil.STATUS_ZOMBIE
+  except psutil.NoSuchProcess:
+    return False
+
+
+def test_localhost_is_never_proxied(monkeypatch):
+  monkeypatch.setenv('no_proxy', 'example.org, localhost')
+  monkeypatch.setenv('NO_PROXY', '')
+  monkeypatch.setenv('TF_CPP_MIN_LOG_LEVEL', '0')
+  native.prepare_environment()
+  expected = 'example.org,localhost,127.0.0.1'
+  assert os.environ['no_proxy'] == os.environ['NO_PROXY'] == expected
+  assert os.environ['TF_CPP_MIN_LOG_LEVEL'] == '0'
+
+
+def test_a_missing_worker_is_named(tmp_path):
+  with pytest.raises(RuntimeError, match='worker_binary'):
+    native._start_worker(tmp_path, 1)

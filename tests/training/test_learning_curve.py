@@ -1,0 +1,54 @@
+import math
+
+from matplotlib import image
+import numpy as np
+import pytest
+
+from tff_meta.training import learning_curve
+
+_NAN = math.nan
+
+
+def _draw(path, metrics, **kwargs):
+  learning_curve.write_learning_curve(path, metrics, 'a run', **kwargs)
+  return image.imread(path)
+
+
+@pytest.mark.parametrize(
+    'metrics',
+    [
+        {},
+        {'round': [1], 'train/loss': [0.5]},
+        {'round': [1, 2], 'train/loss': [_NAN, _NAN]},
+        {'round': [1, 2], 'train/loss': [math.inf, 1.0]},
+        {
+            'round': list(range(1, 1001)),
+            'train/loss': list(range(1000)),
+            'groups/accuracy': [_NAN] * 999 + [0.5],
+            'train/num_clients': [3] * 1000,
+        },
+    ],
+    ids=['nothing', 'one round', 'only nan', 'infinite', 'long'],
+)
+def test_every_run_has_a_picture(tmp_path, metrics):
+  pixels = _draw(tmp_path / 'curve.png', metrics)
+  assert np.ptp(pixels[..., :3]) > 0.5
+
+
+def test_a_panel_is_drawn_for_what_there_is(tmp_path):
+  losses = {'round': [1, 2], 'train/loss': [2.0, 1.0]}
+  both = losses | {'train/accuracy': [0.1, 0.2]}
+  one = _draw(tmp_path / 'one.png', losses)
+  two = _draw(tmp_path / 'two.png', both)
+  assert two.shape[0] == 2 * one.shape[0]
+
+
+def test_means_are_over_the_window(tmp_path):
+  """Within episodes of two the loss jumps; over them it does not change."""
+  rounds = list(range(1, 9))
+  jumping = {'round': rounds[1:], 'loss': [3.0, 1.0, 3.0, 1.0, 3.0, 1.0, 3.0]}
+  assert learning_curve._last(jumping['loss'], 4, 2) == [1.0, 3.0]
+  assert learning_curve._last(jumping['loss'], 0, 2) == [3.0]
+  shown = _draw(tmp_path / 'a.png', jumping, min_window=1)
+  smoothed = _draw(tmp_path / 'b.png', jumping, min_window=2)
+  assert not np.array_equal(shown, smoothed)
