@@ -13,6 +13,7 @@ from absl import flags
 
 from binaries import command_line
 from binaries import flag_groups
+from tff_meta import installation
 from tff_meta.execution import native
 
 RUN_DIR = flags.DEFINE_string(
@@ -72,6 +73,7 @@ def main() -> int:
   with command_line.reported_errors():
     if not RUN_DIR.value:
       raise ValueError('Expected --run_dir, found none.')
+    installation.import_tff()
     from tff_meta.training import atomic_files
     from tff_meta.training import experiment as experiment_lib
     from tff_meta.training import protocols

@@ -14,6 +14,7 @@ from absl import flags
 from binaries import command_line
 from binaries import flag_groups
 from tff_meta import datasets
+from tff_meta import installation
 from tff_meta import registry
 from tff_meta.execution import native
 
@@ -128,9 +129,10 @@ def _config():
           f'Expected --{flag.name}, found none. Tip: --list shows algorithms'
           ' and data sets.'
       )
-  # Names first: what follows imports TensorFlow, which takes seconds.
+  # Names first: to import TFF takes seconds.
   registry.get(ALGORITHM.value)
   datasets.get(DATASET.value)
+  installation.import_tff()
   from tff_meta.training import run_config
 
   return run_config.resolve(

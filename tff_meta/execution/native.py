@@ -15,6 +15,8 @@ import subprocess
 import sys
 import time
 
+from tff_meta import installation
+
 _LOCAL_HOSTS = ('localhost', '127.0.0.1')
 _START_TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.02
@@ -58,8 +60,7 @@ def set_native_context() -> None:
     RuntimeError: If the worker does not start.
   """
   prepare_environment()
-  import tensorflow_federated as tff
-
+  tff = installation.import_tff()
   tff.framework.set_default_context(_create_context(tff))
 
 

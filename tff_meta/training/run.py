@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
+import tff_meta
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
 from tff_meta.training import experiment as experiment_lib
@@ -21,7 +22,7 @@ from tff_meta.training import run_config
 from tff_meta.training import run_directory
 from tff_meta.training import stop_signals
 
-_VERSIONS_OF = ('tff-meta', 'tensorflow', 'tensorflow-federated', 'numpy')
+_VERSIONS_OF = ('tensorflow', 'tensorflow-federated', 'numpy')
 
 
 class AnotherConfigurationError(ValueError):
@@ -198,9 +199,7 @@ def _check_config_file(directory, experiment):
         f'Expected {directory.config} to be the configuration of a run, found'
         ' something else. Tip: give another --output_dir.'
     ) from None
-  # As JSON has it: tuples are lists there.
-  new = json.loads(json.dumps(identity(experiment)))
-  _check_same(old, new, str(directory.root))
+  _check_same(old, identity(experiment), str(directory.root))
 
 
 def _config_file(experiment) -> dict[str, Any]:
@@ -217,6 +216,7 @@ def _config_file(experiment) -> dict[str, Any]:
       'num_model_parameters': experiment.model.num_parameters(),
       'versions': {
           'python': platform.python_version(),
+          'tff_meta': tff_meta.__version__,
           **{name: importlib.metadata.version(name) for name in _VERSIONS_OF},
       },
       'git_commit': _git_commit(),

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+import json
 from typing import Any
 
 from tff_meta import datasets
@@ -124,11 +125,8 @@ class RunConfig:
 
   def to_json(self) -> dict[str, Any]:
     """Returns the configuration as JSON values."""
-    values = dataclasses.asdict(self)
-    return {
-        name: list(v) if isinstance(v, tuple) else v
-        for name, v in values.items()
-    }
+    # There and back: JSON makes lists of tuples, wherever they are.
+    return json.loads(json.dumps(dataclasses.asdict(self)))
 
   def identity(self) -> dict[str, Any]:
     """Returns the part that a continuation must share, as JSON values."""
