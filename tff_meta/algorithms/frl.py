@@ -209,8 +209,10 @@ def meta_steps(
 
   def step(i, phi_k, loss_sum, num_examples):
     batch = episodes.take(query, batches.indices[i], batches.mask[i])
+    # Not `==`: of tensors in TFF's graphs, it compares Python identities.
+    is_first = tf.equal(i, 0)
     point = tf.nest.map_structure(
-        lambda t, p: tf.where(i == 0, t, p), theta, phi_k
+        lambda t, p: tf.where(is_first, t, p), theta, phi_k
     )
     with tf.GradientTape() as tape:
       tape.watch(point)

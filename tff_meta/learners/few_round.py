@@ -102,7 +102,8 @@ class DistanceClassifier:
       return local
     auxiliary = self._distance_loss(embeddings, batch, global_prototypes)
     combined = self.local_weight * local + self.aux_weight * auxiliary
-    first_round = tf.reduce_sum(global_prototypes.present) == 0
+    # Not `==`: of tensors in TFF's graphs, it compares Python identities.
+    first_round = tf.equal(tf.reduce_sum(global_prototypes.present), 0.0)
     return tf.where(first_round, local, combined)
 
   def _distance_loss(self, embeddings, batch, prototypes):

@@ -98,7 +98,7 @@ def triplet_loss(
     to_anchor = prototypical.squared_distances(centroids.means, e)
     negative = tf.gather(to_anchor, y)  # Row p: from p's centroid to all n.
   mask = tf.cast(mask, e.dtype)
-  differs = tf.cast(y[:, tf.newaxis] != y, e.dtype)
+  differs = tf.cast(tf.not_equal(y[:, tf.newaxis], y), e.dtype)
   pair = mask[:, tf.newaxis] * mask * differs  # [p, n].
   triplets = tf.nn.relu(positive[:, tf.newaxis] - negative + margin)
   triplets = tf.where(pair > 0, triplets, 0.0)
