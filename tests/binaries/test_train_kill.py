@@ -1,5 +1,6 @@
 """Runs that are killed and continued end as the uninterrupted run does."""
 
+import json
 import pathlib
 import random
 import signal
@@ -153,8 +154,9 @@ def test_killed_anywhere_and_continued_is_the_whole_run(whole, tmp_path, seed):
 def test_a_damaged_checkpoint_and_cut_metrics_are_survived(whole, tmp_path):
   directory = tmp_path / 'run'
   directory.mkdir()
-  for path in ('config.json', 'metrics.csv', 'timings.csv'):
-    (directory / path).write_bytes((whole / path).read_bytes())
+  config = json.loads((whole / 'config.json').read_text())
+  config['versions']['numpy'] = '0.1'
+  (directory / 'config.json').write_text(json.dumps(config))
   (directory / 'checkpoints').mkdir()
   for path in (whole / 'checkpoints').iterdir():
     (directory / 'checkpoints' / path.name).write_bytes(path.read_bytes())
@@ -162,7 +164,7 @@ def test_a_damaged_checkpoint_and_cut_metrics_are_survived(whole, tmp_path):
   content = bytearray(newest.read_bytes())
   content[len(content) // 2] ^= 1
   newest.write_bytes(content)
-  lines = (directory / 'metrics.csv').read_bytes().splitlines(keepends=True)
+  lines = (whole / 'metrics.csv').read_bytes().splitlines(keepends=True)
   # 12 rounds and half of the next row: the checkpoint of round 12 still fits.
   (directory / 'metrics.csv').write_bytes(b''.join(lines[:13]) + lines[13][:5])
 
@@ -172,6 +174,7 @@ def test_a_damaged_checkpoint_and_cut_metrics_are_survived(whole, tmp_path):
   log = _log(directory)
   assert f'Checkpoint {newest} cannot be used' in log
   assert 'Continuing after round 12' in log
+  assert 'the code has changed since (versions.numpy: "0.1" ->' in log
 
 
 def test_a_finished_run_says_so_and_another_configuration_is_refused(whole):

@@ -118,7 +118,7 @@ def train_and_evaluate(
   """
   config = experiment.config
   run_identity = identity(experiment)
-  _check_config_file(directory, experiment)
+  old_file = _read_config_file(directory, run_identity)
   checkpoint = find_checkpoint(directory, run_identity, report)
   done = checkpoint.position.rounds if checkpoint else 0
   if done > config.rounds:
@@ -131,16 +131,35 @@ def train_and_evaluate(
     if summary is not None:
       report(f'{directory.root} holds this run, finished: {done} rounds.')
       return summary
-  atomic_files.write_json(directory.config, _config_file(experiment))
+  new_file = _config_file(experiment)
   if done:
     report(f'Continuing after round {done} of {config.rounds}.')
+    _report_other_code(old_file, new_file, report)
+  atomic_files.write_json(directory.config, new_file)
+  state = _train(experiment, process, evaluator, directory, checkpoint)
+  if config.protocols:
+    report(f'Trained {config.rounds} rounds; evaluating.')
+  weights, untrained = model_weights(process, state)
+  summary = _summary(experiment, directory) | {
+      'evaluation': {
+          name: evaluator.evaluate(name, weights, untrained)
+          for name in config.protocols
+      }
+  }
+  atomic_files.write_json(directory.summary, summary)
+  return summary
+
+
+def _train(experiment, process, evaluator, directory, checkpoint) -> Any:
+  """Trains, draws the learning curve, returns the server state."""
+  config = experiment.config
   with stop_signals.listen() as stop:
-    state, done = loop.train(
+    state, _ = loop.train(
         process,
         experiment.cohort_data,
         evaluator.on_the_way() if config.eval_every else loop.NO_EVALUATION,
         directory=directory,
-        config=run_identity,
+        config=identity(experiment),
         schedule=loop.Schedule(
             config.rounds, config.checkpoint_every, config.eval_every
         ),
@@ -153,19 +172,9 @@ def train_and_evaluate(
       f'{config.algorithm} on {config.dataset}',
       experiment.spec.rounds_per_cohort(config.hparams),
   )
-  if done < config.rounds:
+  if stop.requested():
     raise StoppedError(stop.signal_num)
-  if config.protocols:
-    report(f'Trained {done} rounds; evaluating.')
-  weights, untrained = model_weights(process, state)
-  summary = _summary(experiment, directory) | {
-      'evaluation': {
-          name: evaluator.evaluate(name, weights, untrained)
-          for name in config.protocols
-      }
-  }
-  atomic_files.write_json(directory.summary, summary)
-  return summary
+  return state
 
 
 def model_weights(
@@ -183,11 +192,11 @@ def model_weights(
   )
 
 
-def _check_config_file(directory, experiment):
-  """Raises if config.json is that of another run."""
+def _read_config_file(directory, run_identity) -> dict[str, Any] | None:
+  """Returns config.json, None without; raises if it is that of another run."""
   found = directory.read_config()
   if found is None:
-    return
+    return None
   try:
     old = {
         name: value
@@ -199,7 +208,24 @@ def _check_config_file(directory, experiment):
         f'Expected {directory.config} to be the configuration of a run, found'
         ' something else. Tip: give another --output_dir.'
     ) from None
-  _check_same(old, identity(experiment), str(directory.root))
+  _check_same(old, run_identity, str(directory.root))
+  return found
+
+
+def _report_other_code(old_file, new_file, report):
+  """Says so if the run goes on with other code than it was on so far."""
+  changes = [
+      change
+      for part in ('versions', 'git_commit')
+      for change in run_directory.differences(
+          {part: (old_file or {}).get(part)}, {part: new_file[part]}
+      )
+  ]
+  if changes:
+    report(
+        f'Note: the code has changed since ({"; ".join(changes)}), so the'
+        ' results may not be those of an uninterrupted run.'
+    )
 
 
 def _config_file(experiment) -> dict[str, Any]:
