@@ -35,14 +35,19 @@ def build_optimizer(
     an argument of `local_sgd`.
 
   Raises:
-    ValueError: If a name is unknown or momentum is asked of Adam.
+    ValueError: If a name is unknown, momentum is out of its range or asked of
+      Adam.
   """
+  if not 0 <= momentum < 1:
+    raise ValueError(
+        f'Expected `momentum` of at least 0 and below 1, found {momentum}.'
+    )
   if name == 'sgd':
     return tff.learning.optimizers.build_sgdm(learning_rate, momentum or None)
   if name != 'adam':
     raise ValueError(f"Expected optimizer 'sgd' or 'adam', found {name!r}.")
   if momentum:
-    raise ValueError(f'Expected no momentum with Adam, found {momentum}.')
+    raise ValueError(f'Expected no `momentum` with Adam, found {momentum}.')
   return tff.learning.optimizers.build_adam(learning_rate, epsilon=1e-8)
 
 

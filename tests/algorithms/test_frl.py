@@ -1,0 +1,663 @@
+"""FRL in its process: episodes by hand, limits, presets, deployment."""
+
+import collections
+import dataclasses
+import functools
+import itertools
+
+import few_round_oracle as oracle
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_meta.algorithms import frl
+from tff_meta.learners import few_round
+from tff_meta.losses import prototypical
+
+CLIENTS = oracle.CLIENTS
+FAST = {'inner_learning_rate': 0.5, 'meta_learning_rate': 0.4, 'rounds': 2}
+PAPER = dataclasses.replace(frl.PAPER, **FAST, epochs=2, batch_size=2)
+RELEASE = dataclasses.replace(
+    frl.RELEASE, **FAST, batch_size=2, weight_decay=0.05
+)
+EVERY_OTHER_OPTION = dataclasses.replace(
+    PAPER,
+    exclude_true_class=True,
+    squared_distance=False,
+    prototype_mean='all',
+    meta_update='first_then_plain',
+)
+LINEAR = dataclasses.replace(PAPER, classifier='linear', rounds=1, uniform=True)
+
+
+@functools.cache
+def build(config, num_classes=oracle.NUM_CLASSES):
+  return frl.build_frl(
+      oracle.build_model(),
+      config,
+      num_classes=num_classes,
+      seed=oracle.RUN_SEED,
+  )
+
+
+def run(config, num_rounds, clients=CLIENTS, state=None):
+  """Returns the states before, between and after rounds, and the outputs."""
+  process = build(config)
+  states, outputs = [state or process.initialize()], []
+  for _ in range(num_rounds):
+    outputs.append(process.next(states[-1], [c.data() for c in clients]))
+    states.append(outputs[-1].state)
+  return states, outputs
+
+
+def phi_of(state):
+  return oracle.to_vector(state.global_model_weights.phi)
+
+
+def theta_of(state):
+  return oracle.to_vector(state.global_model_weights.theta)
+
+
+def client_seed(client, episode):
+  episode_seed = oracle.fold_in((0, oracle.RUN_SEED), episode)
+  return oracle.fold_in(episode_seed, client.salt)
+
+
+def halves(client, config, episode):
+  seed = oracle.fold_in(client_seed(client, episode), 0)
+  return oracle.split(client, config.support_fraction, seed)
+
+
+def loss_of(config, prototypes, stored=None):
+  """Eq. 2 and 3 for the group's prototypes and, at the end, the stored ones."""
+  if config.classifier == 'linear':
+    return oracle.cross_entropy
+  options = (config.squared_distance, config.exclude_true_class)
+
+  def loss(w, pairs):
+    own = oracle.class_means(w, pairs) if stored is None else stored
+    local = oracle.distance_loss(w, pairs, own, *options)
+    if not prototypes:
+      return local
+    auxiliary = oracle.distance_loss(w, pairs, prototypes, *options)
+    return config.local_weight * local + config.aux_weight * auxiliary
+
+  return loss
+
+
+def naive_round(config, theta, prototypes, clients, episode, round_num):
+  """Algorithm 1, lines 4 to 11: theta, prototypes, uploads, loss."""
+  trained, uploads, weights, loss_sum, count = [], [], [], 0.0, 0
+  for client in clients:
+    support, _ = halves(client, config, episode)
+    w, client_loss, client_count = oracle.descend(
+        loss_of(config, prototypes),
+        theta,
+        oracle.batches_of(
+            support,
+            config.batch_size,
+            oracle.fold_in(client_seed(client, episode), 1 + round_num),
+            config.epochs,
+        ),
+        oracle.plain_sgd(config.inner_learning_rate),
+        config.weight_decay,
+    )
+    at = theta if config.prototype_source == 'downloaded' else w
+    is_linear = config.classifier == 'linear'
+    uploads.append({} if is_linear else oracle.class_means(at, support))
+    trained.append(w)
+    weights.append(1 if config.uniform else len(support))
+    loss_sum, count = loss_sum + client_loss, count + client_count
+  theta = oracle.mean(trained, weights)
+  prototypes = oracle.mean_of_holders(uploads, weights, config.prototype_mean)
+  return theta, prototypes, uploads, loss_sum / count
+
+
+def naive_meta_update(
+    config, phi, theta, prototypes, uploads, clients, episode
+):
+  """Algorithm 1, lines 12 to 15: phi, loss."""
+  moved, weights, loss_sum, count = [], [], 0.0, 0
+  for client, upload in zip(clients, uploads, strict=True):
+    _, query = halves(client, config, episode)
+    stored = config.meta_prototypes == 'stored_support'
+    loss = loss_of(config, prototypes, upload if stored else None)
+    one_step = config.meta_update == 'single_full_query'
+    seed = oracle.fold_in(client_seed(client, episode), 1 + config.rounds)
+    batches = oracle.batches_of(
+        query, 0 if one_step else config.batch_size, seed
+    )
+    w = phi
+    for number, batch in enumerate(batches):
+      point = theta if number == 0 else w
+      g = oracle.gradient(loss, point, batch)
+      loss_sum += len(batch) * loss(point, batch)
+      count += len(batch)
+      w = w - config.meta_learning_rate * (g + config.weight_decay * w)
+    moved.append(w)
+    weights.append(1 if config.uniform else len(client.y))
+  return oracle.mean(moved, weights), loss_sum / count
+
+
+@pytest.mark.parametrize(
+    'config',
+    [PAPER, RELEASE, EVERY_OTHER_OPTION, LINEAR],
+    ids=['paper', 'release', 'every other option', 'linear'],
+)
+def test_two_episodes_by_hand(config):
+  """Every state of two episodes is that of the loops, from phi on.
+
+  The oracle never stores anything on a client either: it hands the uploads of
+  the last round to the meta-update.
+  """
+  tolerance = oracle.TOLERANCE
+  if not config.squared_distance:
+    # Where an example is its class's only one, the root of a rounding error of
+    # 1e-7 in the squared distance, which is zero, is 3e-4.
+    tolerance = {'rtol': 1e-3, 'atol': 1e-4}
+  length = config.rounds + 1
+  states, outputs = run(config, 2 * length)
+  for episode in range(2):
+    phi = theta = phi_of(states[episode * length])
+    prototypes = {}
+    for r in range(config.rounds):
+      theta, prototypes, uploads, loss = naive_round(
+          config, theta, prototypes, CLIENTS, episode, r
+      )
+      number = episode * length + r
+      state = states[number + 1].global_model_weights
+      assert state.phase == r + 1
+      np.testing.assert_array_equal(phi_of(states[number + 1]), phi)
+      np.testing.assert_allclose(
+          theta_of(states[number + 1]), theta, **tolerance
+      )
+      oracle.assert_prototypes(state.prototypes, prototypes, **tolerance)
+      train = outputs[number].metrics['client_work']['train']
+      np.testing.assert_allclose(train['loss'], loss, **tolerance)
+      assert train['num_examples'] == 12 * config.epochs
+    phi, loss = naive_meta_update(
+        config, phi, theta, prototypes, uploads, CLIENTS, episode
+    )
+    number = episode * length + config.rounds
+    state = states[number + 1].global_model_weights
+    np.testing.assert_allclose(phi_of(states[number + 1]), phi, **tolerance)
+    np.testing.assert_array_equal(
+        theta_of(states[number + 1]), phi_of(states[number + 1])
+    )
+    assert state.phase == 0 and not state.prototypes.present.any()
+    train = outputs[number].metrics['client_work']['train']
+    np.testing.assert_allclose(train['loss'], loss, **tolerance)
+    assert train['num_examples'] == 14
+
+
+def test_the_episodes_by_hand_move_the_weights():
+  """So that the test above cannot pass on numbers that hardly change."""
+  for config in (PAPER, RELEASE, EVERY_OTHER_OPTION, LINEAR):
+    states, _ = run(config, config.rounds + 1)
+    assert np.abs(theta_of(states[-2]) - theta_of(states[0])).max() > 0.01
+    assert np.abs(phi_of(states[-1]) - phi_of(states[0])).max() > 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Quadratic:
+  """`loss = 0.5 (theta - x)^2`, with no prototypes that matter."""
+
+  def initialize(self, seed):
+    del seed
+    body = collections.OrderedDict(theta=tf.constant(0.0))
+    return collections.OrderedDict(body=body, head=collections.OrderedDict())
+
+  def no_prototypes(self):
+    return prototypical.Prototypes(tf.zeros([2, 3]), tf.zeros([2]))
+
+  def prototypes(self, weights, examples):
+    del weights, examples
+    return self.no_prototypes()
+
+  def loss(self, weights, batch, global_prototypes, local_prototypes=None):
+    del global_prototypes, local_prototypes
+    return 0.5 * tf.reduce_mean((weights['body']['theta'] - batch.x[:, 0]) ** 2)
+
+
+def test_first_order_meta_step(monkeypatch):
+  """Spec 5.6, fact 2: f_k = (theta - t_k)^2 / 2, t = (1, 3), phi = 0, a = 1/2.
+
+  Round: theta_k = 0 - a (0 - t_k) = (0.5, 1.5), so theta^1 = 1. At theta^1 the
+  gradients are (1 - 1, 1 - 3) = (0, -2), and phi' = 0 - b mean(0, -2) = b. With
+  d theta^1 / d phi = 1 - a instead of 1, it would be b / 2.
+  """
+  monkeypatch.setattr(frl, '_build_classifier', lambda *_: Quadratic())
+  config = dataclasses.replace(
+      frl.PAPER,
+      rounds=1,
+      batch_size=0,
+      inner_learning_rate=0.5,
+      meta_learning_rate=0.25,
+  )
+  process = frl.build_frl(oracle.build_model(), config, num_classes=2)
+  clients = [
+      oracle.Client(np.full((4, 2), t, np.float32), np.zeros(4, np.int32), t)
+      for t in (1, 3)
+  ]
+  state = process.initialize()
+  for expected_theta, expected_phi in ((1.0, 0.0), (0.25, 0.25)):
+    state = process.next(state, [c.data() for c in clients]).state
+    found = state.global_model_weights
+    assert found.theta['body']['theta'] == expected_theta
+    assert found.phi['body']['theta'] == expected_phi
+
+
+def test_identical_clients_are_one_client():
+  """Spec 5.6, fact 3; the same salt gives them the same order, too."""
+  (alone, _), (group, _) = (
+      run(PAPER, 3, clients=[CLIENTS[1]] * count) for count in (1, 3)
+  )
+  for one, three in zip(alone, group, strict=True):
+    # Means of equal numbers, up to one rounding a round.
+    np.testing.assert_allclose(phi_of(three), phi_of(one), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        theta_of(three), theta_of(one), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_without_rounds_it_is_fed_sgd_on_the_query_loss():
+  """Spec 5.6, fact 3: R = 0, phi' = phi - b sum_k n_k grad L_local(phi) / n."""
+  config = dataclasses.replace(PAPER, rounds=0)
+  states, _ = run(config, 2)
+  phi = phi_of(states[0])
+  for episode in range(2):
+    gradients = []
+    for client in CLIENTS:
+      _, query = halves(client, config, episode)
+      gradients.append(oracle.gradient(loss_of(config, {}), phi, query))
+    phi = phi - 0.4 * oracle.mean(gradients, [9, 11, 6])
+    np.testing.assert_allclose(
+        phi_of(states[episode + 1]), phi, **oracle.TOLERANCE
+    )
+
+
+def find_support(client, mean_embeddings, w):
+  """Which examples have these class means; found by trying all choices."""
+  chosen = set()
+  for label, expected in mean_embeddings.items():
+    rows = np.flatnonzero(client.y == label)
+    found = [
+        rows_of
+        for rows_of in itertools.combinations(rows, len(rows) // 2)
+        if np.allclose(
+            np.mean([oracle.embed(w, client.x[i]) for i in rows_of], axis=0),
+            expected,
+            atol=1e-6,
+        )
+    ]
+    assert len(found) == 1
+    chosen |= set(found[0])
+  return chosen
+
+
+def test_an_episode_has_four_rounds_and_one_split():
+  """Spec 5.6, facts 3 and 9.
+
+  With a = 0 every round uploads prototypes at phi: they name the support set,
+  whatever the seeds are.
+  """
+  config = dataclasses.replace(
+      frl.PAPER, inner_learning_rate=0.0, meta_learning_rate=0.4
+  )
+  client = CLIENTS[0]
+  states, _ = run(config, 8, clients=[client])
+  phases = [int(s.global_model_weights.phase) for s in states]
+  assert phases == [0, 1, 2, 3, 0, 1, 2, 3, 0]
+  supports = []
+  for episode in range(2):
+    first = 4 * episode
+    phi = phi_of(states[first])
+    for state in states[first + 1 : first + 4]:
+      np.testing.assert_array_equal(theta_of(state), phi)
+      means = state.global_model_weights.prototypes.means
+      held = {label: means[label] for label in (0, 1)}
+      supports.append(find_support(client, held, phi))
+    query = [
+        pair
+        for row, pair in enumerate(client.pairs())
+        if row not in supports[-1]
+    ]
+    g = oracle.gradient(loss_of(config, held), phi, query)
+    np.testing.assert_allclose(
+        phi_of(states[first + 4]), phi - 0.4 * g, **oracle.TOLERANCE
+    )
+  assert supports[0] == supports[1] == supports[2]
+  assert supports[3] == supports[4] == supports[5]
+  assert supports[0] != supports[3]
+
+
+def test_a_client_with_one_class():
+  """Spec 5.6, fact 5: L_local is zero at r = 0, L_aux moves it afterwards."""
+  states, outputs = run(PAPER, 1, clients=CLIENTS[2:])
+  assert outputs[0].metrics['client_work']['train']['loss'] == 0
+  np.testing.assert_array_equal(theta_of(states[1]), theta_of(states[0]))
+
+  group_states, _ = run(PAPER, 1)
+  states, outputs = run(PAPER, 1, CLIENTS[2:], state=group_states[1])
+  assert outputs[0].metrics['client_work']['train']['loss'] > 0.01
+  assert np.abs(theta_of(states[1]) - theta_of(states[0])).max() > 1e-3
+
+
+def test_decay_alone_shrinks_the_weights():
+  """Spec 5.6, fact 8: (1 - a wd) for each of the two minibatches."""
+  states, _ = run(RELEASE, 1, clients=CLIENTS[2:])
+  expected = (1 - 0.5 * 0.05) ** 2 * theta_of(states[0])
+  np.testing.assert_allclose(theta_of(states[1]), expected, rtol=1e-6)
+
+
+def test_the_first_round_ignores_prototypes():
+  """Spec 5.6, fact 4: garbage where no class is present changes nothing."""
+  (start, expected), _ = run(PAPER, 1)
+  garbage = prototypical.Prototypes(
+      np.full((4, 3), 7.0, np.float32), np.zeros(4, np.float32)
+  )
+  weights = start.global_model_weights._replace(prototypes=garbage)
+  (_, found), _ = run(
+      PAPER, 1, state=start._replace(global_model_weights=weights)
+  )
+  np.testing.assert_array_equal(theta_of(found), theta_of(expected))
+
+
+def global_prototypes():
+  return prototypical.Prototypes(
+      tf.constant([[0.5, 0.0, 0.2], [-0.6, 0.3, 0.0], [0, -0.4, 0.9], [0] * 3]),
+      tf.constant([1.0, 1.0, 1.0, 0.0]),
+  )
+
+
+def state_in(config, phase):
+  """A state with other phi, theta and prototypes in any phase."""
+  model = oracle.build_model()
+  phi, theta = (model.initialize(tf.constant([seed, 0])) for seed in (1, 2))
+  previous = (theta, global_prototypes())
+  return frl.FrlState(
+      phi,
+      theta,
+      global_prototypes(),
+      tf.constant(phase),
+      previous if config.meta_prototypes == 'stored_support' else (),
+  )
+
+
+def eager_update(config, phase, classifier=None, state=None):
+  """The update of client 1 outside of TFF."""
+  classifier = classifier or few_round.DistanceClassifier(
+      oracle.build_model(),
+      oracle.NUM_CLASSES,
+      local_weight=config.local_weight,
+      aux_weight=config.aux_weight,
+  )
+  client_update = frl.build_client_update(
+      classifier, config, oracle.NUM_CLASSES
+  )
+  result, _ = client_update(
+      state or state_in(config, phase),
+      tf.constant([5, 6]),
+      CLIENTS[1].data(),
+  )
+  return result
+
+
+@pytest.mark.parametrize('phase', [1, 2], ids=['train', 'meta'])
+@pytest.mark.parametrize('preset', [PAPER, RELEASE], ids=['paper', 'release'])
+def test_release_combines_to_1_2_times_paper(phase, preset):
+  """Spec 5.6, fact 6: (1, 0.2) = 1.2 (5/6, 1/6), so a step is 1.2 as long."""
+  # At rate 0 the round that is replayed in the meta-update stores the same.
+  common = dataclasses.replace(
+      preset,
+      weight_decay=0.0,
+      batch_size=0,
+      epochs=1,
+      inner_learning_rate=0.5 if phase < 2 else 0.0,
+  )
+  paper, release = (
+      eager_update(
+          dataclasses.replace(
+              common, local_weight=p.local_weight, aux_weight=p.aux_weight
+          ),
+          phase,
+      )
+      for p in (frl.PAPER, frl.RELEASE)
+  )
+  paper, release = (oracle.to_vector(u.update.model) for u in (paper, release))
+  assert np.abs(paper).max() > 1e-3
+  # The differences of float32 weights of order 1.
+  np.testing.assert_allclose(release, 1.2 * paper, rtol=1e-4, atol=3e-7)
+
+
+def test_the_stored_prototypes_are_those_uploaded_last():
+  """Bit for bit, although the client stores nothing and replays its round."""
+  seen = []
+
+  class Recording(few_round.DistanceClassifier):
+
+    def loss(self, weights, batch, global_prototypes, local_prototypes=None):
+      seen.append(local_prototypes)
+      return super().loss(weights, batch, global_prototypes, local_prototypes)
+
+  classifier = Recording(
+      oracle.build_model(), oracle.NUM_CLASSES, local_weight=1.0, aux_weight=0.2
+  )
+  state = frl.start_episode(
+      classifier.initialize(tf.constant([1, 2])), classifier, RELEASE
+  )
+  for phase in range(RELEASE.rounds):
+    upload = eager_update(RELEASE, phase, classifier, state)
+    state = frl.next_state(state, upload.update, classifier, RELEASE)
+  seen.clear()
+  eager_update(RELEASE, RELEASE.rounds, classifier, state)
+  # The replay trains against its batches' own prototypes; three query batches
+  # follow it.
+  stored = [prototypes for prototypes in seen if prototypes is not None]
+  assert len(stored) == 3 and seen[-3:] == stored
+  for prototypes in stored:
+    tf.nest.map_structure(
+        np.testing.assert_array_equal, prototypes, upload.update.prototypes
+    )
+  assert stored[0].present.numpy().tolist() == [0, 1, 1, 0]
+
+
+def group(clients=CLIENTS):
+  """The clients as a group: all examples are support, padded to 11."""
+  size = max(len(c.y) for c in clients)
+
+  def padded(array, fill):
+    missing = [(0, size - len(array))] + [(0, 0)] * (array.ndim - 1)
+    return np.pad(array, missing, constant_values=fill)
+
+  support = few_round.episodes.Examples(
+      np.stack([padded(c.x, 99.0) for c in clients]),
+      np.stack([padded(c.y, 1) for c in clients]),
+      np.stack([padded(np.ones(len(c.y), np.float32), 0) for c in clients]),
+  )
+  salts = tf.constant([c.salt for c in clients])
+  return tf.nest.map_structure(tf.constant, support), salts
+
+
+def adapt(config, way=oracle.NUM_CLASSES, weights=None):
+  """What the personalizer makes of the group from fixed weights."""
+  weights = weights or oracle.build_model().initialize(tf.constant([1, 2]))
+  deployed = frl.build_frl_personalizer(oracle.build_model(), config, way=way)
+  support, salts = group()
+  theta, prototypes = deployed.adapt(
+      weights, support, salts, tf.constant([3, 4])
+  )
+  return oracle.to_vector(theta), prototypes
+
+
+@pytest.mark.parametrize('preset', [PAPER, RELEASE], ids=['paper', 'release'])
+def test_deployment_is_the_rounds_of_an_episode(preset):
+  """adapt(phi) is theta^R and Gamma^{R-1} of the process on the same examples.
+
+  A support share of 1 - 1e-12 makes all examples support (and the meta-update
+  one without queries, which leaves phi); whole batches leave nothing to chance.
+  """
+  config = dataclasses.replace(
+      preset,
+      batch_size=0,
+      support_fraction=1 - 1e-12,
+      deployment_batch_size=0,
+      deployment_learning_rate=preset.inner_learning_rate,
+  )
+  states, _ = run(config, 3)
+  phi = tf.nest.map_structure(tf.constant, states[0].global_model_weights.phi)
+  theta, prototypes = adapt(config, weights=phi)
+  trained = states[2].global_model_weights
+  # The server adds mean differences there and averages weights here.
+  np.testing.assert_allclose(theta, theta_of(states[2]), rtol=1e-5, atol=1e-6)
+  oracle.assert_prototypes(
+      trained.prototypes,
+      {c: prototypes.means[c].numpy() for c in range(3)},
+      rtol=1e-5,
+      atol=1e-6,
+  )
+  np.testing.assert_array_equal(phi_of(states[3]), phi_of(states[0]))
+
+
+DEPLOYED = dataclasses.replace(
+    PAPER, epochs=1, deployment_learning_rate=0.5, deployment_batch_size=6
+)
+
+
+def test_deployment_has_its_own_rate_and_batch_size():
+  expected, _ = adapt(DEPLOYED)
+  same, _ = adapt(
+      dataclasses.replace(DEPLOYED, inner_learning_rate=9.0, batch_size=1)
+  )
+  np.testing.assert_array_equal(same, expected)
+  for change in (
+      {'deployment_learning_rate': 0.25},
+      {'deployment_batch_size': 0},
+      {'epochs': 2},
+      {'weight_decay': 0.1},
+      {'uniform': True},
+  ):
+    other, _ = adapt(dataclasses.replace(DEPLOYED, **change))
+    assert np.abs(other - expected).max() > 1e-4, change
+
+
+def test_no_gpal_is_the_local_loss_alone():
+  """Spec 5.6, fact 4: gamma = 1 removes GPAL in all rounds."""
+  without, prototypes = adapt(dataclasses.replace(DEPLOYED, gpal=False))
+  gamma_1, same_prototypes = adapt(
+      dataclasses.replace(DEPLOYED, local_weight=1.0, aux_weight=0.0)
+  )
+  np.testing.assert_array_equal(gamma_1, without)
+  tf.nest.map_structure(
+      np.testing.assert_array_equal, prototypes, same_prototypes
+  )
+  assert prototypes.present.numpy().tolist() == [1, 1, 1, 0]
+  with_gpal, _ = adapt(DEPLOYED)
+  assert np.abs(with_gpal - without).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        {'squared_distance': False},
+        {'exclude_true_class': True},
+        {'aux_weight': 0.5},
+        {'local_weight': 0.5},
+    ],
+    ids=str,
+)
+def test_the_options_of_the_loss_reach_deployment(change):
+  expected, _ = adapt(DEPLOYED)
+  changed, _ = adapt(dataclasses.replace(DEPLOYED, **change))
+  assert np.abs(changed - expected).max() > 1e-4
+
+
+def test_the_options_of_the_prototypes_reach_deployment():
+  """At one round: divided by the weight of all, class 0 shrinks by 9 / 26."""
+  config = dataclasses.replace(DEPLOYED, rounds=1)
+  _, holders = adapt(config)
+  _, all_clients = adapt(dataclasses.replace(config, prototype_mean='all'))
+  np.testing.assert_allclose(
+      all_clients.means[0], 9 / 26 * holders.means[0], rtol=1e-5
+  )
+  _, updated = adapt(dataclasses.replace(config, prototype_source='updated'))
+  assert np.abs(updated.means - holders.means).max() > 1e-3
+
+
+def test_a_new_group_is_classified_by_its_own_prototypes():
+  """Spec 5.6, fact 7: the zero row of the absent class 3 attracts nothing."""
+  config = dataclasses.replace(DEPLOYED, rounds=1)
+  deployed = frl.build_frl_personalizer(oracle.build_model(), config, way=4)
+  weights = oracle.build_model().initialize(tf.constant([1, 2]))
+  theta, prototypes = adapt(config)
+  support, salts = group()
+  adapted = deployed.adapt(weights, support, salts, tf.constant([3, 4]))
+  query = oracle.make_client((6, 7, 8), salt=9)
+  predicted = deployed.predict(adapted, query.examples()).numpy()
+  expected = []
+  for x in query.x:
+    e = oracle.embed(theta, x)
+    distances = [np.sum((e - prototypes.means[c]) ** 2) for c in range(3)]
+    expected.append(int(np.argmin(distances)))
+  assert predicted.tolist() == expected
+  assert len(set(expected)) == 3
+
+
+def test_deployment_without_rounds_is_refused():
+  config = dataclasses.replace(frl.PAPER, rounds=0)
+  with pytest.raises(ValueError, match='`rounds` of at least 1, found 0'):
+    frl.build_frl_personalizer(oracle.build_model(), config, way=3)
+
+
+def test_model_weights_are_phi():
+  """Reading gives phi in any phase; writing starts an episode from it."""
+  process = build(RELEASE)
+  states, _ = run(RELEASE, 1)
+  phi = process.get_model_weights(states[1]).trainable
+  np.testing.assert_array_equal(oracle.to_vector(phi), phi_of(states[0]))
+  doubled = tf.nest.map_structure(lambda w: 2 * w, phi)
+  weights = process.get_model_weights(states[1])
+  written = process.set_model_weights(
+      states[1], weights._replace(trainable=doubled)
+  )
+  state = written.global_model_weights
+  assert state.phase == 0 and not state.prototypes.present.any()
+  for found in (state.phi, state.theta, state.previous[0]):
+    np.testing.assert_array_equal(
+        oracle.to_vector(found), 2 * phi_of(states[0])
+    )
+
+
+def test_presets():
+  """Spec, sections 5.3, 5.5 and 10: option -> paper / release."""
+  expected = {
+      'classifier': ('distance', 'distance'),
+      'gpal': (True, True),
+      'rounds': (3, 3),
+      'epochs': (1, 1),
+      'batch_size': (60, 60),
+      'inner_learning_rate': (1e-4, 1e-4),
+      'meta_learning_rate': (1e-3, 1e-3),
+      'weight_decay': (0.0, 5e-4),
+      'local_weight': (5 / 6, 1.0),
+      'aux_weight': (1 / 6, 0.2),
+      'exclude_true_class': (False, False),
+      'squared_distance': (True, True),
+      'prototype_source': ('downloaded', 'updated'),
+      'prototype_mean': ('holders', 'holders'),
+      'meta_update': ('single_full_query', 'first_then_plain'),
+      'meta_prototypes': ('query', 'stored_support'),
+      'uniform': (False, True),
+      'support_fraction': (0.5, 0.5),
+      'deployment_learning_rate': (1e-4, 1e-3),
+      'deployment_batch_size': (60, 30),
+  }
+  assert dataclasses.asdict(frl.PAPER) == {k: v[0] for k, v in expected.items()}
+  assert dataclasses.asdict(frl.RELEASE) == {
+      k: v[1] for k, v in expected.items()
+  }
+
+
+def test_support_prototypes_need_a_round_to_be_stored_in():
+  with pytest.raises(ValueError, match='`rounds` of at least 1.*found 0'):
+    dataclasses.replace(frl.RELEASE, rounds=0)
