@@ -1,0 +1,181 @@
+"""The client work: metrics, seeds, state, clients that are not finite."""
+
+import collections
+import functools
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta import episodes
+from tff_meta.client_works import client_work
+from tff_meta.learners import local_sgd
+
+DATA_TYPE = client_work.client_data_type((2,))
+NAN = float('nan')
+
+
+def client_data(rows, batch_sizes=None, salts=(0,)):
+  """Examples `rows` [n, 2] of labels 0, 1, ..., in batches of given sizes."""
+  x = np.array(rows, np.float32).reshape(-1, 2)
+  y = np.arange(len(x), dtype=np.int32)
+
+  bounds = np.cumsum([0, *(batch_sizes or [len(x)])])
+  batches = [
+      tf.data.Dataset.from_tensors(
+          collections.OrderedDict(x=x[start:stop], y=y[start:stop])
+      )
+      for start, stop in itertools.pairwise(bounds)
+  ]
+  return collections.OrderedDict(
+      examples=functools.reduce(lambda a, b: a.concatenate(b), batches),
+      salt=tf.data.Dataset.from_tensor_slices(np.array(salts, np.int32)),
+  )
+
+
+def client_update(weights, message, data):
+  """Sends `sum y x - weights`; the report's loss is n times the message."""
+  examples = episodes.to_examples(data['examples'])
+  labels = tf.cast(examples.y, tf.float32)
+  update = tf.linalg.matvec(examples.x, labels, transpose_a=True) - weights
+  count = tf.reduce_sum(examples.mask)
+  result = tff.learning.templates.ClientResult(
+      update, count + tf.cast(episodes.to_salt(data['salt']), tf.float32)
+  )
+  return result, local_sgd.LocalReport(count * message, count)
+
+
+def build():
+  """Its state counts examples; the message is ten times the state."""
+  return client_work.build_client_work(
+      tff.TensorType(np.float32, [2]),
+      DATA_TYPE,
+      client_update,
+      client_work.ClientWorkState(
+          initialize=lambda: tf.constant(1.0),
+          message=lambda state: 10 * state,
+          next=lambda state, report: state + report.num_examples,
+      ),
+  )
+
+
+@pytest.fixture(scope='module')
+def work():
+  return build()
+
+
+def test_a_round(work):
+  """Updates by client in order, state 1 + 5 examples, loss the message 10."""
+  weights = np.array([1.0, -1.0], np.float32)
+  clients = [
+      client_data([[1, 2], [3, 4], [5, 6]], salts=(7,)),
+      client_data([[0, 0], [8, 9]], salts=()),
+  ]
+  output = work.next(work.initialize(), [weights] * 2, clients)
+  # 0 (1, 2) + 1 (3, 4) + 2 (5, 6) - (1, -1) = (12, 17); (8, 9) - (1, -1).
+  assert [r.update.tolist() for r in output.result] == [[12, 17], [7, 10]]
+  # Without a salt it is zero.
+  assert [r.update_weight for r in output.result] == [10, 2]
+  assert output.measurements == {
+      'train': {
+          'loss': 10,
+          'num_examples': 5,
+          'num_clients': 2,
+          'num_non_finite_clients': 0,
+      }
+  }
+  assert output.state == 6
+  again = work.next(output.state, [weights], clients[:1])
+  assert again.measurements['train']['loss'] == 60 and again.state == 9
+
+
+def test_any_batching_is_the_same(work):
+  rows = [[1, 2], [3, 4], [5, 6], [7, 8], [9, 1]]
+  weights = np.zeros(2, np.float32)
+  clients = [client_data(rows, sizes) for sizes in ([5], [2, 3], [1, 0, 4])]
+  output = work.next(work.initialize(), [weights] * 3, clients)
+  first, *others = (r.update.tolist() for r in output.result)
+  assert others == [first, first]
+
+
+def test_a_client_that_is_not_finite_counts_for_nothing(work):
+  """Update, weight and report are zero: (NaN, 1), and infinity in a row."""
+  weights = np.zeros(2, np.float32)
+  clients = [
+      client_data([[1, 1], [NAN, 1]]),
+      client_data([[1, 1], [3, 4]]),
+      client_data([[1, 1], [1, np.inf]]),
+  ]
+  output = work.next(work.initialize(), [weights] * 3, clients)
+  updates = [r.update.tolist() for r in output.result]
+  assert updates == [[0, 0], [3, 4], [0, 0]]
+  assert [r.update_weight for r in output.result] == [0, 2, 0]
+  train = output.measurements['train']
+  assert train['num_non_finite_clients'] == 2 and train['num_clients'] == 3
+  assert train['num_examples'] == 2 and train['loss'] == 10
+  assert output.state == 3
+
+
+def test_a_message_that_is_not_finite_spoils_the_report_alone(work):
+  """A finite update does not count either when its loss is NaN."""
+  output = work.next(
+      np.float32(NAN), [np.zeros(2, np.float32)], [client_data([[1, 1]] * 2)]
+  )
+  assert output.result[0].update_weight == 0
+  assert output.measurements['train']['num_non_finite_clients'] == 1
+
+
+def test_a_client_without_examples(work):
+  output = work.next(
+      work.initialize(), [np.zeros(2, np.float32)], [client_data([])]
+  )
+  assert output.result[0].update_weight == 0
+  assert output.measurements['train']['loss'] == 0
+  assert output.measurements['train']['num_non_finite_clients'] == 0
+
+
+def test_the_type_of_client_data():
+  assert str(DATA_TYPE) == (
+      '<examples=<x=float32[?,2],y=int32[?]>*,salt=int32*>'
+  )
+
+
+def messages(state_functions, num_rounds):
+  """The messages of the first rounds."""
+  state, found = state_functions.initialize(), []
+  for _ in range(num_rounds):
+    found.append(tuple(state_functions.message(state).numpy().tolist()))
+    state = state_functions.next(state, None)
+  return found
+
+
+def test_a_seed_lasts_for_the_rounds_of_an_episode():
+  """Spec 5.6, fact 9: four rounds share one, the next four another."""
+  seeds = messages(client_work.round_seed(5, rounds_per_seed=4), 9)
+  assert seeds[0] == seeds[1] == seeds[2] == seeds[3]
+  assert seeds[4] == seeds[5] == seeds[6] == seeds[7]
+  assert len({seeds[0], seeds[4], seeds[8]}) == 3
+
+
+def test_every_round_and_run_has_its_own_seed():
+  first, again, other = (
+      messages(client_work.round_seed(seed), 5) for seed in (5, 5, 6)
+  )
+  assert first == again
+  assert len({*first, *other}) == 10
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        ((2**31,), '`seed` in the int32 range, found 2147483648'),
+        ((-(2**31) - 1,), '`seed` in the int32 range, found -2147483649'),
+        ((1, 0), '`rounds_per_seed` of at least 1, found 0'),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_named(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    client_work.round_seed(*arguments)

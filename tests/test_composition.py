@@ -1,0 +1,219 @@
+"""From a client function to a learning process."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta import composition
+from tff_meta import episodes
+from tff_meta import weights as weights_lib
+from tff_meta.client_works import client_work
+from tff_meta.finalizers import stateless
+from tff_meta.learners import local_sgd
+
+SEED = 9
+
+
+def client_data(value, count, salt=0):
+  x = np.full((count, 1), value, np.float32)
+  batch = collections.OrderedDict(x=x, y=np.zeros(count, np.int32))
+  return collections.OrderedDict(
+      examples=tf.data.Dataset.from_tensors(batch),
+      salt=tf.data.Dataset.from_tensors(np.int32(salt)),
+  )
+
+
+def initial_weights():
+  body = collections.OrderedDict(w=tf.constant([2.0, 4.0]))
+  return collections.OrderedDict(body=body, head=collections.OrderedDict())
+
+
+def move_to_mean(weights, seed, data):
+  """Moves the weights to the mean of x; the loss tells the seed."""
+  examples = episodes.to_examples(data['examples'])
+  count = tf.reduce_sum(examples.mask)
+  target = tf.math.divide_no_nan(tf.reduce_sum(examples.x), count)
+  update = tf.nest.map_structure(lambda w: w - target, weights)
+  result = tff.learning.templates.ClientResult(update, count)
+  # Below 2^24 a float32 holds a whole number exactly.
+  loss = tf.cast(tf.math.floormod(seed[0] + seed[1], 2**20), tf.float32)
+  return result, local_sgd.LocalReport(count * loss, count)
+
+
+def build(**options):
+  return composition.build_learning_process(
+      initial_weights, (1,), move_to_mean, seed=SEED, **options
+  )
+
+
+@pytest.fixture(scope='module')
+def process():
+  return build()
+
+
+def weights_of(process, state):
+  return process.get_model_weights(state).trainable['body']['w'].tolist()
+
+
+CLIENTS = [client_data(1.0, 1), client_data(5.0, 3)]
+
+
+def test_the_weights_move_by_the_weighted_mean(process):
+  """To (1 * 1 + 3 * 5) / 4 = 4."""
+  state = process.initialize()
+  assert weights_of(process, state) == [2, 4]
+  output = process.next(state, CLIENTS)
+  assert weights_of(process, output.state) == [4, 4]
+  assert output.metrics['client_work']['train']['num_examples'] == 4
+  assert list(output.metrics) == [
+      'distributor',
+      'client_work',
+      'aggregator',
+      'finalizer',
+  ]
+
+
+def test_every_round_has_the_seed_of_round_seed(process):
+  state, losses = process.initialize(), []
+  for _ in range(3):
+    output = process.next(state, CLIENTS[:1])
+    state = output.state
+    losses.append(output.metrics['client_work']['train']['loss'])
+  expected = []
+  for round_num in range(3):
+    seed = tf.random.experimental.stateless_fold_in((0, SEED), round_num)
+    expected.append(float(tf.reduce_sum(seed) % 2**20))
+  assert losses == expected and len(set(losses)) == 3
+
+
+def test_only_clients_without_weight_leave_the_weights(process):
+  """Neither NaN, which the division of zero by zero would give, nor a move."""
+  output = process.next(process.initialize(), [client_data(7.0, 0)] * 2)
+  assert weights_of(process, output.state) == [2, 4]
+  # Infinite pixels count for nothing beside a client that is finite.
+  spoiled = [client_data(np.inf, 2), CLIENTS[1]]
+  output = process.next(process.initialize(), spoiled)
+  assert weights_of(process, output.state) == [5, 5]
+
+
+def test_server_optimizer_and_aggregator_are_those_given():
+  """A sum of the moves -(-1 - 3, ...) at rate 1/2 instead of their mean."""
+  process = build(
+      server_optimizer=tff.learning.optimizers.build_sgdm(0.5),
+      aggregator=tff.aggregators.as_weighted_aggregator(
+          tff.aggregators.SumFactory()
+      ),
+  )
+  output = process.next(process.initialize(), CLIENTS)
+  # 2 + ((1 - 2) + (5 - 2)) / 2 and 4 + ((1 - 4) + (5 - 4)) / 2.
+  assert weights_of(process, output.state) == [3, 3]
+
+
+def build_with_counter():
+  """A process whose state is <weights, rounds done>."""
+
+  @tff.tensorflow.computation
+  def initial_state():
+    return (initial_weights(), tf.constant(0))
+
+  state_type = initial_state.type_signature.result
+  work = client_work.build_client_work(
+      state_type,
+      client_work.client_data_type((1,)),
+      lambda state, message, data: move_to_mean(state[0], message, data),
+      client_work.round_seed(SEED),
+  )
+  result_type = work.next.type_signature.result.result.member
+  aggregation = composition.mean_factory().create(
+      result_type.update, result_type.update_weight
+  )
+  return composition.with_model_weights(
+      tff.learning.templates.compose_learning_process(
+          initial_state,
+          tff.learning.templates.build_broadcast_process(state_type),
+          work,
+          aggregation,
+          stateless.build_stateless_finalizer(
+              state_type,
+              result_type.update,
+              lambda state, update: (
+                  weights_lib.subtract(state[0], update),
+                  state[1] + 1,
+              ),
+          ),
+      ),
+      get=lambda state: state[0],
+      put=lambda state, weights: (weights, tf.constant(100)),
+  )
+
+
+def test_a_richer_state_speaks_model_weights():
+  process = build_with_counter()
+  state = process.next(process.initialize(), CLIENTS).state
+  assert weights_of(process, state) == [4, 4]
+  assert state.global_model_weights[1] == 1
+  weights = process.get_model_weights(state)
+  doubled = tf.nest.map_structure(lambda w: 2 * w, weights)
+  written = process.set_model_weights(state, doubled)
+  assert weights_of(process, written) == [8, 8]
+  assert written.global_model_weights[1] == 100
+  # All else is left as it was, the round number among it.
+  assert written.client_work.round_num == state.client_work.round_num == 1
+  output = process.next(written, CLIENTS[1:])
+  assert weights_of(process, output.state) == [5, 5]
+
+
+def steps(optimizer, gradients):
+  """Where an optimizer takes a weight of 1 by these gradients."""
+  state = optimizer.initialize(tf.TensorSpec([], tf.float32))
+  w = tf.constant(1.0)
+  for gradient in gradients:
+    state, w = optimizer.next(state, w, tf.constant(gradient))
+  return float(w)
+
+
+def test_optimizers_by_name():
+  """SGD: 1 - .1 (2 + 4). Momentum: v = 2, .5 * 2 + 4 = 5: 1 - .1 * 7.
+
+  Adam's first step is the rate times the sign of the gradient, to within
+  epsilon / sqrt(1 - .999) = 3e-7 relative to the gradient.
+  """
+  build_optimizer = composition.build_optimizer
+  assert steps(build_optimizer('sgd', 0.1), [2.0, 4.0]) == pytest.approx(0.4)
+  assert steps(build_optimizer('sgd', 0.1, 0.5), [2.0, 4.0]) == pytest.approx(
+      0.3
+  )
+  assert steps(build_optimizer('sgd', 0.0), [2.0]) == 1
+  for gradient in (3.0, 1e-3):
+    moved = steps(build_optimizer('adam', 0.1), [gradient])
+    assert moved == pytest.approx(0.9, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (('adagrad', 0.1), "'sgd' or 'adam', found 'adagrad'"),
+        (('adam', 0.1, 0.5), '`momentum` with Adam, found 0.5'),
+        (('sgd', 0.1, 1.0), '`momentum`.*found 1.0'),
+        (('sgd', 0.1, -0.5), '`momentum`.*found -0.5'),
+        (('sgd', -0.1), 'learning_rate.*found -0.1'),
+    ],
+    ids=str,
+)
+def test_impossible_optimizers_are_named(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    composition.build_optimizer(*arguments)
+
+
+def test_initial_weights_and_rounds_have_different_seeds():
+  """A run of seed 0 must not draw its weights from its first round's seed."""
+  for seed in (0, 1, 9):
+    state = client_work.round_seed(seed).initialize()
+    own = tuple(composition.initial_seed(seed).numpy())
+    assert own != tuple(state.seed.numpy())
+  assert tuple(composition.initial_seed(3).numpy()) != tuple(
+      composition.initial_seed(4).numpy()
+  )
