@@ -1,0 +1,95 @@
+"""The list of algorithms."""
+
+import dataclasses
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from tff_meta import registry
+from tff_meta.algorithms import frl
+from tff_meta.baselines import fed_avg
+from tff_meta.baselines import personalized_fl
+
+SPECS = registry.ALGORITHMS.values()
+
+
+def test_names():
+  assert {'frl', 'fed_avg', 'fed_avg_ft', 'personalized_fl'} <= set(
+      registry.ALGORITHMS
+  )
+  for name, spec in registry.ALGORITHMS.items():
+    assert registry.get(name) is spec and spec.name == name
+
+
+def test_an_unknown_name_lists_the_known_ones():
+  with pytest.raises(ValueError, match="frl, fed_avg, .*found 'frll'"):
+    registry.get('frll')
+
+
+@pytest.mark.parametrize('spec', SPECS, ids=lambda spec: spec.name)
+def test_what_is_named_is_there(spec):
+  """Every callable takes the model and the configuration, then keywords."""
+  assert set(spec.presets) == {'paper', 'release'}
+  types = {type(preset) for preset in spec.presets.values()}
+  assert len(types) == 1 and dataclasses.is_dataclass(types.pop())
+  for callable_, keyword in (
+      (spec.build, 'num_classes'),
+      (spec.build_group_personalizer, 'way'),
+      (spec.build_client_personalizer, 'num_classes'),
+  ):
+    if callable_ is not None:
+      parameters = list(inspect.signature(callable_).parameters)
+      assert parameters[:3] == ['model', 'config', keyword]
+  assert spec.build is not None
+  assert (
+      spec.build_group_personalizer is not None
+      or spec.build_client_personalizer is not None
+  )
+  assert spec.summary and '20' in spec.paper
+
+
+def test_the_right_ones():
+  frl_spec = registry.get('frl')
+  assert frl_spec.build is frl.build_frl
+  assert frl_spec.build_client_personalizer is None
+  assert frl_spec.presets == {'paper': frl.PAPER, 'release': frl.RELEASE}
+  plain, tuned = registry.get('fed_avg'), registry.get('fed_avg_ft')
+  assert plain.build is tuned.build is fed_avg.build_fed_avg
+  assert plain.build_group_personalizer is (
+      fed_avg.build_from_scratch_group_personalizer
+  )
+  assert tuned.build_group_personalizer is (
+      fed_avg.build_fine_tuning_group_personalizer
+  )
+  assert plain.build_client_personalizer is (
+      fed_avg.build_global_client_personalizer
+  )
+  assert tuned.build_client_personalizer is (
+      fed_avg.build_fine_tuning_client_personalizer
+  )
+  personalized = registry.get('personalized_fl')
+  assert personalized.build is personalized_fl.build_personalized_fl
+
+
+def test_rounds_of_a_cohort():
+  """Spec 5.6, fact 9: R + 1 = 4 rounds for FRL; one for all others."""
+  for spec in SPECS:
+    for preset in spec.presets.values():
+      expected = 4 if spec.name == 'frl' else 1
+      assert spec.rounds_per_cohort(preset) == expected
+  config = dataclasses.replace(frl.PAPER, rounds=0)
+  assert registry.get('frl').rounds_per_cohort(config) == 1
+
+
+def test_listing_imports_neither_tensorflow_nor_an_algorithm():
+  code = (
+      'import sys; from tff_meta import registry; list(registry.ALGORITHMS);'
+      " print(sorted(m for m in sys.modules if m.startswith(('tensorflow',"
+      " 'tff_meta.')) and m != 'tff_meta.installation'))"
+  )
+  done = subprocess.run(
+      [sys.executable, '-c', code], capture_output=True, text=True, check=True
+  )
+  assert done.stdout.strip() == "['tff_meta.registry']"
