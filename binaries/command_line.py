@@ -6,6 +6,7 @@ import sys
 
 from absl import app
 from absl import flags
+from absl import logging
 
 USAGE_ERROR = 2
 FAILURE = 1
@@ -51,6 +52,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 def run(main: Callable[[], int]) -> None:
   """Parses the flags and runs a program, which returns its exit code."""
+  logging.set_verbosity(logging.WARNING)  # TFDS tells what it opens.
   try:
     app.run(lambda _: main(), flags_parser=_parse)
   except KeyboardInterrupt:
