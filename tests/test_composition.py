@@ -164,6 +164,9 @@ def test_a_richer_state_speaks_model_weights():
   assert written.client_work.round_num == state.client_work.round_num == 1
   output = process.next(written, CLIENTS[1:])
   assert weights_of(process, output.state) == [5, 5]
+  # No finalizer of TFF's here that would refuse the NaN of zero by zero.
+  output = process.next(written, [client_data(7.0, 0)] * 2)
+  assert weights_of(process, output.state) == [8, 8]
 
 
 def steps(optimizer, gradients):
