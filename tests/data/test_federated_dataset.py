@@ -95,6 +95,62 @@ def test_published_parts_are_dealt_with_matching_classes():
     assert labels[0] == labels[1] == labels[2] and len(labels[0]) == 1
 
 
+@pytest.mark.parametrize(
+    'partition, options',
+    [
+        ('iid', {}),
+        ('iid_per_class', {}),
+        ('shards', {}),
+        ('class_shards', {}),
+        ('pieces_per_class', {'classes_per_client': 2}),
+        ('proportions_per_class', {'classes_per_client': 2}),
+        ('dirichlet', {'min_examples': 1}),
+        ('fedmeta_per_mnist', {}),
+        ('fedmeta_per_cifar10', {}),
+    ],
+)
+def test_published_test_examples_follow_the_training_examples(
+    partition, options
+):
+  """Every client, every class: the share of the one is that of the other."""
+  rng = np.random.default_rng(3)
+  y = [
+      np.repeat(np.arange(4), sizes)
+      for sizes in ((90, 70, 80, 60), (8, 21, 16, 13))
+  ]
+  y = [rng.permutation(part).astype(np.int32) for part in y]
+  corpus = corpus_lib.Corpus(
+      'toy',
+      *(
+          corpus_lib.LabelledExamples(np.ones((len(p), 2, 2), np.uint8), p)
+          for p in y
+      ),
+      num_classes=4,
+  )
+  deal = functools.partial(partitioners.PARTITIONERS[partition], **options)
+  dataset = FederatedDataset.from_corpus(corpus, deal, 8, seed=1)
+  clients = [dataset.client(c) for c in dataset.client_ids()]
+  expected = [sorted(y[0][rows]) for rows in deal(y[0], 8, 1)]
+  assert [sorted(c.train.y) for c in clients] == expected
+  held, tested = (
+      np.array([np.bincount(c[part].y, minlength=4) for c in clients])
+      for part in (0, 2)
+  )
+  assert tested.sum(axis=0).tolist() == [8, 21, 16, 13]
+  share = held / held.sum(axis=0) * tested.sum(axis=0)
+  assert np.abs(tested - share).max() <= 1
+  assert not tested[held == 0].any()
+  assert np.abs(tested - share).max() > 0
+
+
+def test_a_test_class_without_training_examples_is_refused():
+  corpus = make_corpus(num_train=2, num_test=4)  # Of classes 0, 1; 2, 0, 1, 2.
+  with pytest.raises(
+      ValueError, match="'toy' to train on class 2, .* a `test_fraction`"
+  ):
+    FederatedDataset.from_corpus(corpus, partitioners.iid, 2, seed=0)
+
+
 def test_held_out_clients_are_seeded_and_disjoint():
   def make(seed):
     return FederatedDataset.from_corpus(
@@ -370,7 +426,12 @@ def test_writers_and_rotation_groups_as_clients():
   sizes = [
       [len(part.y) for part in dataset.client(c)] for c in dataset.client_ids()
   ]
-  assert sizes == [[15, 0, 8], [15, 0, 7]] * 3
+  assert [size[0] for size in sizes] == [15] * 6
+  tests = [size[2] for size in sizes]
+  assert [tests[k] + tests[k + 1] for k in (0, 2, 4)] == [15] * 3
+  for client_id in dataset.client_ids():
+    client = dataset.client(client_id)
+    assert set(client.test.y) <= set(client.train.y)
 
 
 def make_client_data(sizes, key='pixels', shape=(4, 5)):

@@ -91,7 +91,8 @@ def deal_corpus(
     partition_by: 'label', 'writer' or 'rotation'.
     validation_fraction: Share of validation examples.
     test_fraction: Share of each client's test examples, or None to deal the
-      published test part.
+      published test part after the train part: a client gets the share of every
+      class (and writer or rotation) that it has of the training examples.
 
   Returns:
     Client id -> rows of the pool.
@@ -303,7 +304,8 @@ def _partition_keys(corpus, partition_by):
   if keys[partition_by] is None:
     raise ValueError(
         f'Expected a corpus with the {partition_by} of every example to'
-        f' partition by it, found none in {corpus.name!r}.'
+        f' partition by it, found none in {corpus.name!r}. Some data sets have'
+        ' an option for it, such as `rotation_groups` of MNIST.'
     )
   return keys[partition_by]
 
@@ -311,7 +313,7 @@ def _partition_keys(corpus, partition_by):
 def _deal_parts(
     corpus, keys, partition, num_clients, seed, validation_fraction
 ):
-  """Deals train, validation and test part each with the same seed."""
+  """Partitions the train part; validation and test part follow it."""
   num_train, num_all = len(corpus.train.y), len(corpus.pooled_labels)
   if num_train == num_all or len(keys) < num_all:
     raise ValueError(
@@ -319,23 +321,36 @@ def _deal_parts(
         ' its train part, found none. Give a `test_fraction` (0 for no test'
         ' examples).'
     )
+  rng = np.random.default_rng(seed)
   train, validation, _ = split_rows(
-      np.arange(num_train),
-      np.random.default_rng(seed),
-      validation_fraction,
-      0.0,
+      np.arange(num_train), rng, validation_fraction, 0.0
   )
-  parts = (train, validation, np.arange(num_train, num_all))
-  dealt = []
-  for rows in map(np.sort, parts):  # Some partitioners keep the corpus order.
-    if not len(rows):
-      dealt.append([rows] * num_clients)
-      continue
-    if set(keys[rows].tolist()) != set(keys[train].tolist()):
+  train = np.sort(train)  # Some partitioners keep the corpus order.
+  own = [train[k] for k in partition(keys[train], num_clients, seed)]
+  # Rows of one label and one key, should the key be another than the label.
+  kinds = np.unique(keys, return_inverse=True)[1] * corpus.num_classes
+  kinds = kinds + corpus.pooled_labels
+  parts = [own]
+  for rows in (validation, np.arange(num_train, num_all)):
+    parts.append(_deal_like(own, rng.permutation(rows), kinds, corpus))
+  return [ClientRows(*client) for client in zip(*parts, strict=True)]
+
+
+def _deal_like(own, rows, kinds, corpus):
+  """Gives each client the share of every kind of rows that it has in `own`."""
+  held = [np.bincount(kinds[k], minlength=kinds.max() + 1) for k in own]
+  cumulative = np.cumsum(held, axis=0)
+  dealt = [[rows[:0]] for _ in own]
+  for kind in np.unique(kinds[rows]):
+    members = rows[kinds[rows] == kind]
+    upto = cumulative[:, kind]
+    if not upto[-1]:
       raise ValueError(
-          'Expected train, validation and test part to hold the same classes,'
-          f' found others in {corpus.name!r}. Give a `test_fraction` instead.'
+          f'Expected some client of {corpus.name!r} to train on class'
+          f' {kind % corpus.num_classes}, which others than training examples'
+          ' have, found none. Give a `test_fraction` instead.'
       )
-    own = partition(keys[rows], num_clients, seed)
-    dealt.append([rows[k] for k in own])
-  return [ClientRows(*own) for own in zip(*dealt, strict=True)]
+    cuts = np.rint(upto[:-1] / upto[-1] * len(members)).astype(int)
+    for parts, part in zip(dealt, np.split(members, cuts), strict=True):
+      parts.append(part)
+  return [np.concatenate(parts) for parts in dealt]

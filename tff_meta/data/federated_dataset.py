@@ -194,10 +194,13 @@ class FederatedDataset:
     """Deals a corpus to clients.
 
     With a `test_fraction` train and test part are pooled and dealt together;
-    then every client's own examples are split at random. Without one, the
-    published test part is dealt like the train part, with the same seed, and
-    the validation examples are drawn from the train part and dealt as well
-    (pFedHN, FedRep, MetaVers): for partitioners that give matching classes.
+    then every client's own examples are split at random. Without one, the train
+    part is dealt and the published test part follows it: of the test examples
+    of a class a client gets the share, to within one example, that it has of
+    the training examples of the class, so that none is tested on a class that
+    it did not train on (pFedHN, FedRep and MetaVers do so by partitioning both
+    parts with the same seed). Validation examples are drawn from the train part
+    beforehand and dealt like test examples.
 
     Args:
       corpus: The examples.

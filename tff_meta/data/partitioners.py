@@ -7,9 +7,8 @@ Every partitioner is a function
 of the labels (or writers, or groups) of n examples, int or str [n]; `seed` is a
 non-negative integer, or a NumPy generator to go on with. The row numbers are
 int64 and no row goes to two clients. Partitioners that promise to be exhaustive
-give every row to some client. Whoever partitions the train, validation and test
-part of a corpus with the same seed gets clients with matching classes, where
-the docstring says so.
+give every row to some client. Where the docstring says so, two parts of a
+corpus that are partitioned with the same seed give clients of the same classes.
 
 No global random state is read or written.
 """
@@ -86,9 +85,7 @@ def shards(
 ) -> Partition:
   """Sorts by label, cuts into shards, deals two to each client; exhaustive.
 
-  The shards are equal to within one example and may straddle two classes. The
-  same seed gives the same shard numbers, hence matching classes on another part
-  of a corpus with the same class proportions.
+  The shards are equal to within one example and may straddle two classes.
 
   Args:
     labels: Labels [n].
@@ -278,8 +275,7 @@ def dirichlet(
   For one class after the other: p ~ Dir(alpha * 1_N); p is set to 0 for clients
   that hold n / N examples or more already, and normalised again; the shuffled
   class is cut at floor(cumulative p * class size). If in the end a client holds
-  fewer than `min_examples`, everything is drawn again. Two parts of a corpus do
-  not get matching classes: split the test examples off each client instead.
+  fewer than `min_examples`, everything is drawn again.
 
   Args:
     labels: Labels [n]; every distinct one is a class.
@@ -461,7 +457,7 @@ def by_group(groups: np.ndarray, num_clients: int, seed: Seed) -> Partition:
   num_groups clients, so that a client has the examples of one group only.
 
   Args:
-    groups: The group of every example [n]: with `rotation_degrees` of a corpus
+    groups: The group of every example [n]: with the `rotations` of a corpus
       this is RMNIST's partition (10 groups of 6,000, 10 clients each).
     num_clients: A multiple of the number of groups.
     seed: Source of the shuffle.
