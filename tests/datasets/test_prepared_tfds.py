@@ -7,12 +7,15 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
+from tff_meta.data import federated_dataset
+from tff_meta.data import partitioners
 from tff_meta.datasets import cifar10
 from tff_meta.datasets import cifar100
 from tff_meta.datasets import mnist
 from tff_meta.datasets import omniglot
 from tff_meta.datasets import prepared_tfds
 from tff_meta.datasets.locations import DatasetNotFoundError
+from tff_meta.training import hyperparameters
 
 
 @pytest.fixture
@@ -165,6 +168,51 @@ def test_mnist(tmp_path):
   assert corpus.input_shape == (28, 28, 1)
 
 
+def test_rotated_mnist_is_dealt_by_group(tmp_path):
+  """40 + 20 images with a bar on top; ten groups, two clients each."""
+  images = np.zeros((60, 28, 28, 1), np.uint8)
+  images[:, 4:8, 10:18] = 255
+  names = [str(digit) for digit in range(10)]
+  _store(tmp_path, 'mnist', images, np.full(60, 7), names, 40)
+  options = hyperparameters.parse_options(mnist.load, 2, 'rotation_groups=10')
+  corpus = mnist.load(str(tmp_path), **options)
+  clients = federated_dataset.FederatedDataset.from_corpus(
+      corpus, partitioners.by_group, 20, 0, partition_by='rotation'
+  )
+  means = []
+  for client_id in clients.client_ids():
+    client = clients.client(client_id)
+    x = np.concatenate([client.train.x, client.test.x])[..., 0]
+    assert len(x) == 3
+    rows, columns = np.mgrid[:28, :28] - 13.5
+    means.append([(x[0] * columns).sum(), (-x[0] * rows).sum()])
+    for image in x[1:]:  # All of a client are turned alike.
+      np.testing.assert_array_equal(image, x[0])
+  angles = np.degrees([np.arctan2(y, x) for x, y in means]) - 90
+  expected = np.repeat(20.0 * np.arange(10), 2)
+  np.testing.assert_allclose((angles - expected + 180) % 360, 180, atol=2)
+  other = mnist.load(str(tmp_path), **options | {'rotation_seed': 1})
+  assert other.fingerprint() != corpus.fingerprint()
+  with pytest.raises(ValueError, match='`num_groups` >= 1, found -1'):
+    mnist.load(str(tmp_path), rotation_groups=-1)
+
+
+def test_mnist_that_is_not_rotated_has_no_rotation_groups(tmp_path):
+  images = np.zeros((3, 28, 28, 1), np.uint8)
+  names = [str(digit) for digit in range(10)]
+  _store(tmp_path, 'mnist', images, np.array([9, 0, 7]), names, 2)
+  with pytest.raises(
+      ValueError, match='rotation .* option .*`rotation_groups`'
+  ):
+    federated_dataset.FederatedDataset.from_corpus(
+        mnist.load(str(tmp_path)),
+        partitioners.by_group,
+        2,
+        0,
+        partition_by='rotation',
+    )
+
+
 OMNIGLOT_NAMES = ('Greek_0', 'Bengali_0', 'Gurmukhi_41', 'Keble_0')
 
 
@@ -210,6 +258,21 @@ def test_omniglot_is_small_ink_on_nothing(omniglot_dir):
 def test_omniglot_class_split_comes_from_the_names(omniglot_dir):
   split = omniglot.load(str(omniglot_dir[0])).class_split
   assert (split.train, split.validation, split.test) == ((0,), (1,), (2, 3))
+
+
+def test_omniglot_with_rotated_classes(omniglot_dir):
+  plain = omniglot.load(str(omniglot_dir[0]))
+  options = hyperparameters.parse_options(
+      omniglot.load, 2, 'rotated_classes=true'
+  )
+  corpus = omniglot.load(str(omniglot_dir[0]), **options)
+  assert corpus.num_classes == 16 and corpus.class_split.train == (0, 4, 8, 12)
+  assert sorted(corpus.train.y) == sorted(
+      label + 4 * q for label in plain.train.y for q in range(4)
+  )
+  (first,) = plain.train.x[plain.train.y == 2]
+  (turned,) = corpus.train.x[corpus.train.y == 2 + 4 * 3]
+  np.testing.assert_array_equal(turned, np.rot90(first, 3))
 
 
 def test_the_newest_prepared_version_is_taken(tmp_path):

@@ -21,25 +21,32 @@ def load(
     data_dir: str | None = None,
     download: bool = False,
     scaling: str = 'unit',
+    rotation_groups: int = 0,
+    rotation_seed: int = 0,
 ) -> corpus_lib.Corpus:
-  """Loads MNIST.
+  """Loads MNIST, or rotated MNIST (RMNIST) with `rotation_groups`.
 
   Args:
     data_dir: Where TensorFlow Datasets has prepared `mnist`; None: its default.
     download: Whether to fetch it if it is not there.
     scaling: 'unit' ([0, 1]), 'raw' (0..255) or 'centered' ([-1, 1]).
+    rotation_groups: G random groups of images, group g turned by 20 * g degrees
+      counter-clockwise; IFCA and CAFeMe: 10, to be dealt with the partition
+      `by_group`. 0 for none.
+    rotation_seed: Of the groups, non-negative.
 
   Returns:
     The corpus; x uint8 [n, 28, 28, 1], ink high.
 
   Raises:
     DatasetNotFoundError: If it is not there, or cannot be fetched.
+    ValueError: If an option is impossible.
   """
   preprocess = scalings.choose(SCALINGS, scaling)
   train, test = prepared_tfds.read(
       prepared_tfds.find('mnist', data_dir, download)
   )
-  return corpus_lib.Corpus(
+  corpus = corpus_lib.Corpus(
       name='mnist',
       train=train,
       test=test,
@@ -47,6 +54,11 @@ def load(
       preprocess=preprocess,
       class_split=class_splits.digits(),
   )
+  if rotation_groups:
+    return corpus_lib.with_rotation_groups(
+        corpus, rotation_seed, rotation_groups
+    )
+  return corpus
 
 
 SPEC = dataset_spec.DatasetSpec(

@@ -20,6 +20,7 @@ def load(
     data_dir: str | None = None,
     download: bool = False,
     scaling: str = 'unit',
+    rotated_classes: bool = False,
 ) -> corpus_lib.Corpus:
   """Loads Omniglot, 105x105 averaged down to 28x28, ink 1, background 0.
 
@@ -34,9 +35,13 @@ def load(
       default.
     download: Whether to fetch it if it is not there.
     scaling: 'unit' ([0, 1]) or 'raw' (0..255).
+    rotated_classes: Whether every character turned by 90, 180 and 270 degrees
+      is a class of its own, in the part of the split that the character is in
+      (Santoro et al., Vinyals et al.): 6,492 classes.
 
   Returns:
-    The corpus; x uint8 0..255 [32460, 28, 28, 1]; the class split is Vinyals'.
+    The corpus; x uint8 0..255 [32460, 28, 28, 1], four times as many with
+    `rotated_classes`; the class split is Vinyals'.
 
   Raises:
     DatasetNotFoundError: If it is not there, or cannot be fetched.
@@ -47,7 +52,7 @@ def load(
       directory, cache_name='tff_meta_ink_28x28_v1.npz', convert=_to_small_ink
   )
   names = prepared_tfds.label_names(directory)
-  return corpus_lib.Corpus(
+  corpus = corpus_lib.Corpus(
       name='omniglot',
       train=corpus_lib.LabelledExamples(
           np.concatenate([background.x, evaluation.x]),
@@ -58,6 +63,7 @@ def load(
       preprocess=preprocess,
       class_split=class_splits.omniglot_vinyals(names),
   )
+  return corpus_lib.with_rotated_classes(corpus) if rotated_classes else corpus
 
 
 def _to_small_ink(images):
