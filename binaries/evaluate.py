@@ -97,17 +97,18 @@ def main() -> int:
   results = {}
   for name in names:
     results[name] = evaluator.evaluate(name, weights, untrained)
-    atomic_files.write_json(
-        directory.evaluations / f'{name}.json',
-        {
-            'protocol': name,
-            'rounds': rounds,
-            'seed': eval_config.seed,
-            'way': eval_config.way,
-            'group_clients': eval_config.group_clients,
-            **results[name],
-        },
-    )
+    content = {
+        'protocol': name,
+        'rounds': rounds,
+        'seed': eval_config.seed,
+        'way': eval_config.way,
+        'group_clients': eval_config.group_clients,
+        **results[name],
+    }
+    try:
+      atomic_files.write_json(directory.evaluations / f'{name}.json', content)
+    except OSError as error:
+      command_line.fail(error, command_line.FAILURE)
   print(f'After {rounds} rounds of {run_config.rounds}:')
   print(protocols.format_table(results))
   return 0

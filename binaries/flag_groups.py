@@ -13,8 +13,8 @@ PROTOCOL = flags.DEFINE_list(
     'protocol',
     [],
     'What to evaluate: new_groups, new_groups_iid, new_groups_mixed,'
-    ' known_clients; none for nothing. By default new_groups and known_clients'
-    ' where the algorithm and the data offer them.',
+    ' new_groups_mixed_iid, known_clients; none for nothing. By default'
+    ' new_groups and known_clients, where algorithm and data offer them.',
 )
 EVAL_GROUPS = flags.DEFINE_integer(
     'eval_groups', None, 'Groups to evaluate in; by default 100.'

@@ -1,6 +1,8 @@
 """Trains an algorithm on a data set and evaluates what came out.
 
   python -m binaries.train --algorithm=frl --dataset=digits --output_dir=DIR
+  python -m binaries.train --flagfile=binaries/presets/digits_frl.flags \
+      --output_dir=DIR
 
 The same command continues a run that was stopped, by whatever, with the very
 results of one that was not. DIR holds config.json, metrics.csv, timings.csv,
@@ -35,6 +37,12 @@ HPARAMS = flags.DEFINE_string(
     'hparams',
     '',
     'Changes to the preset, name=value,... ; an unknown name lists all.',
+)
+REFERENCE_HPARAMS = flags.DEFINE_string(
+    'reference_hparams',
+    '',
+    'Changes to the preset of FedAvg from scratch, which new groups compare'
+    ' with, e.g. deployment_learning_rate=0.3.',
 )
 DATASET = flags.DEFINE_string(
     'dataset', None, 'What to train on; --list shows all.'
@@ -139,6 +147,7 @@ def _config():
       algorithm=ALGORITHM.value,
       preset=PRESET.value,
       hparams=HPARAMS.value,
+      reference_hparams=REFERENCE_HPARAMS.value,
       dataset=DATASET.value,
       dataset_options=DATASET_OPTIONS.value,
       data_dir=flag_groups.DATA_DIR.value,

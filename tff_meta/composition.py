@@ -26,7 +26,8 @@ def build_optimizer(
 
   Args:
     name: `'sgd'`, or `'adam'` with moments 0.9 and 0.999 and epsilon 1e-8
-      outside the root, PyTorch's defaults.
+      outside the root. (TFF adds epsilon before the bias correction, PyTorch
+      after it: gradients above about 1e-6 do not tell.)
     learning_rate: At least 0.
     momentum: Of SGD, in `[0, 1)`.
 

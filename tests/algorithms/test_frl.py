@@ -380,6 +380,7 @@ def state_in(config, phase):
       theta,
       global_prototypes(),
       tf.constant(phase),
+      tf.constant(0),
       previous if config.meta_prototypes == 'stored_support' else (),
   )
 
@@ -444,7 +445,10 @@ def test_the_stored_prototypes_are_those_uploaded_last():
       oracle.build_model(), oracle.NUM_CLASSES, local_weight=1.0, aux_weight=0.2
   )
   state = frl.start_episode(
-      classifier.initialize(tf.constant([1, 2])), classifier, RELEASE
+      classifier.initialize(tf.constant([1, 2])),
+      tf.constant(0),
+      classifier,
+      RELEASE,
   )
   for phase in range(RELEASE.rounds):
     upload = eager_update(RELEASE, phase, classifier, state)
@@ -626,6 +630,20 @@ def test_model_weights_are_phi():
     np.testing.assert_array_equal(
         oracle.to_vector(found), 2 * phi_of(states[0])
     )
+
+
+def test_weights_set_in_an_episode_begin_the_next_one():
+  """The split follows the episode's number, not the rounds done before."""
+  process = build(RELEASE)
+  states, _ = run(RELEASE, 2)
+  written = process.set_model_weights(
+      states[2], process.get_model_weights(states[2])
+  )
+  episodes_seen = []
+  for _ in range(RELEASE.rounds + 2):
+    episodes_seen.append(int(written.global_model_weights.episode))
+    written = process.next(written, [c.data() for c in CLIENTS]).state
+  assert episodes_seen == [1] * (RELEASE.rounds + 1) + [2]
 
 
 def test_presets():

@@ -151,12 +151,11 @@ def messages(state_functions, num_rounds):
   return found
 
 
-def test_a_seed_lasts_for_the_rounds_of_an_episode():
-  """Spec 5.6, fact 9: four rounds share one, the next four another."""
-  seeds = messages(client_work.round_seed(5, rounds_per_seed=4), 9)
-  assert seeds[0] == seeds[1] == seeds[2] == seeds[3]
-  assert seeds[4] == seeds[5] == seeds[6] == seeds[7]
-  assert len({seeds[0], seeds[4], seeds[8]}) == 3
+def test_the_seed_of_a_run_stays():
+  assert len(set(messages(client_work.run_seed(5), 4))) == 1
+  assert messages(client_work.run_seed(5), 1) != messages(
+      client_work.run_seed(6), 1
+  )
 
 
 def test_every_round_and_run_has_its_own_seed():
@@ -172,10 +171,11 @@ def test_every_round_and_run_has_its_own_seed():
     [
         ((2**31,), '`seed` in the int32 range, found 2147483648'),
         ((-(2**31) - 1,), '`seed` in the int32 range, found -2147483649'),
-        ((1, 0), '`rounds_per_seed` of at least 1, found 0'),
     ],
     ids=str,
 )
 def test_wrong_arguments_are_named(arguments, message):
   with pytest.raises(ValueError, match=message):
     client_work.round_seed(*arguments)
+  with pytest.raises(ValueError, match=message):
+    client_work.run_seed(*arguments)

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import episodes
+from tff_meta import models
 from tff_meta.learners import few_round
 from tff_meta.losses import prototypical
 
@@ -356,4 +357,60 @@ def test_a_client_without_examples_has_no_say():
   found = adapt(*stack([CLIENT, empty]))
   tf.nest.map_structure(
       lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found, expected
+  )
+
+
+@pytest.mark.parametrize('name', models.MODELS)
+def test_linear_classifiers_are_the_networks_own(name):
+  """What lies between embedding and logits, such as LeNet's ReLU, counts."""
+  shape = (28, 28, 1) if name in ('mlp', 'conv4') else (32, 32, 3)
+  model = models.build(name, shape, 4)
+  classifier = few_round.LinearClassifier(model.without_head(), 4)
+  weights = classifier.initialize(tf.constant([1, 2]))
+  x = tf.random.stateless_normal([3, *shape], (5, 6))
+  query = episodes.Examples(x, tf.zeros([3], tf.int32), tf.ones([3]))
+  np.testing.assert_array_equal(
+      classifier.predict(weights, classifier.no_prototypes(), query),
+      tf.argmax(model.logits(weights, x), 1),
+  )
+  expected = tf.nn.sparse_softmax_cross_entropy_with_logits(
+      query.y, model.logits(weights, x)
+  )
+  np.testing.assert_allclose(
+      classifier.loss(weights, query, classifier.no_prototypes()),
+      tf.reduce_mean(expected),
+      rtol=1e-5,  # Float32.
+  )
+
+
+def test_a_client_that_diverges_does_not_count_in_its_group():
+  """As in training: weight zero; the group is that of the other clients."""
+  classifier = few_round.DistanceClassifier(MODEL, 3)
+  settings = few_round.RoundSettings(
+      tff.learning.optimizers.build_sgdm(0.1), batch_size=0
+  )
+  weights = classifier.initialize(tf.constant([3, 4]))
+  x = tf.random.stateless_normal([2, 5, *MODEL.input_shape], (7, 8))
+  y = tf.constant([[0, 1, 2, 0, 1]] * 2)
+  mask = tf.ones([2, 5])
+  bad = tf.concat([x[:1], x[1:] * float('nan')], 0)
+
+  def adapt(x, num_clients):
+    support = episodes.Examples(
+        x[:num_clients], y[:num_clients], mask[:num_clients]
+    )
+    return few_round.adapt_group(
+        classifier,
+        settings,
+        2,
+        weights,
+        support,
+        tf.range(num_clients),
+        tf.constant([1, 2]),
+    )
+
+  tf.nest.map_structure(
+      lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
+      adapt(bad, 2),
+      adapt(x, 1),
   )

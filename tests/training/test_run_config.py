@@ -27,6 +27,7 @@ _DEFAULTS = dict(
     validation_groups=2,
     protocols=('new_groups',),
     eval_groups=3,
+    reference_hparams='deployment_learning_rate=0.25',
     execution='native',
 )
 
@@ -39,6 +40,8 @@ def test_everything_is_resolved():
   config = _resolve()
   assert config.hparams.rounds == 2
   assert config.hparams.weight_decay == 5e-4  # Of the preset.
+  assert config.reference_hparams.deployment_learning_rate == 0.25
+  assert config.reference_hparams.momentum == 0.5  # Of the preset.
   assert config.partition == 'few_round'
   assert config.partition_options == {'examples_per_class': None}
   assert config.dataset_options['noise'] == 0.5
@@ -66,6 +69,18 @@ def test_what_is_given_is_kept():
   assert config.partition_options == {'alpha': 2.0, 'min_examples': 10}
   assert (config.num_clients, config.clients_per_round) == (2, 2)
   assert (config.way, config.group_clients, config.model) == (4, 6, 'conv4')
+
+
+@pytest.mark.parametrize(
+    'name, value', [('model', ''), ('partition', '')], ids=str
+)
+def test_an_empty_name_is_not_the_default(name, value):
+  with pytest.raises(ValueError, match=f'`{name}` to be one of'):
+    _resolve(**{name: value})
+
+
+def test_zero_group_clients_are_not_the_default():
+  assert _resolve(group_clients=0).group_clients == 0
 
 
 def test_json_there_and_back_is_the_same():

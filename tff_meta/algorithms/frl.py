@@ -134,6 +134,8 @@ class FrlState(NamedTuple):
     prototypes: The group's `Prototypes` Gamma^{r-1}: means `[C, D]`, present
       `[C]`; none present at r = 0.
     phase: int32 scalar r in 0..R; R is the round of the meta-update.
+    episode: int32 scalar, number of the episode, from 0. It decides how clients
+      split their examples.
     previous: `(theta^{r-1}, Gamma^{r-2})` where `meta_prototypes` is
       `'stored_support'`, otherwise `()`. A client keeps nothing between rounds:
       it replays its last round from them to have its stored prototypes again.
@@ -143,6 +145,7 @@ class FrlState(NamedTuple):
   theta: Any
   prototypes: prototypical.Prototypes
   phase: tf.Tensor
+  episode: tf.Tensor
   previous: Any
 
 
@@ -242,15 +245,17 @@ def build_client_update(
 ):
   """A client's work in any phase: `(FrlState, seed, data) -> result, report`.
 
-  `seed` is the episode's, so the split of the client's data into support and
-  query stays fixed for its R + 1 rounds; both come out per class.
+  The split of the client's data into support and query depends on the run's
+  seed, the episode and the client's salt, so it stays fixed for the R + 1
+  rounds of an episode; it is made per class.
   """
   settings = _round_settings(
       config, config.inner_learning_rate, config.batch_size
   )
 
-  def client_update(state, episode_seed, data):
+  def client_update(state, run_seed, data):
     fold_in = tf.random.experimental.stateless_fold_in
+    episode_seed = fold_in(run_seed, state.episode)
     seed = fold_in(episode_seed, episodes.to_salt(data['salt']))
     support, query = episodes.split_support_query(
         episodes.to_examples(data['examples']),
@@ -307,12 +312,15 @@ def build_client_update(
 
 
 def start_episode(
-    phi: Any, classifier: few_round.Classifier, config: FrlConfig
+    phi: Any,
+    episode: tf.Tensor,
+    classifier: few_round.Classifier,
+    config: FrlConfig,
 ) -> FrlState:
   """The state in phase 0: theta^0 = phi, no prototypes."""
   none = classifier.no_prototypes()
-  keep = config.meta_prototypes == 'stored_support'
-  return FrlState(phi, phi, none, tf.constant(0), (phi, none) if keep else ())
+  previous = (phi, none) if config.meta_prototypes == 'stored_support' else ()
+  return FrlState(phi, phi, none, tf.constant(0), episode, previous)
 
 
 def next_state(
@@ -333,7 +341,7 @@ def next_state(
 
   def after_meta_update():
     phi = weights_lib.subtract(state.phi, update.model)
-    return start_episode(phi, classifier, config)
+    return start_episode(phi, state.episode + 1, classifier, config)
 
   return tf.cond(state.phase < config.rounds, after_round, after_meta_update)
 
@@ -364,14 +372,14 @@ def build_frl(
   @tff.tensorflow.computation
   def initial_state():
     phi = classifier.initialize(composition.initial_seed(seed))
-    return start_episode(phi, classifier, config)
+    return start_episode(phi, tf.constant(0), classifier, config)
 
   state_type = initial_state.type_signature.result
   work = client_work_lib.build_client_work(
       state_type,
       client_work_lib.client_data_type(model.input_shape),
       build_client_update(classifier, config, num_classes),
-      client_work_lib.round_seed(seed, rounds_per_seed=config.rounds + 1),
+      client_work_lib.run_seed(seed),
   )
   result_type = work.next.type_signature.result.result.member
   update_process = prototypes_lib.ModelAndPrototypesFactory(
@@ -391,7 +399,9 @@ def build_frl(
   return composition.with_model_weights(
       process,
       get=lambda state: state.phi,
-      put=lambda state, phi: start_episode(phi, classifier, config),
+      put=lambda state, phi: start_episode(
+          phi, state.episode + 1, classifier, config
+      ),
   )
 
 

@@ -42,6 +42,8 @@ class PersonalizedFlConfig:
     weight_decay: Coupled L2 coefficient of both.
     uniform: Clients count alike; otherwise by their number of examples.
     support_fraction: Share of every class's examples that is support.
+    prototype_source: Weights that embed a group's prototypes, as in FRL: those
+      `'downloaded'` in the round or the client's `'updated'` ones.
     rounds: R, federated rounds of a new group, at least 1.
     deployment_learning_rate: alpha at deployment.
     deployment_batch_size: Examples of a minibatch at deployment.
@@ -55,6 +57,7 @@ class PersonalizedFlConfig:
   weight_decay: float = 0.0
   uniform: bool = False
   support_fraction: float = 0.5
+  prototype_source: Literal['downloaded', 'updated'] = 'downloaded'
   rounds: int = 3
   deployment_learning_rate: float = 1e-4
   deployment_batch_size: int = 60
@@ -70,6 +73,7 @@ RELEASE = dataclasses.replace(
     PAPER,
     weight_decay=5e-4,
     uniform=True,
+    prototype_source='updated',
     deployment_learning_rate=1e-3,
     deployment_batch_size=30,
 )
@@ -87,6 +91,7 @@ def _round_settings(config, learning_rate, batch_size, num_epochs):
       batch_size=batch_size,
       num_epochs=num_epochs,
       weight_decay=config.weight_decay,
+      prototype_source=config.prototype_source,
       uniform=config.uniform,
   )
 

@@ -44,40 +44,62 @@ class RoundSeed(NamedTuple):
   round_num: tf.Tensor
 
 
-def round_seed(seed: int, rounds_per_seed: int = 1) -> ClientWorkState:
-  """A state whose message is a fresh random seed, int32 `[2]`.
+def _base_seed(seed: int) -> tf.Tensor:
+  """The seed behind those of the rounds, int32 `[2]`."""
+  return tf.constant([0, seed], tf.int32)
+
+
+def check_seed(seed: int) -> None:
+  """Raises a ValueError if a run's seed is not in the int32 range."""
+  if not -(2**31) <= seed < 2**31:
+    raise ValueError(f'Expected `seed` in the int32 range, found {seed}.')
+
+
+def round_seed(seed: int) -> ClientWorkState:
+  """A state whose message is a fresh random seed every round, int32 `[2]`.
 
   Args:
     seed: The run's seed, in the int32 range.
-    rounds_per_seed: How many consecutive rounds share one seed, at least 1: an
-      FRL episode must keep its support/query split for all of its rounds.
 
   Returns:
     A `ClientWorkState`; clients fold their own salt into the message.
 
   Raises:
-    ValueError: If an argument is out of its range.
+    ValueError: If the seed is out of range.
   """
-  if not -(2**31) <= seed < 2**31:
-    raise ValueError(f'Expected `seed` in the int32 range, found {seed}.')
-  if rounds_per_seed < 1:
-    raise ValueError(
-        f'Expected `rounds_per_seed` of at least 1, found {rounds_per_seed}.'
-    )
-
-  def initialize():
-    return RoundSeed(tf.constant([0, seed], tf.int32), tf.constant(0))
+  check_seed(seed)
 
   def message(state):
-    return tf.random.experimental.stateless_fold_in(
-        state.seed, state.round_num // rounds_per_seed
-    )
+    return tf.random.experimental.stateless_fold_in(state.seed, state.round_num)
 
   def next_state(state, report):
     del report  # The seeds do not depend on what clients did.
     return RoundSeed(state.seed, state.round_num + 1)
 
-  return ClientWorkState(initialize, message, next_state)
+  return ClientWorkState(
+      lambda: RoundSeed(_base_seed(seed), tf.constant(0)), message, next_state
+  )
+
+
+def run_seed(seed: int) -> ClientWorkState:
+  """A state whose message is the same seed in all rounds, int32 `[2]`.
+
+  For algorithms that count for themselves: an FRL client folds in the number of
+  the episode, which lasts several rounds.
+
+  Args:
+    seed: The run's seed, in the int32 range.
+
+  Returns:
+    A `ClientWorkState`.
+
+  Raises:
+    ValueError: If the seed is out of range.
+  """
+  check_seed(seed)
+  return ClientWorkState(
+      lambda: _base_seed(seed), lambda state: state, lambda state, report: state
+  )
 
 
 def client_data_type(input_shape: tuple[int, ...]) -> tff.StructType:

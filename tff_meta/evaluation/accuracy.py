@@ -23,26 +23,27 @@ class AccuracyReport(NamedTuple):
     return float(np.mean(self.accuracies))
 
   @property
-  def half_width(self) -> float:
+  def half_width(self) -> float | None:
     """Half of the 95 % interval of the mean: 1.96 s / sqrt(n).
 
-    `s` is the sample standard deviation. 0 for a single group, of which no
+    `s` is the sample standard deviation. None for a single group, of which no
     interval is known.
     """
     n = len(self.accuracies)
     if n < 2:
-      return 0.0
+      return None
     return 1.96 * float(np.std(self.accuracies, ddof=1)) / math.sqrt(n)
 
-  def summary(self) -> dict[str, float | list[float] | int]:
+  def summary(self) -> dict[str, float | list[float] | None]:
     """Returns what goes into `summary.json`."""
+    mean, half_width = self.mean, self.half_width
+    interval = None
+    if half_width is not None:
+      interval = [mean - half_width, mean + half_width]
     return {
-        'accuracy_mean': self.mean,
-        'accuracy_half_width_95': self.half_width,
-        'accuracy_interval_95': [
-            self.mean - self.half_width,
-            self.mean + self.half_width,
-        ],
+        'accuracy_mean': mean,
+        'accuracy_half_width_95': half_width,
+        'accuracy_interval_95': interval,
         'accuracy_micro': float(
             np.sum(self.accuracies * self.num_examples)
             / np.sum(self.num_examples)

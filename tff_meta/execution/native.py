@@ -34,6 +34,10 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
+class WorkerError(OSError):
+  """TFF's worker is missing, does not start or has ended; the message says."""
+
+
 def prepare_environment() -> None:
   """Sets what TensorFlow and gRPC read when they are imported.
 
@@ -57,7 +61,7 @@ def set_native_context() -> None:
 
   Raises:
     ImportError: If TensorFlow Federated cannot be imported.
-    RuntimeError: If the worker does not start.
+    WorkerError: If the worker does not start.
   """
   prepare_environment()
   tff = installation.import_tff()
@@ -85,7 +89,7 @@ def _create_context(tff):
 
   def create_executor(cardinalities):
     if process.poll() is not None:
-      raise RuntimeError(
+      raise WorkerError(
           'Expected the TFF worker to be running, found that it ended with'
           f' code {process.returncode}. Tip: code -9 often means that the'
           ' machine ran out of memory.'
@@ -109,7 +113,7 @@ def _start_worker(tff_dir: pathlib.Path, port: int) -> subprocess.Popen:
   """Starts TFF's worker as a child that ends with this process."""
   binary = tff_dir / 'data' / 'worker_binary'
   if not binary.is_file():
-    raise RuntimeError(
+    raise WorkerError(
         f'Expected a TFF worker at {binary}, found none. Tip: install'
         ' tensorflow-federated from its wheel for Linux on x86-64.'
     )
@@ -148,7 +152,7 @@ def _wait_until_ready(grpc, channel, process: subprocess.Popen) -> None:
       continue
   ready.cancel()
   _end_worker(process)
-  raise RuntimeError(
+  raise WorkerError(
       'Expected the TFF worker to answer within'
       f' {_START_TIMEOUT_SECONDS:.0f} seconds, found exit code'
       f' {process.returncode}. Tip: check that localhost is not proxied.'

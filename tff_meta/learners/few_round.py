@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_meta import episodes
+from tff_meta import weights as weights_lib
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
 from tff_meta.losses import cross_entropy
@@ -172,7 +173,7 @@ class LinearClassifier:
 
   def _logits(self, weights, examples):
     embeddings = self.model.embed(weights['body'], examples.x, examples.mask)
-    return layers.classify_linear(weights['head'], embeddings)
+    return self.model.classify(weights['head'], embeddings)
 
 
 Classifier = DistanceClassifier | LinearClassifier
@@ -309,18 +310,19 @@ def divide_prototypes(
   return prototypical.Prototypes(means, present)
 
 
-def _average(uploads: ClientUpload, over: str):
+def _average(uploads: ClientUpload, previous: Any, over: str):
   """The server's part of a round, on uploads with a leading client axis."""
   total = tf.reduce_sum(uploads.weight)
 
-  def mean(stacked):
-    return tf.tensordot(uploads.weight, stacked, axes=1) / total
+  def mean(stacked, before):
+    weighted = tf.tensordot(uploads.weight, stacked, axes=1)
+    return tf.where(total > 0, tf.math.divide_no_nan(weighted, total), before)
 
   sums = tf.vectorized_map(
       lambda args: weigh_prototypes(*args), (uploads.prototypes, uploads.weight)
   )
   sums = tf.nest.map_structure(lambda s: tf.reduce_sum(s, axis=0), sums)
-  weights = tf.nest.map_structure(mean, uploads.weights)
+  weights = tf.nest.map_structure(mean, uploads.weights, previous)
   return weights, divide_prototypes(sums, over)
 
 
@@ -356,14 +358,16 @@ def adapt_group(
       examples = episodes.drop_padding(padded)
       client_seed = tf.random.experimental.stateless_fold_in(round_seed, salt)
       upload = client_round(classifier, settings, w, p, examples, client_seed)
-      return upload._replace(report=())
+      # As in training, a client whose upload is not finite has weight zero.
+      upload, _ = weights_lib.where_finite_or_zero(upload._replace(report=()))
+      return upload
 
     specs = tf.nest.map_structure(
         lambda t: tf.TensorSpec(t.shape, t.dtype),
         ClientUpload(weights, prototypes, tf.constant(0.0), report=()),
     )
     uploads = tf.map_fn(one_client, (support, salts), fn_output_signature=specs)
-    weights, prototypes = _average(uploads, settings.prototype_mean)
+    weights, prototypes = _average(uploads, weights, settings.prototype_mean)
   return weights, prototypes
 
 

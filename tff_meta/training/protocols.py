@@ -3,8 +3,8 @@
 * `new_groups`: groups of clients with classes that training never saw, each
   client with few of them (FRL's non-IID deployment);
 * `new_groups_iid`: the same classes, every client with all of them;
-* `new_groups_mixed`: as `new_groups`, but three of five classes are those of
-  training (FRL's Table 3);
+* `new_groups_mixed`, `new_groups_mixed_iid`: the same, but three fifths of the
+  classes, rounded down, are those of training (FRL's Table 3: 3 of 5);
 * `known_clients`: the training clients' own held-out test examples.
 """
 
@@ -26,7 +26,9 @@ _DEPLOYMENTS = {
     'new_groups': 'non_iid',
     'new_groups_iid': 'iid',
     'new_groups_mixed': 'non_iid',
+    'new_groups_mixed_iid': 'iid',
 }
+_MIXED = ('new_groups_mixed', 'new_groups_mixed_iid')
 PROTOCOLS = (*_DEPLOYMENTS, KNOWN_CLIENTS)
 # What is run where no protocols were asked for.
 DEFAULT_PROTOCOLS = ('new_groups', KNOWN_CLIENTS)
@@ -91,7 +93,7 @@ class Evaluator:
         deployment=_DEPLOYMENTS[name],
         num_groups=config.eval_groups,
         seed=config.seed,
-        num_seen=config.way * 3 // 5 if name == 'new_groups_mixed' else 0,
+        num_seen=config.way * 3 // 5 if name in _MIXED else 0,
     )
 
   def evaluate(
@@ -105,24 +107,30 @@ class Evaluator:
       untrained_weights: The weights that training began with.
 
     Returns:
-      What goes into summary.json: the accuracy's mean, interval and counts, and
-      under `references` the same of others in the very same groups.
+      What goes into summary.json: the accuracy's mean, interval and counts; and
+      under `references` the same of others in the very same groups, with `gain`
+      and `gain_half_width_95`, the mean and 95 % half width of the difference
+      to them group by group.
     """
     if name == KNOWN_CLIENTS:
       report = self._evaluate_clients(weights)
       return report.summary() | {'num_clients': len(report.accuracies)}
     protocol = self.group_protocol(name)
-    result = self._group_summary(self._own_accuracy, weights, protocol)
-    result['references'] = {
-        'untrained': self._group_summary(
-            self._own_accuracy, untrained_weights, protocol
-        )
-    }
-    if self._config.algorithm != _SCRATCH:
-      result['references']['fed_avg_from_scratch'] = self._group_summary(
+    own = self._evaluate_groups(self._own_accuracy, weights, protocol)
+    references = {}
+    if self._config.algorithm != _SCRATCH:  # Which ignores what was trained.
+      references['untrained'] = self._evaluate_groups(
+          self._own_accuracy, untrained_weights, protocol
+      )
+      references['fed_avg_from_scratch'] = self._evaluate_groups(
           self._scratch_accuracy, weights, protocol
       )
-    return result
+    return _group_summary(own) | {
+        'references': {
+            name: _group_summary(report) | _gain(own, report)
+            for name, report in references.items()
+        }
+    }
 
   def on_the_way(self) -> loop.Evaluation:
     """Returns a cheaper evaluation for during training.
@@ -156,15 +164,13 @@ class Evaluator:
     )
 
   def _measure_groups(self, protocol, weights) -> accuracy.AccuracyReport:
-    pools = self._experiment.dataset.class_pools
-    return few_round.evaluate_groups(
-        self._own_accuracy, weights, pools, protocol
-    )
+    return self._evaluate_groups(self._own_accuracy, weights, protocol)
 
-  def _group_summary(self, group_accuracy, weights, protocol) -> dict[str, Any]:
+  def _evaluate_groups(
+      self, group_accuracy, weights, protocol
+  ) -> accuracy.AccuracyReport:
     pools = self._experiment.dataset.class_pools
-    report = few_round.evaluate_groups(group_accuracy, weights, pools, protocol)
-    return report.summary() | {'num_groups': len(report.accuracies)}
+    return few_round.evaluate_groups(group_accuracy, weights, pools, protocol)
 
   @functools.cached_property
   def _own_accuracy(self) -> Callable[..., Any]:
@@ -178,12 +184,11 @@ class Evaluator:
   @functools.cached_property
   def _scratch_accuracy(self) -> Callable[..., Any]:
     """How good FedAvg from random weights is, in as many rounds."""
-    spec = registry.get(_SCRATCH)
     config = dataclasses.replace(
-        spec.presets[self._config.preset], rounds=self._config.hparams.rounds
+        self._config.reference_hparams, rounds=self._config.hparams.rounds
     )
     return few_round.build_group_accuracy(
-        spec.build_group_personalizer(
+        registry.get(_SCRATCH).build_group_personalizer(
             self._experiment.model, config, way=self._config.way
         )
     )
@@ -207,22 +212,43 @@ class Evaluator:
     return any(dataset.num_examples(c, 'test') for c in dataset.client_ids())
 
 
+def _group_summary(report: accuracy.AccuracyReport) -> dict[str, Any]:
+  return report.summary() | {'num_groups': len(report.accuracies)}
+
+
+def _gain(
+    own: accuracy.AccuracyReport, reference: accuracy.AccuracyReport
+) -> dict[str, Any]:
+  """Returns the paired difference to a reference in the same groups."""
+  difference = own._replace(accuracies=own.accuracies - reference.accuracies)
+  return {
+      'gain': difference.mean,
+      'gain_half_width_95': difference.half_width,
+  }
+
+
 def format_table(evaluation: Mapping[str, Mapping[str, Any]]) -> str:
   """Returns the evaluation of a summary as a table to print."""
   lines = []
   for name, result in evaluation.items():
     count = result.get('num_groups') or result['num_clients']
     unit = 'groups' if 'num_groups' in result else 'clients'
-    lines.append(f'{name} ({count} {unit}, accuracy +- 95 % interval)')
+    lines.append(f'{name} ({count} {unit}, accuracy +- 95 % interval, percent)')
     rows = {'trained': result, **result.get('references', {})}
     for row, values in rows.items():
-      mean, half_width = (
-          100 * values[k] for k in ('accuracy_mean', 'accuracy_half_width_95')
+      line = f'  {_LABELS.get(row, row):24}' + _percent(
+          values['accuracy_mean'], values['accuracy_half_width_95']
       )
-      lines.append(
-          f'  {_LABELS.get(row, row):24}{mean:6.2f} +- {half_width:.2f}'
-      )
+      if 'gain' in values:
+        gain = _percent(values['gain'], values['gain_half_width_95'])
+        line += f'   trained gains {gain}'
+      lines.append(line)
   return '\n'.join(lines)
+
+
+def _percent(mean: float, half_width: float | None) -> str:
+  width = 'unknown' if half_width is None else f'{100 * half_width:.2f}'
+  return f'{100 * mean:6.2f} +- {width}'
 
 
 _LABELS = {

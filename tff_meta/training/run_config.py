@@ -24,8 +24,10 @@ FREE_FIELDS = (
     'data_dir',
     'protocols',
     'eval_groups',
+    'reference_hparams',
 )
 
+_REFERENCE = 'fed_avg'
 _DEFAULT_CLIENTS = 100
 _DEFAULT_COHORT = 10
 
@@ -57,6 +59,8 @@ class RunConfig:
     validation_groups: Groups of an evaluation on the way.
     protocols: What to evaluate at the end; see `training.protocols`.
     eval_groups: Groups of an evaluation at the end.
+    reference_hparams: Configuration of FedAvg, which a new group's accuracy is
+      compared with.
     way: Classes of a group; None where no groups can be drawn.
     group_clients: Clients of a group; None where no groups can be drawn.
     execution: Where TFF computations run.
@@ -81,6 +85,7 @@ class RunConfig:
   validation_groups: int
   protocols: tuple[str, ...]
   eval_groups: int
+  reference_hparams: Any
   way: int | None
   group_clients: int | None
   execution: str
@@ -142,9 +147,13 @@ def from_json(values: Mapping[str, Any]) -> RunConfig:
   try:
     preset = registry.get(values['algorithm']).presets[values['preset']]
     hparams = {k: _to_tuple(v) for k, v in values['hparams'].items()}
+    reference = registry.get(_REFERENCE).presets[values['preset']]
     return RunConfig(
         **{k: _to_tuple(v) for k, v in values.items()}
-        | {'hparams': dataclasses.replace(preset, **hparams)}
+        | {
+            'hparams': dataclasses.replace(preset, **hparams),
+            'reference_hparams': type(reference)(**values['reference_hparams']),
+        }
     )
   except (AttributeError, KeyError, TypeError) as error:
     raise ValueError(
@@ -163,6 +172,7 @@ def resolve(
     algorithm: str,
     preset: str,
     hparams: str,
+    reference_hparams: str,
     dataset: str,
     dataset_options: str,
     partition: str | None,
@@ -180,6 +190,7 @@ def resolve(
     algorithm: As in `RunConfig`.
     preset: As in `RunConfig`.
     hparams: `name=value,...`, changes to the preset.
+    reference_hparams: `name=value,...`, changes to FedAvg's preset.
     dataset: As in `RunConfig`.
     dataset_options: `name=value,...`.
     partition: As in `RunConfig`; None for the algorithm's own.
@@ -201,7 +212,8 @@ def resolve(
         f'Expected `preset` to be one of {", ".join(PRESETS)}, found'
         f' {preset!r}.'
     )
-  partition = partition or algorithm_spec.partition
+  if partition is None:
+    partition = algorithm_spec.partition
   defaults = dataset_spec.few_round or datasets.FewRoundDefaults(
       way=None, num_clients=_DEFAULT_CLIENTS, cohort_size=_DEFAULT_COHORT
   )
@@ -213,19 +225,24 @@ def resolve(
       algorithm=algorithm,
       preset=preset,
       hparams=hyperparameters.override(algorithm_spec.presets[preset], hparams),
+      reference_hparams=hyperparameters.override(
+          registry.get(_REFERENCE).presets[preset], reference_hparams
+      ),
       dataset=dataset,
       dataset_options=hyperparameters.parse_options(
           dataset_spec.load, 2, dataset_options
       ),
-      model=model or dataset_spec.default_model,
+      model=dataset_spec.default_model if model is None else model,
       partition=partition,
       partition_options=_partition_options(
           partition, partition_options, defaults.examples_per_class
       ),
       num_clients=num_clients,
       clients_per_round=clients_per_round,
-      way=way if way is not None else defaults.way,
-      group_clients=group_clients or defaults.cohort_size,
+      way=defaults.way if way is None else way,
+      group_clients=(
+          defaults.cohort_size if group_clients is None else group_clients
+      ),
       **given,
   )
 
