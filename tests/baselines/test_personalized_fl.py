@@ -143,11 +143,13 @@ def test_one_client_of_few_round_learning_without_gpal():
   np.testing.assert_allclose(weights[1], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_group_runs_rounds_of_one_epoch_against_its_own_prototypes():
-  """By hand: two rounds of a full batch, prototypes of the updated models."""
+@pytest.mark.parametrize('source', ['downloaded', 'updated'])
+def test_a_group_runs_rounds_of_one_epoch_against_its_own_prototypes(source):
+  """By hand: two rounds of a full batch; prototypes of the last round."""
   config = dataclasses.replace(
       DISTANCE,
       rounds=2,
+      prototype_source=source,
       deployment_batch_size=0,
       deployment_learning_rate=0.3,
       weight_decay=0.1,
@@ -166,9 +168,11 @@ def test_a_group_runs_rounds_of_one_epoch_against_its_own_prototypes():
   )
   w = oracle.to_vector(weights)
   for _ in range(2):
+    downloaded = w
     g = oracle.gradient(own_prototypes_loss, w, client.pairs())
     w = w - 0.3 * (g + 0.1 * w)
-  prototypes = oracle.class_means(w, client.pairs())
+  source_weights = w if source == 'updated' else downloaded
+  prototypes = oracle.class_means(source_weights, client.pairs())
   np.testing.assert_allclose(
       oracle.to_vector(adapted[0]), w, **oracle.TOLERANCE
   )
