@@ -4,10 +4,12 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import psutil
 import pytest
 
+from binaries import command_line
 from tff_meta.execution import native
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -72,5 +74,41 @@ def test_localhost_is_never_proxied(monkeypatch):
 
 
 def test_a_missing_worker_is_named(tmp_path):
-  with pytest.raises(RuntimeError, match='worker_binary'):
+  with pytest.raises(native.WorkerError, match='worker_binary'):
     native._start_worker(tmp_path, 1)
+
+
+@pytest.fixture
+def fake_tff(tmp_path, monkeypatch):
+  """Returns a function that makes TFF one whose worker is a shell script."""
+
+  def fake(script):
+    worker = tmp_path / 'data' / 'worker_binary'
+    worker.parent.mkdir()
+    worker.write_text(f'#!/bin/sh\n{script}\n')
+    worker.chmod(0o755)
+    tff = types.SimpleNamespace(
+        __file__=str(tmp_path / '__init__.py'),
+        framework=types.SimpleNamespace(set_default_context=pytest.fail),
+    )
+    monkeypatch.setattr(native.installation, 'import_tff', lambda: tff)
+
+  return fake
+
+
+def test_a_worker_that_ends_at_once_is_one_line_and_code_1(fake_tff, capfd):
+  fake_tff('exit 3')
+  with pytest.raises(SystemExit) as stopped:
+    with command_line.reported_errors():
+      native.set_native_context()
+  _, err = capfd.readouterr()
+  assert stopped.value.code == 1
+  assert err.startswith('Error: Expected the TFF worker to answer within')
+  assert 'found exit code 3.' in err and err.count('\n') == 1
+
+
+def test_a_worker_that_never_answers_is_ended(fake_tff, monkeypatch):
+  fake_tff('exec sleep 600')
+  monkeypatch.setattr(native, '_START_TIMEOUT_SECONDS', 1.0)
+  with pytest.raises(native.WorkerError, match='within 1 sec.* exit code -9'):
+    native.set_native_context()
