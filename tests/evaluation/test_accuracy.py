@@ -36,7 +36,10 @@ def test_the_micro_average_is_over_examples():
 
 def test_one_group_has_no_interval():
   found = report([0.3], [7])
-  assert found.mean == 0.3 and found.half_width == 0
+  assert found.mean == 0.3 and found.half_width is None
+  summary = found.summary()
+  assert summary['accuracy_half_width_95'] is None
+  assert summary['accuracy_interval_95'] is None
 
 
 def test_the_interval_covers_the_mean_19_times_in_20():
