@@ -11,7 +11,9 @@ def sample_cohort(
   """Draws a cohort uniformly without replacement.
 
   A pure function of its arguments, so that a continued run draws what the
-  uninterrupted run would have drawn, whatever it did before.
+  uninterrupted run would have drawn, whatever it did before. The generator is
+  seeded with [seed, cohort_index]; groups and client splits seed theirs alike
+  for other uses, so draws of different kinds are not independent of each other.
 
   Args:
     client_ids: Whom to draw from.

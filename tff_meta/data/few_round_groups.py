@@ -139,7 +139,10 @@ def sample_group(
   Then every client keeps floor(half) of its images of a class as support; the
   rest is query.
 
-  With the same seed and index the deployments draw the same classes.
+  With the same seed and index the deployments draw the same classes. The
+  generator is seeded with [seed, index]; cohorts and client splits seed theirs
+  alike for other uses, so draws of different kinds are not independent of each
+  other.
 
   Args:
     pools: Images by class.
