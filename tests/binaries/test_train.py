@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import errno
 import fcntl
 import json
 import sys
@@ -15,6 +16,7 @@ from binaries import evaluate
 from binaries import train
 from tff_meta import datasets
 from tff_meta.data import corpus as corpus_lib
+from tff_meta.training import atomic_files
 from tff_meta.training import run_config
 
 _TINY = (
@@ -41,7 +43,7 @@ def call(monkeypatch, capfd):
   return run
 
 
-def test_a_run_leaves_everything_a_reader_needs(call, tmp_path):
+def test_a_run_leaves_everything_a_reader_needs(call, tmp_path, monkeypatch):
   directory = tmp_path / 'runs' / 'first'
   code, out, _ = call(train, *_TINY, f'--output_dir={directory}')
 
@@ -81,6 +83,7 @@ def test_a_run_leaves_everything_a_reader_needs(call, tmp_path):
 
   _check_finished(call, directory)
   _check_evaluation(call, directory)
+  _check_a_full_disk(call, directory, monkeypatch)
   _check_refusals(call, directory)
 
 
@@ -106,6 +109,20 @@ def _check_evaluation(call, directory):
       evaluate, f'--run_dir={directory}', '--protocol=known_clients'
   )
   assert code == 2 and 'offers: new_groups, new_groups_iid' in err
+
+
+def _check_a_full_disk(call, directory, monkeypatch):
+  def write_bytes(path, data):
+    del data
+    raise OSError(errno.ENOSPC, 'No space left on device', str(path))
+
+  flags = f'--run_dir={directory}', '--protocol=new_groups', '--eval_groups=2'
+  with monkeypatch.context() as patch:
+    patch.setattr(atomic_files, 'write_bytes', write_bytes)
+    code, out, err = call(evaluate, *flags)
+  assert (code, out) == (1, '')
+  assert 'Error: ' in err and 'No space left on device' in err
+  assert 'new_groups.json' in err and 'Traceback' not in err
 
 
 def _check_refusals(call, directory):
