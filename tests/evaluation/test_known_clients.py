@@ -50,8 +50,9 @@ def most_frequent(log):
 def test_against_a_naive_count():
   dataset, log = make_dataset(), []
   ids = dataset.client_ids('meta_train')
+  client_accuracy = known_clients.build_client_accuracy(most_frequent(log))
   report = known_clients.evaluate_clients(
-      most_frequent(log), {'offset': np.int32(1)}, dataset, ids, seed=5
+      client_accuracy, {'offset': np.int32(1)}, dataset, ids, seed=5
   )
   ids = [ids[0], ids[1], ids[3]]  # The third has nothing to be tested on.
   for index, client_id in enumerate(ids):
@@ -64,11 +65,38 @@ def test_against_a_naive_count():
   assert log == [(5, dataset.salt(client_id)) for client_id in ids]
 
 
+def test_other_weights_are_used_without_another_trace():
+  dataset, traces = make_dataset(), []
+  personal = most_frequent([])
+
+  def adapt(*args):
+    traces.append(1)
+    return personal.adapt(*args)
+
+  client_accuracy = known_clients.build_client_accuracy(
+      personal._replace(adapt=adapt)
+  )
+  counts, means = [], []
+  for offset in (0, 1, 2):
+    report = known_clients.evaluate_clients(
+        client_accuracy,
+        {'offset': np.int32(offset)},
+        dataset,
+        dataset.client_ids(),
+        seed=5,
+    )
+    counts.append(len(traces))
+    means.append(float(report.accuracies @ report.num_examples))
+  assert counts[0] == counts[1] == counts[2] <= 2
+  # Each label is the answer once: every test is right once.
+  assert sum(means) == pytest.approx(report.num_examples.sum())
+
+
 def test_clients_without_test_examples_are_left_out_or_named():
   dataset = make_dataset(test_fraction=0.0)
   with pytest.raises(ValueError, match="test examples in some client of 'toy'"):
     known_clients.evaluate_clients(
-        most_frequent([]),
+        known_clients.build_client_accuracy(most_frequent([])),
         {'offset': np.int32(0)},
         dataset,
         dataset.client_ids('meta_train'),
