@@ -177,6 +177,27 @@ def test_a_damaged_checkpoint_and_cut_metrics_are_survived(whole, tmp_path):
   assert 'the code has changed since (versions.numpy: "0.1" ->' in log
 
 
+def test_a_run_without_a_good_checkpoint_starts_over_and_says_so(
+    whole, tmp_path
+):
+  directory = tmp_path / 'run'
+  (directory / 'checkpoints').mkdir(parents=True)
+  for name in ('config.json', 'metrics.csv', 'timings.csv'):
+    (directory / name).write_bytes((whole / name).read_bytes())
+  damaged = directory / 'checkpoints' / f'round_{_ROUNDS:09d}.ckpt'
+  damaged.write_bytes(b'nothing')
+
+  _finish(directory)
+
+  _assert_same_run(directory, whole)
+  lines = _log(directory).splitlines()
+  assert lines[0].startswith(f'Checkpoint {damaged} cannot be used')
+  assert lines[1].startswith(f'Starting over: {directory} holds no checkpoint')
+  assert '14 rounds are no multiple of the 4 rounds of an episode' in lines[2]
+  assert 'the last 2 leave one unfinished' in lines[2]
+  assert 'Starting over' not in _log(whole)
+
+
 def test_a_finished_run_says_so_and_another_configuration_is_refused(whole):
   before = {p: p.read_bytes() for p in whole.rglob('*') if p.is_file()}
   assert _start(whole).wait(_TIMEOUT_SECONDS) == 0

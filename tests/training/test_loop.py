@@ -59,7 +59,14 @@ _EVALUATION = loop.Evaluation(
 )
 
 
-def _train(process, root, *, rounds=_ROUNDS, should_stop=lambda: False):
+def _train(
+    process,
+    root,
+    *,
+    rounds=_ROUNDS,
+    should_stop=lambda: False,
+    report=pytest.fail,
+):
   """Begins or continues the run in `root`."""
   directory = run_directory.RunDirectory(root)
   root.mkdir(exist_ok=True)
@@ -73,6 +80,7 @@ def _train(process, root, *, rounds=_ROUNDS, should_stop=lambda: False):
       schedule=loop.Schedule(rounds, checkpoint_every=3, eval_every=2),
       checkpoint=store.load_latest(pytest.fail),
       should_stop=should_stop,
+      report=report,
   )
 
 
@@ -169,6 +177,22 @@ def test_a_stop_is_a_checkpoint_and_is_continued(process, whole, tmp_path):
   _train(process, tmp_path / 'run')
 
   assert _files(tmp_path / 'run') == whole
+
+
+def test_clients_that_diverge_are_reported_once(process, tmp_path, monkeypatch):
+  flatten = metric_writers.flatten_metrics
+  counts = iter([0, 2, 3, 0, 1, 0, 0])
+
+  def flatten_metrics(metrics):
+    return flatten(metrics) | {
+        'train/num_non_finite_clients': np.float32(next(counts))
+    }
+
+  monkeypatch.setattr(metric_writers, 'flatten_metrics', flatten_metrics)
+  lines = []
+  _train(process, tmp_path / 'run', report=lines.append)
+  (line,) = lines
+  assert line.startswith('Warning: 2 clients of round 2 sent numbers')
 
 
 def test_an_extended_run_is_a_longer_run(process, whole, tmp_path):

@@ -19,6 +19,7 @@ from tff_meta.training import progress as progress_lib
 from tff_meta.training import run_directory
 
 _LOSS = 'train/loss'
+_NON_FINITE = 'train/num_non_finite_clients'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +128,7 @@ def train(
     schedule: Schedule,
     checkpoint: checkpoints.Checkpoint | None,
     should_stop: Callable[[], bool],
+    report: Callable[[str], None],
 ) -> tuple[Any, int]:
   """Trains until the schedule ends or a stop is asked for.
 
@@ -139,6 +141,8 @@ def train(
     schedule: When to do what.
     checkpoint: Where to go on, None to begin.
     should_stop: Asked after every round.
+    report: Called with a warning, once, when clients send numbers that are not
+      finite.
 
   Returns:
     The server state and the number of completed rounds.
@@ -154,7 +158,7 @@ def train(
     position = checkpoint.position
   recorder = _Recorder(directory, config, position, evaluation.names)
   progress = progress_lib.Progress(position.rounds, schedule.num_rounds)
-  rounds, stop = position.rounds, False
+  rounds, stop, diverged = position.rounds, False, False
   try:
     while rounds < schedule.num_rounds and not stop:
       started = time.perf_counter()
@@ -164,6 +168,13 @@ def train(
       metrics = metric_writers.flatten_metrics(output.metrics)
       if schedule.eval_every and rounds % schedule.eval_every == 0:
         metrics |= evaluation.measure(process.get_model_weights(state))
+      if metrics.get(_NON_FINITE) and not diverged:
+        diverged = True
+        report(
+            f'Warning: {metrics[_NON_FINITE]:.0f} clients of round {rounds}'
+            ' sent numbers that are not finite; they do not count, nor does'
+            ' their loss. Tip: try smaller learning rates.'
+        )
       recorder.append(rounds, metrics, seconds)
       progress.update(rounds, metrics.get(_LOSS))
       stop = should_stop()

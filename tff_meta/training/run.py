@@ -105,7 +105,8 @@ def train_and_evaluate(
     process: From `experiment.build_process`.
     evaluator: Of the experiment.
     directory: Where the run is, locked by the caller.
-    report: Called with lines for the user about what is found there.
+    report: Called with lines for the user about what is found there and what
+      goes wrong.
 
   Returns:
     What summary.json says.
@@ -135,8 +136,14 @@ def train_and_evaluate(
   if done:
     report(f'Continuing after round {done} of {config.rounds}.')
     _report_other_code(old_file, new_file, report)
+  elif directory.metrics.exists():
+    report(
+        f'Starting over: {directory.root} holds no checkpoint to go on from, so'
+        ' its rounds are done again.'
+    )
+  _report_unfinished_episode(experiment, done, report)
   atomic_files.write_json(directory.config, new_file)
-  state = _train(experiment, process, evaluator, directory, checkpoint)
+  state = _train(experiment, process, evaluator, directory, checkpoint, report)
   if config.protocols:
     report(f'Trained {config.rounds} rounds; evaluating.')
   weights, untrained = model_weights(process, state)
@@ -150,7 +157,20 @@ def train_and_evaluate(
   return summary
 
 
-def _train(experiment, process, evaluator, directory, checkpoint) -> Any:
+def _report_unfinished_episode(experiment, done, report):
+  """Says so if rounds that are still to do end within an episode."""
+  rounds = experiment.config.rounds
+  episode = experiment.spec.rounds_per_cohort(experiment.config.hparams)
+  if done < rounds and rounds % episode:
+    report(
+        f'Note: {rounds} rounds are no multiple of the {episode} rounds of an'
+        f' episode; the last {rounds % episode} leave one unfinished.'
+    )
+
+
+def _train(
+    experiment, process, evaluator, directory, checkpoint, report
+) -> Any:
   """Trains, draws the learning curve, returns the server state."""
   config = experiment.config
   with stop_signals.listen() as stop:
@@ -165,6 +185,7 @@ def _train(experiment, process, evaluator, directory, checkpoint) -> Any:
         ),
         checkpoint=checkpoint,
         should_stop=stop.requested,
+        report=report,
     )
   learning_curve.write_learning_curve(
       directory.learning_curve,
