@@ -193,14 +193,21 @@ class Evaluator:
         )
     )
 
-  def _evaluate_clients(self, weights) -> accuracy.AccuracyReport:
-    spec, dataset = self._experiment.spec, self._experiment.dataset
-    return known_clients.evaluate_clients(
-        spec.build_client_personalizer(
+  @functools.cached_property
+  def _client_accuracy(self) -> Callable[..., Any]:
+    """How good the algorithm's own personalizer is for a client."""
+    return known_clients.build_client_accuracy(
+        self._experiment.spec.build_client_personalizer(
             self._experiment.model,
             self._config.hparams,
-            num_classes=dataset.num_classes,
-        ),
+            num_classes=self._experiment.dataset.num_classes,
+        )
+    )
+
+  def _evaluate_clients(self, weights) -> accuracy.AccuracyReport:
+    dataset = self._experiment.dataset
+    return known_clients.evaluate_clients(
+        self._client_accuracy,
         weights,
         dataset,
         dataset.client_ids(),
