@@ -1,0 +1,367 @@
+"""What the contract tests run on: every algorithm, on a small toy problem.
+
+`CASES` is made from the registry, so an algorithm that is added there is held
+to all contracts without a change here; `_TOY_SETTINGS` and `_VARIANTS` take its
+learning rates for the toy problem and its important variants.
+"""
+
+import collections
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_meta import models
+from tff_meta import registry
+from tff_meta.data import corpus as corpus_lib
+from tff_meta.data import few_round_groups
+from tff_meta.datasets import synthetic
+from tff_meta.learners import personalizer
+
+# Fields of the configuration that the toy problem needs otherwise than the
+# presets have them: large rates, because the runs are short; minibatches that
+# do not divide the clients' sizes.
+_TOY_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    'frl': dict(
+        rounds=2,
+        batch_size=4,
+        inner_learning_rate=0.01,
+        meta_learning_rate=0.1,
+        deployment_learning_rate=0.01,
+        deployment_batch_size=8,
+    ),
+    'fed_avg': dict(
+        learning_rate=0.3,
+        batch_size=4,
+        rounds=2,
+        deployment_learning_rate=1.0,
+        deployment_batch_size=2,
+    ),
+    'personalized_fl': dict(
+        inner_epochs=2,
+        batch_size=4,
+        inner_learning_rate=0.01,
+        meta_learning_rate=0.1,
+        rounds=2,
+        deployment_learning_rate=0.01,
+        deployment_batch_size=8,
+    ),
+}
+_TOY_SETTINGS = {**_TOY_SETTINGS, 'fed_avg_ft': _TOY_SETTINGS['fed_avg']}
+_LINEAR = dict(
+    classifier='linear',
+    inner_learning_rate=0.3,
+    meta_learning_rate=0.3,
+    deployment_learning_rate=1.0,
+    deployment_batch_size=2,
+)
+
+# Algorithm -> variant -> (preset, changes, network).
+_VARIANTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
+    'frl': {
+        'linear': ('paper', _LINEAR, 'mlp'),
+        'distance': ('paper', dict(gpal=False), 'mlp'),
+        'literal': (
+            'paper',
+            dict(
+                exclude_true_class=True,
+                squared_distance=False,
+                prototype_mean='all',
+            ),
+            'mlp',
+        ),
+    },
+    'personalized_fl': {
+        'linear': ('release', _LINEAR, 'mlp'),
+        'conv4': (
+            'paper',
+            dict(batch_size=0, meta_learning_rate=0.03),
+            'conv4',
+        ),
+    },
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One configuration of one algorithm.
+
+  Attributes:
+    algorithm: A name of the registry.
+    variant: A preset or one of `_VARIANTS`.
+    config: The algorithm's configuration.
+    network: A name of `models.MODELS`.
+  """
+
+  algorithm: str
+  variant: str
+  config: Any
+  network: str
+
+  def __str__(self):
+    return f'{self.algorithm}-{self.variant}'
+
+  @property
+  def spec(self) -> registry.AlgorithmSpec:
+    return registry.get(self.algorithm)
+
+
+def _cases():
+  for name, spec in registry.ALGORITHMS.items():
+    variants = {preset: (preset, {}, 'mlp') for preset in spec.presets}
+    variants |= _VARIANTS.get(name, {})
+    for variant, (preset, changes, network) in variants.items():
+      config = dataclasses.replace(
+          spec.presets[preset], **(_TOY_SETTINGS.get(name, {}) | changes)
+      )
+      yield Case(name, variant, config, network)
+
+
+CASES = tuple(_cases())
+
+_NUM_CLASSES = 3
+_WAY = 4  # Classes of a group: more than training had, and others.
+_IMAGE_SHAPE = (8, 8, 1)
+_SEED = 7
+
+
+@functools.cache
+def _corpus() -> corpus_lib.Corpus:
+  """Blobs; classes 0 to 2 are trained on, 12 to 15 are in no cohort."""
+  corpus = synthetic.load(num_classes=16, noise=1.0, seed=4)
+  return dataclasses.replace(corpus, preprocess=lambda x: np.float32(0.15) * x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Client:
+  """A client of the toy problem, from which its TFF data are made.
+
+  Attributes:
+    counts: Label -> number of examples.
+    salt: The client's salt.
+    first: Number of the first image of each class that is used.
+    pixel: Value of all pixels, in place of images.
+  """
+
+  counts: Mapping[int, int]
+  salt: int
+  first: int = 0
+  pixel: float | None = None
+
+  def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+    """Returns x float32 `[n, 8, 8, 1]` and y int32 `[n]`."""
+    train = _corpus().train
+    rows = [
+        np.flatnonzero(train.y == label)[self.first :][:count]
+        for label, count in self.counts.items()
+    ]
+    rows = np.concatenate([np.zeros(0, np.int64), *rows])
+    x, y = _corpus().preprocess(train.x[rows]), train.y[rows]
+    return x if self.pixel is None else np.full_like(x, self.pixel), y
+
+  def data(self, batch_size: int | None = None) -> collections.OrderedDict:
+    """Returns what `process.next` takes, all in one batch by default."""
+    x, y = self.arrays()
+    examples = tf.data.Dataset.from_tensor_slices(
+        collections.OrderedDict(x=x, y=y)
+    )
+    return collections.OrderedDict(
+        examples=examples.batch(batch_size or max(len(y), 1)),
+        salt=tf.data.Dataset.from_tensors(np.int32(self.salt)),
+    )
+
+
+# Unequal clients and classes; the second holds too little of class 1 to have
+# it in a support set, and the third holds one class only.
+_COHORT = (
+    Client({0: 6, 1: 3}, salt=11),
+    Client({0: 2, 1: 1, 2: 5}, salt=5, first=10),
+    Client({2: 4}, salt=8, first=20),
+)
+
+
+@functools.cache
+def _build(spec_build, config, network, seed, copy):
+  """Builds a process; algorithms that share a builder share its processes."""
+  del copy  # Another number is another process.
+  model = models.build(network, _IMAGE_SHAPE, None)
+  return spec_build(model, config, num_classes=_NUM_CLASSES, seed=seed)
+
+
+class Subject:
+  """A case under test; what takes seconds is done once and kept."""
+
+  def __init__(self, case: Case):
+    self.case = case
+    self.model = models.build(case.network, _IMAGE_SHAPE, None)
+    # An episode at least, and more than one round.
+    self.rounds_per_cohort = case.spec.rounds_per_cohort(case.config)
+    self.num_rounds = max(3, self.rounds_per_cohort)
+    self.cohort = _COHORT
+
+  def build(self, *, seed: int = _SEED, copy: int = 0) -> Any:
+    """Returns a process; each `copy` of the same one is built by itself."""
+    case = self.case
+    return _build(case.spec.build, case.config, case.network, seed, copy)
+
+  def build_with(self, **options: Any) -> Any:
+    """Returns a process with options of the builder."""
+    return self.case.spec.build(
+        self.model,
+        self.case.config,
+        num_classes=_NUM_CLASSES,
+        seed=_SEED,
+        **options,
+    )
+
+  @functools.cached_property
+  def process(self) -> Any:
+    return self.build()
+
+  def weights(self, state: Any) -> Any:
+    """Returns `OrderedDict(body, head)` of a state."""
+    return self.process.get_model_weights(state).trainable
+
+  def run(
+      self,
+      cohort: Sequence[Any],
+      *,
+      process: Any = None,
+      state: Any = None,
+      num_rounds: int | None = None,
+  ) -> list[Any]:
+    """Returns the outputs of rounds with the same client data.
+
+    Args:
+      cohort: `Client`s, or the data of clients.
+      process: By default `self.process`.
+      state: By default a new one.
+      num_rounds: By default `self.num_rounds`.
+    """
+    process = process or self.process
+    state = process.initialize() if state is None else state
+    data = [c.data() if isinstance(c, Client) else c for c in cohort]
+    outputs = []
+    for _ in range(num_rounds or self.num_rounds):
+      outputs.append(process.next(state, data))
+      state = outputs[-1].state
+    return outputs
+
+  @functools.cached_property
+  def outputs(self) -> list[Any]:
+    """The outputs of `num_rounds` rounds with `_COHORT`."""
+    return self.run(_COHORT)
+
+  @functools.cached_property
+  def states(self) -> list[Any]:
+    """The initial state and those after each of the rounds of `outputs`."""
+    return [self.process.initialize(), *(o.state for o in self.outputs)]
+
+  @functools.cached_property
+  def long_run(self) -> list[Any]:
+    """The outputs of a run that is long enough to learn something."""
+    return self.run(_COHORT, num_rounds=6 * self.rounds_per_cohort)
+
+  @functools.cached_property
+  def trained_weights(self) -> Any:
+    """What `long_run` ends with, as tensors."""
+    weights = self.weights(self.long_run[-1].state)
+    return tf.nest.map_structure(tf.convert_to_tensor, weights)
+
+  @functools.cached_property
+  def group_personalizer(self) -> personalizer.GroupPersonalizer | None:
+    build = self.case.spec.build_group_personalizer
+    return build and build(self.model, self.case.config, way=_WAY)
+
+  @functools.cached_property
+  def client_personalizer(self) -> personalizer.ClientPersonalizer | None:
+    build = self.case.spec.build_client_personalizer
+    return build and build(
+        self.model, self.case.config, num_classes=_NUM_CLASSES
+    )
+
+  @functools.cached_property
+  def use_in_group(self) -> Callable[..., Any]:
+    """`(weights, support, salts, query, seed) -> (adapted, labels)`."""
+    adapt, predict = self.group_personalizer
+
+    @tf.function
+    def use(weights, support, salts, query, seed):
+      adapted = adapt(weights, support, salts, seed)
+      return adapted, predict(adapted, query)
+
+    return use
+
+
+_subject = functools.cache(Subject)
+
+
+def _first_of_each(key):
+  """Returns the first case of every value of `key`."""
+  return tuple({key(case): case for case in reversed(CASES)}.values())[::-1]
+
+
+@pytest.fixture(
+    scope='session',
+    params=_first_of_each(lambda c: (c.spec.build, c.config, c.network)),
+    ids=str,
+)
+def subject(request) -> Subject:
+  """Every process in turn; algorithms that only use it otherwise share it."""
+  return _subject(request.param)
+
+
+@pytest.fixture(
+    scope='session', params=_first_of_each(lambda c: c.spec.build), ids=str
+)
+def builder_subject(request) -> Subject:
+  """A case of every builder, for what needs a process of its own."""
+  return _subject(request.param)
+
+
+@pytest.fixture(
+    scope='session',
+    params=[c for c in CASES if c.spec.group_personalizer],
+    ids=str,
+)
+def group_subject(request) -> Subject:
+  """Every case that has a use for a new group."""
+  return _subject(request.param)
+
+
+@pytest.fixture(
+    scope='session',
+    params=[c for c in CASES if c.spec.client_personalizer],
+    ids=str,
+)
+def client_subject(request) -> Subject:
+  """Every case that has a use for a single client."""
+  return _subject(request.param)
+
+
+@pytest.fixture(scope='session')
+def way() -> int:
+  """Returns the number of classes of a group."""
+  return _WAY
+
+
+@pytest.fixture(scope='session')
+def unseen_client() -> Client:
+  """Returns a client of the trained classes that took no part in training."""
+  return Client({0: 3, 2: 5}, salt=21, first=24)
+
+
+@pytest.fixture(scope='session')
+def unseen_test() -> Client:
+  """Returns the test examples of `unseen_client`."""
+  return Client({0: 6, 2: 10}, salt=21, first=30)
+
+
+@pytest.fixture(scope='session')
+def pools() -> few_round_groups.ClassPools:
+  """Images of the toy problem by class."""
+  return few_round_groups.ClassPools(_corpus(), examples_per_class=16)

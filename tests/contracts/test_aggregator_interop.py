@@ -1,0 +1,63 @@
+"""TFF's own aggregators in place of the weighted mean, in every builder."""
+
+import dataclasses
+
+import numpy as np
+import tensorflow_federated as tff
+import tree
+
+
+def _run(subject, process):
+  """Returns the weights at the beginning and at the end of some rounds.
+
+  The clients have as many examples as each other, so equal weights.
+  """
+  counts = ({0: 4, 1: 4}, {1: 4, 2: 4}, {2: 4, 0: 4})
+  pairs = zip(subject.cohort, counts, strict=True)
+  cohort = [dataclasses.replace(client, counts=c) for client, c in pairs]
+  outputs = subject.run(cohort, process=process)
+  states = (process.initialize(), outputs[-1].state)
+  first, last = map(process.get_model_weights, states)
+  return tree.flatten(first.trainable), tree.flatten(last.trainable)
+
+
+def _distance_moved(first, last):
+  squares = [np.sum((a - b) ** 2) for a, b in zip(first, last, strict=True)]
+  return np.sqrt(sum(squares))
+
+
+def test_differential_privacy_without_noise_is_the_mean(builder_subject):
+  """Nothing else is left of it where nothing is clipped."""
+  aggregator = tff.aggregators.as_weighted_aggregator(
+      tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+          noise_multiplier=0.0, clients_per_round=3.0, clip=1e3
+      )
+  )
+  process = builder_subject.build_with(aggregator=aggregator)
+
+  _, actual = _run(builder_subject, process)
+
+  _, desired = _run(builder_subject, builder_subject.process)
+  # float32 sums, divided by 3 here and by the sum of the weights there.
+  for a, d in zip(actual, desired, strict=True):
+    np.testing.assert_allclose(a, d, rtol=1e-5, atol=1e-5)
+
+
+def test_robust_aggregation_bounds_a_round(builder_subject):
+  """Zeroing and clipping at a norm that begins at 1e-3 and follows slowly."""
+  norm = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(
+      initial_estimate=1e-3, target_quantile=0.8, learning_rate=0.2
+  )
+  aggregator = tff.aggregators.zeroing_factory(
+      10.0,
+      tff.aggregators.clipping_factory(norm, tff.aggregators.MeanFactory()),
+  )
+  process = builder_subject.build_with(aggregator=aggregator)
+
+  moved = _distance_moved(*_run(builder_subject, process))
+
+  # The norm grows by at most exp(0.2 * 0.8) = 1.17 a round.
+  bound = 2e-3 * builder_subject.num_rounds
+  assert 0 < moved < bound
+  plain = _distance_moved(*_run(builder_subject, builder_subject.process))
+  assert plain > 2 * bound

@@ -1,0 +1,313 @@
+"""What every registered training process promises (DESIGN.md, section 8.1).
+
+That the in-process execution context agrees with the native one belongs here
+too, as soon as there is one.
+"""
+
+import collections
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+import tree
+
+from tff_meta.client_works import client_work
+from tff_meta.training import checkpoints
+
+_TRAIN_METRICS = {'loss', 'num_examples', 'num_clients'}
+# Sums of float32 over clients in another order differ in the last bit, about
+# 1e-7 of values near 1; some steps of training on top of that multiply it.
+_OTHER_ORDER = dict(rtol=1e-5, atol=1e-5)
+# Batch normalisation divides by standard deviations well below 1.
+_OTHER_ORDER_CONV4 = dict(rtol=1e-3, atol=1e-4)
+
+
+def _train(output):
+  return output.metrics['client_work']['train']
+
+
+def _assert_identical(actual, expected):
+  """Compares states or metrics bit for bit."""
+  np.testing.assert_equal(
+      checkpoints.to_arrays(actual), checkpoints.to_arrays(expected)
+  )
+
+
+def _assert_close(actual, expected, **tolerance):
+  actual, expected = map(checkpoints.to_arrays, (actual, expected))
+  assert actual.keys() == expected.keys()
+  for name, array in expected.items():
+    np.testing.assert_allclose(actual[name], array, err_msg=name, **tolerance)
+
+
+def _differ(actual, expected):
+  pairs = zip(tree.flatten(actual), tree.flatten(expected), strict=True)
+  return any(np.any(np.not_equal(a, b)) for a, b in pairs)
+
+
+def _all_finite(structure):
+  arrays = checkpoints.to_arrays(structure).values()
+  return all(np.isfinite(array).all() for array in arrays)
+
+
+def test_process_is_a_learning_process(subject):
+  assert isinstance(subject.process, tff.learning.templates.LearningProcess)
+  data_type = client_work.client_data_type(subject.model.input_shape)
+  assert subject.process.next.type_signature.parameter[1] == tff.FederatedType(
+      data_type, tff.CLIENTS
+  )
+
+
+def test_model_weights_are_a_body_and_a_head(subject):
+  weights = subject.process.get_model_weights(subject.states[-1])
+
+  assert isinstance(weights, tff.learning.models.ModelWeights)
+  assert weights.non_trainable == ()
+  assert isinstance(weights.trainable, collections.OrderedDict)
+  assert list(weights.trainable) == ['body', 'head']
+  assert weights.trainable['body']
+  for leaf in tree.flatten(weights.trainable):
+    assert np.asarray(leaf).dtype == np.float32
+
+
+def test_metrics_are_finite_scalars(subject):
+  for output in subject.outputs:
+    assert list(output.metrics) == [
+        'distributor',
+        'client_work',
+        'aggregator',
+        'finalizer',
+    ]
+    assert _train(output).keys() >= _TRAIN_METRICS
+    assert _train(output)['num_clients'] == 3
+    assert _train(output)['num_non_finite_clients'] == 0
+    assert all(np.ndim(m) == 0 for m in tree.flatten(output.metrics))
+    assert _all_finite(output.metrics)
+
+
+def test_weights_that_are_set_are_got(subject):
+  process, state = subject.process, subject.states[1]
+  weights = tree.map_structure(
+      lambda w: np.float32(0.5) * w + np.float32(0.01),
+      process.get_model_weights(state),
+  )
+
+  changed = process.set_model_weights(state, weights)
+
+  _assert_identical(process.get_model_weights(changed), weights)
+  assert _differ(subject.weights(changed), subject.weights(state))
+  # And the round that follows is one of them.
+  trained = process.next(changed, [c.data() for c in subject.cohort]).state
+  assert _all_finite(trained)
+
+
+def test_same_seed_same_states(subject):
+  rebuilt = subject.build(copy=1)
+
+  assert rebuilt is not subject.process
+  _assert_identical(rebuilt.initialize(), subject.states[0])
+  for output, expected in zip(
+      subject.run(subject.cohort, process=rebuilt),
+      subject.outputs,
+      strict=True,
+  ):
+    _assert_identical(output.state, expected.state)
+    _assert_identical(output.metrics, expected.metrics)
+
+
+def test_another_seed_draws_other_weights_and_other_rounds(builder_subject):
+  other = builder_subject.build(seed=8)
+  initial = builder_subject.process.get_model_weights(builder_subject.states[0])
+  state = other.initialize()
+
+  assert _differ(builder_subject.weights(state), initial.trainable)
+  state = other.set_model_weights(state, initial)
+  outputs = builder_subject.run(
+      builder_subject.cohort, process=other, state=state
+  )
+  assert _differ(
+      builder_subject.weights(outputs[-1].state),
+      builder_subject.weights(builder_subject.states[-1]),
+  )
+
+
+def test_another_salt_draws_other_rounds(subject):
+  cohort = [dataclasses.replace(c, salt=c.salt + 1) for c in subject.cohort]
+
+  outputs = subject.run(cohort)
+
+  assert _differ(
+      subject.weights(outputs[-1].state), subject.weights(subject.states[-1])
+  )
+
+
+def test_every_round_or_episode_draws_anew(subject):
+  """From the initial weights again, but some rounds later."""
+  initial = subject.process.get_model_weights(subject.states[0])
+  first = subject.run(subject.cohort, num_rounds=subject.rounds_per_cohort)[
+      -1
+  ].state
+
+  again = subject.run(
+      subject.cohort,
+      state=subject.process.set_model_weights(first, initial),
+      num_rounds=subject.rounds_per_cohort,
+  )[-1].state
+
+  assert _differ(subject.weights(again), subject.weights(first))
+
+
+def test_client_order_does_not_matter(subject):
+  conv4 = subject.case.network == 'conv4'
+  tolerance = _OTHER_ORDER_CONV4 if conv4 else _OTHER_ORDER
+  first, second, third = subject.cohort
+
+  outputs = subject.run([third, first, second])
+
+  _assert_close(outputs[-1].state, subject.states[-1], **tolerance)
+  _assert_close(outputs[-1].metrics, subject.outputs[-1].metrics, **tolerance)
+
+
+def test_batching_of_the_examples_does_not_matter(subject):
+  """Clients' examples are made dense first, so the results are identical."""
+  outputs = subject.run([c.data(batch_size=2) for c in subject.cohort])
+  _assert_identical(outputs[-1].state, subject.states[-1])
+
+
+def test_non_finite_clients_count_nothing(subject):
+  """Their zeros are added to the sums, which is exact."""
+  first, second, third = subject.cohort
+  nan = dataclasses.replace(first, salt=3, pixel=np.nan)
+  infinite = dataclasses.replace(second, salt=4, pixel=np.inf)
+
+  outputs = subject.run([first, nan, second, infinite, third])
+
+  for output, expected in zip(outputs, subject.outputs, strict=True):
+    assert _train(output)['num_non_finite_clients'] == 2
+    assert _train(output)['num_clients'] == 5
+    _assert_identical(output.state, expected.state)
+    assert _all_finite(output.metrics)
+
+
+def test_a_client_without_examples_changes_nothing(subject):
+  """Neither one without a batch nor one with an empty batch."""
+  first, second, third = (c.data() for c in subject.cohort)
+  none = dataclasses.replace(subject.cohort[0], counts={}, salt=3).data()
+  empty_batch = none | {
+      'examples': tf.data.Dataset.from_tensors(
+          collections.OrderedDict(
+              x=tf.zeros([0, *subject.model.input_shape]),
+              y=tf.zeros([0], tf.int32),
+          )
+      )
+  }
+  assert len(list(none['examples'])) == 0
+
+  outputs = subject.run([first, none, second, empty_batch, third])
+
+  for output, expected in zip(outputs, subject.outputs, strict=True):
+    _assert_identical(output.state, expected.state)
+    assert _train(output)['loss'] == _train(expected)['loss']
+    assert _train(output)['num_non_finite_clients'] == 0
+
+
+def test_a_cohort_that_cannot_train_leaves_the_weights(subject):
+  bad = dataclasses.replace(subject.cohort[0], pixel=np.nan)
+  empty = dataclasses.replace(subject.cohort[1], counts={})
+
+  outputs = subject.run([bad, empty], state=subject.process.initialize())
+
+  for output in outputs:
+    _assert_identical(
+        subject.weights(output.state), subject.weights(subject.states[0])
+    )
+    assert _all_finite(output.state)
+    assert _all_finite(output.metrics)
+    assert _train(output)['num_non_finite_clients'] == 1
+  recovered = subject.run(subject.cohort, state=outputs[-1].state)
+  assert _all_finite(recovered[-1].state)
+  assert _differ(
+      subject.weights(recovered[-1].state), subject.weights(subject.states[0])
+  )
+
+
+def test_a_restored_checkpoint_goes_on_as_if_never_interrupted(
+    subject, tmp_path
+):
+  """Saved after every round (so amid an episode), restored by a new process."""
+  store = checkpoints.CheckpointStore(tmp_path)
+  rebuilt = subject.build(copy=1)
+  for rounds, (state, expected) in enumerate(
+      zip(subject.states, subject.outputs, strict=False)
+  ):
+    store.save(
+        checkpoints.Checkpoint(
+            config={},
+            position=checkpoints.Position(rounds, rounds, 0),
+            server_state=checkpoints.to_arrays(state),
+            client_states={},
+        )
+    )
+    restored = checkpoints.from_arrays(
+        rebuilt.initialize(), store.load_latest(pytest.fail).server_state
+    )
+
+    output = subject.run(
+        subject.cohort, process=rebuilt, state=restored, num_rounds=1
+    )[0]
+
+    _assert_identical(output.state, expected.state)
+    _assert_identical(output.metrics, expected.metrics)
+
+
+def _contents(state, weights, data):
+  """Copies of everything that a computation is given."""
+  datasets = [list(d.as_numpy_iterator()) for d in tree.flatten(data)]
+  structures = checkpoints.to_arrays((state, weights, datasets))
+  return {name: np.array(array) for name, array in structures.items()}
+
+
+def test_arguments_are_not_changed(subject):
+  process, state = subject.process, subject.states[1]
+  weights = process.get_model_weights(subject.states[0])
+  data = [c.data() for c in subject.cohort]
+  before = _contents(state, weights, data)
+
+  process.next(state, data)
+  process.get_model_weights(state)
+  process.set_model_weights(state, weights)
+
+  np.testing.assert_equal(_contents(state, weights, data), before)
+
+
+def test_later_rounds_trace_nothing(subject, monkeypatch):
+  """No graph is built, even for another number of clients and examples."""
+  state = subject.outputs[0].state  # The first round compiles.
+  first, second, _ = subject.cohort
+  fewer = dataclasses.replace(first, counts={1: 2, 2: 3})
+  data = [fewer.data(), second.data(3)]
+  graphs = []
+  initialize = tf.Graph.__init__
+
+  def count(graph):
+    graphs.append(graph)
+    initialize(graph)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(tf.Graph, '__init__', count)
+    with tf.Graph().as_default():
+      pass
+    assert len(graphs) == 1  # So it is a count of graphs.
+    state = subject.process.next(state, data).state
+    subject.process.next(state, data)
+    assert len(graphs) == 1
+
+
+def test_loss_falls(subject):
+  """By a tenth, from the first to the last two cohorts or episodes."""
+  losses = [_train(output)['loss'] for output in subject.long_run]
+  per_cohort = np.reshape(losses, [-1, subject.rounds_per_cohort]).mean(1)
+  first, last = np.mean(per_cohort[:2]), np.mean(per_cohort[-2:])
+  assert last < first - 0.1 * abs(first)

@@ -1,0 +1,217 @@
+"""What every registered algorithm's personalizers promise.
+
+They are given groups and clients that took no part in training; a group has
+other classes than training had, and more of them.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tree
+
+from tff_meta import episodes
+from tff_meta import registry
+from tff_meta.data import few_round_groups
+
+_SEED = tf.constant([3, 14])
+
+
+@pytest.fixture(scope='session')
+def groups(pools, way) -> list[few_round_groups.Group]:
+  """Groups of four clients with one or two of four unseen classes."""
+  drawn = [
+      few_round_groups.sample_group(
+          pools,
+          role='meta_test',
+          way=way,
+          num_clients=4,
+          deployment='non_iid',
+          seed=2,
+          index=index,
+      )._replace(classes=())
+      for index in range(3)
+  ]
+  return tree.map_structure(tf.convert_to_tensor, drawn)
+
+
+@pytest.fixture(scope='session')
+def group(groups) -> few_round_groups.Group:
+  return groups[0]
+
+
+def _parts(group):
+  support = episodes.Examples(
+      group.support_x, group.support_y, group.support_mask
+  )
+  query = episodes.Examples(group.query_x, group.query_y, group.query_mask)
+  return support, group.salts, query
+
+
+def _use(subject, support, salts, query):
+  """Returns the adapted structure and the labels of the queries."""
+  return subject.use_in_group(
+      subject.trained_weights, support, salts, query, _SEED
+  )
+
+
+def _assert_close(actual, expected):
+  """Up to float32 sums over clients in another order, or over one more."""
+  for a, e in zip(*map(tree.flatten, (actual, expected)), strict=True):
+    np.testing.assert_allclose(a, e, rtol=1e-4, atol=3e-5)
+
+
+@pytest.mark.parametrize(
+    'spec', registry.ALGORITHMS.values(), ids=lambda spec: spec.name
+)
+def test_there_is_a_use(spec):
+  assert spec.group_personalizer or spec.client_personalizer
+
+
+def test_unseen_groups_are_classified_above_chance(group_subject, groups):
+  """And one trace serves all groups of a configuration."""
+  accuracies, num_traces = [], []
+  for group in groups:
+    support, salts, query = _parts(group)
+    _, labels = _use(group_subject, support, salts, query)
+    accuracies.append(np.mean((labels == query.y)[query.mask > 0]))
+    num_traces.append(
+        group_subject.use_in_group.experimental_get_tracing_count()
+    )
+
+  assert np.mean(accuracies) > 0.6  # Chance is 0.25.
+  assert num_traces == num_traces[:1] * 3
+
+
+def test_labels_are_those_of_the_group(group_subject, group, way):
+  support, salts, query = _parts(group)
+  adapted, labels = _use(group_subject, support, salts, query)
+
+  assert labels.dtype == tf.int32
+  assert labels.shape == query.y.shape
+  assert set(labels.numpy()) <= set(range(way))
+  for leaf in tree.flatten(adapted):
+    assert np.isfinite(leaf).all()
+
+
+def test_a_class_that_nobody_holds_is_not_predicted(group_subject, group):
+  """Not even by a network that tells nothing apart, where all classes tie."""
+  support, salts, query = _parts(group)
+  held = tf.cast(support.y != 0, tf.float32)
+  support = support._replace(mask=support.mask * held)
+  blind = tree.map_structure(tf.zeros_like, group_subject.trained_weights)
+
+  _, labels = group_subject.use_in_group(blind, support, salts, query, _SEED)
+
+  assert 0 not in labels.numpy()
+
+
+def test_same_seed_same_group_model(group_subject, group):
+  parts = _parts(group)
+  first, _ = _use(group_subject, *parts)
+  again, _ = _use(group_subject, *parts)
+  tree.map_structure(np.testing.assert_array_equal, first, again)
+
+
+def test_order_of_the_groups_clients_does_not_matter(group_subject, group):
+  support, salts, query = _parts(group)
+  order = [2, 0, 3, 1]
+  expected, _ = _use(group_subject, support, salts, query)
+  actual, _ = _use(
+      group_subject,
+      tree.map_structure(lambda t: tf.gather(t, order), support),
+      tf.gather(salts, order),
+      query,
+  )
+  _assert_close(actual, expected)
+
+
+def _pad(support, padding):
+  """Adds a fifth client and two rows to each client, all filled alike."""
+  return tree.map_structure(
+      lambda t, fill: tf.pad(
+          t,
+          [[0, 1], [0, 2]] + [[0, 0]] * (len(t.shape) - 2),
+          constant_values=fill,
+      ),
+      support,
+      padding,
+  )
+
+
+def test_padding_and_a_client_without_support_change_nothing(
+    group_subject, group
+):
+  """The padding holds loud pixels; the client is nothing but padding."""
+  support, salts, query = _parts(group)
+  expected, _ = _use(group_subject, support, salts, query)
+  real = tf.cast(support.mask, tf.bool)[:, :, None, None, None]
+  loud = support._replace(x=tf.where(real, support.x, 1e3))
+  loud = _pad(loud, episodes.Examples(x=1e3, y=2, mask=0.0))
+
+  actual, _ = _use(group_subject, loud, tf.pad(salts, [[0, 1]]), query)
+
+  _assert_close(actual, expected)
+
+
+def test_a_non_finite_client_of_a_group_counts_nothing(group_subject, group):
+  support, salts, query = _parts(group)
+  expected, _ = _use(group_subject, support, salts, query)
+  padded = _pad(support, episodes.Examples(x=np.nan, y=2, mask=0.0))
+  mask = np.array(padded.mask)
+  mask[-1, :4] = 1  # Four real rows of the fifth client, all NaN.
+
+  actual, _ = _use(
+      group_subject, padded._replace(mask=mask), tf.pad(salts, [[0, 1]]), query
+  )
+
+  _assert_close(actual, expected)
+
+
+def test_the_trained_weights_are_not_changed(group_subject, group):
+  """Run eagerly, because a traced function is given copies."""
+  support, salts, _ = _parts(group)
+  support = tree.map_structure(lambda t: t[:2, :3], support)
+  weights = group_subject.trained_weights
+  before = {name: dict(part) for name, part in weights.items()}
+
+  group_subject.group_personalizer.adapt(weights, support, salts[:2], _SEED)
+
+  assert weights.keys() == before.keys()
+  for name, part in weights.items():
+    assert part.keys() == before[name].keys()
+    assert all(part[key] is leaf for key, leaf in before[name].items())
+
+
+def _client_examples(client):
+  x, y = client.arrays()
+  return episodes.Examples(
+      tf.constant(x), tf.constant(y), tf.ones(len(y), tf.float32)
+  )
+
+
+def test_an_unseen_client_is_classified_above_chance(
+    client_subject, unseen_client, unseen_test
+):
+  adapt, predict = client_subject.client_personalizer
+  weights = client_subject.trained_weights
+  train, test = map(_client_examples, (unseen_client, unseen_test))
+
+  adapted = adapt(weights, train, _SEED)
+  labels = predict(adapted, test)
+
+  assert labels.dtype == tf.int32
+  assert np.mean(labels == test.y) > 0.6  # Chance is 1/3.
+  again = adapt(weights, train, _SEED)
+  tree.map_structure(np.testing.assert_array_equal, again, adapted)
+
+
+def test_a_client_without_examples_keeps_the_trained_weights(
+    client_subject, unseen_client, unseen_test
+):
+  adapt, predict = client_subject.client_personalizer
+  none, test = map(_client_examples, (unseen_client, unseen_test))
+  none = tree.map_structure(lambda t: t[:0], none)
+
+  labels = predict(adapt(client_subject.trained_weights, none, _SEED), test)
+
+  assert np.mean(labels == test.y) > 0.6  # Chance is 1/3.
