@@ -8,6 +8,8 @@ from absl import app
 from absl import flags
 from absl import logging
 
+from tff_meta.execution import native
+
 USAGE_ERROR = 2
 FAILURE = 1
 INTERRUPTED = 130
@@ -51,10 +53,15 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 
 def run(main: Callable[[], int]) -> None:
-  """Parses the flags and runs a program, which returns its exit code."""
+  """Parses the flags, runs a program, which returns its exit code, and ends."""
   logging.set_verbosity(logging.WARNING)  # TFDS tells what it opens.
   try:
     app.run(lambda _: main(), flags_parser=_parse)
   except KeyboardInterrupt:
     report('Interrupted.')
-    sys.exit(INTERRUPTED)
+    native.end_process(INTERRUPTED)
+  except SystemExit as end:  # How app.run always ends.
+    if end.code is not None and not isinstance(end.code, int):
+      report(str(end.code))
+      native.end_process(FAILURE)
+    native.end_process(end.code or 0)

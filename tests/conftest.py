@@ -25,6 +25,18 @@ def native_execution_context():
       child.kill()
 
 
+def pytest_sessionfinish(session, exitstatus):
+  """Keeps the exit code for `pytest_unconfigure`."""
+  session.config.final_exit_code = int(exitstatus)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config):
+  """Ends pytest where TFF was used, see `native.end_process`."""
+  if 'tensorflow_federated' in sys.modules:
+    native.end_process(getattr(config, 'final_exit_code', 1))
+
+
 @pytest.fixture(scope='session')
 def real_data_dir() -> pathlib.Path:
   """Returns the folder of the real data sets; without it, skips the test."""

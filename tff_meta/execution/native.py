@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import NoReturn
 
 from tff_meta import installation
 
@@ -66,6 +67,22 @@ def set_native_context() -> None:
   prepare_environment()
   tff = installation.import_tff()
   tff.framework.set_default_context(_create_context(tff))
+
+
+def end_process(exit_code: int) -> NoReturn:
+  """Ends this process at once, with what was printed but without teardown.
+
+  TensorFlow's and gRPC's threads outlive the interpreter's teardown and now and
+  then crash in it (segmentation fault, exit code 139, in half of the runs on
+  Python 3.11.2), after everything has been done and written. Programs end here
+  instead; the worker ends with its parent. Handlers of `atexit` do not run.
+
+  Args:
+    exit_code: What the process returns.
+  """
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(exit_code)
 
 
 def _create_context(tff):
