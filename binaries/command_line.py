@@ -53,14 +53,20 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 
 def run(main: Callable[[], int]) -> None:
-  """Parses the flags, runs a program, which returns its exit code, and ends."""
+  """Parses the flags and runs a program, which returns its exit code."""
   logging.set_verbosity(logging.WARNING)  # TFDS tells what it opens.
   try:
     app.run(lambda _: main(), flags_parser=_parse)
   except KeyboardInterrupt:
     report('Interrupted.')
-    native.end_process(INTERRUPTED)
-  except SystemExit as end:  # How app.run always ends.
+    sys.exit(INTERRUPTED)
+
+
+def run_and_end(main: Callable[[], int]) -> None:
+  """Runs a program and ends the process, see `native.end_process`."""
+  try:
+    run(main)
+  except SystemExit as end:  # How `run` always ends.
     if end.code is not None and not isinstance(end.code, int):
       report(str(end.code))
       native.end_process(FAILURE)

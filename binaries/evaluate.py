@@ -115,4 +115,4 @@ def main() -> int:
 
 
 if __name__ == '__main__':
-  command_line.run(main)
+  command_line.run_and_end(main)
