@@ -187,17 +187,17 @@ def main() -> int:
     experiment = experiment_lib.prepare(config, download=DOWNLOAD.value)
     evaluator = protocols.Evaluator(experiment)
     chosen = evaluator.choose(config.protocols)
+    experiment = dataclasses.replace(
+        experiment, config=dataclasses.replace(config, protocols=chosen)
+    )
+    if config.eval_every:
+      evaluator.on_the_way()
     if not chosen and not config.protocols:
       command_line.report(
           f'Note: nothing will be evaluated: {config.algorithm} has no use for'
           f' clients of partition {config.partition}. Tip:'
           ' --partition=few_round has groups with new classes.'
       )
-    experiment = dataclasses.replace(
-        experiment, config=dataclasses.replace(config, protocols=chosen)
-    )
-    if config.eval_every:
-      evaluator.on_the_way()
     process = experiment.build_process()
 
   directory = run_directory.RunDirectory(OUTPUT_DIR.value)
