@@ -10,11 +10,15 @@ import importlib
 from typing import Any
 
 
+PRESETS = ('paper', 'release', 'demo')
+
+
 @dataclasses.dataclass(frozen=True)
 class AlgorithmSpec:
   """What the rest of the library knows of an algorithm.
 
-  The callables named here are attributes of the module.
+  The callables named here are attributes of the module; those of clients and
+  groups are None where the algorithm has no such use.
 
   Attributes:
     name: What `--algorithm` takes.
@@ -22,13 +26,19 @@ class AlgorithmSpec:
     paper: Authors, venue and year.
     module_name: Where the algorithm is written.
     builder: `(model, config, *, num_classes, seed) -> LearningProcess`.
-    group_personalizer: `(model, config, *, way) -> GroupPersonalizer`; None if
-      the algorithm has no use for a new group.
-    client_personalizer: `(model, config, *, num_classes) ->
-      ClientPersonalizer`; None if it has no use for a single client.
+    group_personalizer: `(model, config, *, way) -> GroupPersonalizer`, a new
+      group of clients.
+    known_client_personalizer: `(model, config, *, num_classes) ->
+      ClientPersonalizer`, a client of the training population.
+    new_client_personalizer: The same for a client that training never saw.
+    new_class_personalizer: The same for one whose classes training never saw;
+      `num_classes` is then the number of these classes.
     partition: How training clients are made unless asked otherwise:
       `'few_round'` (of meta-train classes, two shards a client) or a name of
       `tff_meta.data.partitioners`.
+    model: Name of the network in `tff_meta.models.MODELS` unless asked
+      otherwise; None for the data set's own.
+    changes: What a variant changes in the presets of its module.
     cohort_rounds_field: Field of the configuration that holds R where the
       cohort must stay for R + 1 consecutive rounds; None where every round
       draws its own.
@@ -40,19 +50,31 @@ class AlgorithmSpec:
   module_name: str
   builder: str
   group_personalizer: str | None = None
-  client_personalizer: str | None = None
-  partition: str = 'few_round'
+  known_client_personalizer: str | None = None
+  new_client_personalizer: str | None = None
+  new_class_personalizer: str | None = None
+  partition: str = 'shards'
+  model: str | None = None
+  changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   cohort_rounds_field: str | None = None
 
-  def _attribute(self, name: str) -> Any:
+  def _attribute(self, name: str | None) -> Any:
+    if name is None:
+      return None
     return getattr(importlib.import_module(self.module_name), name)
 
   @property
   def presets(self) -> Mapping[str, Any]:
-    """Configurations by name: `paper` and `release`."""
+    """Configurations by name.
+
+    `paper` as it is printed, `release` as the released code has it, and `demo`
+    with rates from which the embedded digits learn in a short run.
+    """
     return {
-        'paper': self._attribute('PAPER'),
-        'release': self._attribute('RELEASE'),
+        name: dataclasses.replace(
+            self._attribute(name.upper()), **self.changes
+        )
+        for name in PRESETS
     }
 
   @property
@@ -63,14 +85,22 @@ class AlgorithmSpec:
   @property
   def build_group_personalizer(self) -> Callable[..., Any] | None:
     """The builder of what a new group does, or None."""
-    name = self.group_personalizer
-    return None if name is None else self._attribute(name)
+    return self._attribute(self.group_personalizer)
 
   @property
-  def build_client_personalizer(self) -> Callable[..., Any] | None:
-    """The builder of what a single client does, or None."""
-    name = self.client_personalizer
-    return None if name is None else self._attribute(name)
+  def build_known_client_personalizer(self) -> Callable[..., Any] | None:
+    """The builder of what a known client does, or None."""
+    return self._attribute(self.known_client_personalizer)
+
+  @property
+  def build_new_client_personalizer(self) -> Callable[..., Any] | None:
+    """The builder of what a new client does, or None."""
+    return self._attribute(self.new_client_personalizer)
+
+  @property
+  def build_new_class_personalizer(self) -> Callable[..., Any] | None:
+    """The builder of what a client with new classes does, or None."""
+    return self._attribute(self.new_class_personalizer)
 
   def rounds_per_cohort(self, config: Any) -> int:
     """Returns for how many consecutive rounds a cohort must stay together."""
@@ -89,6 +119,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.algorithms.frl',
             builder='build_frl',
             group_personalizer='build_frl_personalizer',
+            partition='few_round',
             cohort_rounds_field='rounds',
         ),
         AlgorithmSpec(
@@ -98,8 +129,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.baselines.fed_avg',
             builder='build_fed_avg',
             group_personalizer='build_from_scratch_group_personalizer',
-            client_personalizer='build_global_client_personalizer',
-            partition='shards',
+            known_client_personalizer='build_global_client_personalizer',
+            new_client_personalizer='build_global_client_personalizer',
         ),
         AlgorithmSpec(
             name='fed_avg_ft',
@@ -108,7 +139,9 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.baselines.fed_avg',
             builder='build_fed_avg',
             group_personalizer='build_fine_tuning_group_personalizer',
-            client_personalizer='build_fine_tuning_client_personalizer',
+            known_client_personalizer='build_fine_tuning_client_personalizer',
+            new_client_personalizer='build_fine_tuning_client_personalizer',
+            partition='few_round',
         ),
         AlgorithmSpec(
             name='personalized_fl',
@@ -117,6 +150,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.baselines.personalized_fl',
             builder='build_personalized_fl',
             group_personalizer='build_personalized_fl_personalizer',
+            partition='few_round',
         ),
     )
 }

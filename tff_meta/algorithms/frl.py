@@ -123,6 +123,14 @@ RELEASE = dataclasses.replace(
     deployment_learning_rate=1e-3,
     deployment_batch_size=30,
 )
+# For demonstrations: the embedded digits learn little at the published rates in
+# a few hundred rounds.
+DEMO = dataclasses.replace(
+    PAPER,
+    inner_learning_rate=0.5,
+    meta_learning_rate=0.5,
+    deployment_learning_rate=0.5,
+)
 
 
 class FrlState(NamedTuple):

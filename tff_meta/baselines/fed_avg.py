@@ -4,7 +4,7 @@ Clients train the whole model on their own examples and the server averages
 what they return, weighted by their number of examples. A new group of clients
 either starts this from random weights ("FedAvg" in FRL's tables), or from the
 trained ones under a new head ("fine-tuning via FedAvg"): in both cases R rounds
-and one global model for the group. A known client is tested with the global
+and one global model for the group. A client, known or new, is tested with the global
 model as it is, or after training it on its own examples.
 
 Source: Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson and Blaise
@@ -76,6 +76,7 @@ PAPER = FedAvgConfig()
 RELEASE = dataclasses.replace(
     PAPER, learning_rate=0.01, momentum=0.5, deployment_learning_rate=0.01
 )
+DEMO = PAPER  # Learns the embedded digits as it is.
 
 
 def build_fed_avg(
@@ -210,14 +211,18 @@ def build_global_client_personalizer(
   del config  # Nothing is trained.
   classifier = few_round.LinearClassifier(model, num_classes)
 
-  def adapt(weights, examples, seed):
-    del examples, seed  # Nothing is trained.
+  def start(weights, memory):
+    del memory  # Clients keep none.
+    return weights
+
+  def adapt(weights, memory, examples, seed):
+    del memory, examples, seed  # Nothing is trained.
     return weights
 
   def predict(weights, query):
     return classifier.predict(weights, classifier.no_prototypes(), query)
 
-  return personalizer.ClientPersonalizer(adapt, predict)
+  return personalizer.ClientPersonalizer(start, adapt, predict)
 
 
 def build_fine_tuning_client_personalizer(
@@ -238,7 +243,8 @@ def build_fine_tuning_client_personalizer(
       model, config, num_classes=num_classes
   )
 
-  def adapt(weights, examples, seed):
+  def adapt(weights, memory, examples, seed):
+    del memory  # Clients keep none.
     adapted, _ = local_sgd.local_sgd(
         lambda w, batch: classifier.loss(w, batch, classifier.no_prototypes()),
         weights,
@@ -253,4 +259,4 @@ def build_fine_tuning_client_personalizer(
     )
     return adapted
 
-  return personalizer.ClientPersonalizer(adapt, none.predict)
+  return personalizer.ClientPersonalizer(none.start, adapt, none.predict)

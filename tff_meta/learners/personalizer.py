@@ -28,11 +28,33 @@ class GroupPersonalizer(NamedTuple):
 class ClientPersonalizer(NamedTuple):
   """Makes a model for one client from the client's own examples.
 
+  Which examples a client adapts on is the evaluation's choice, not the
+  personalizer's. Every function works inside `tf.function`, with any number of
+  examples; a client without examples keeps the model that it starts with.
+
+  `weights` is the trained `OrderedDict(body, head)`. `memory` is, for a client
+  of the training population, the `ClientMemory` it has kept since it was last
+  sampled, `()` with an algorithm that keeps none. For a client that training
+  never saw it is `()`, or with `uses_bank` the values of the memories of all
+  clients ever sampled, each leaf with a leading axis `[M, ...]` of clients.
+
   Attributes:
-    adapt: `(weights, examples, seed) -> adapted`, with `examples` the client's
-      training `Examples` `[n, ...]` and `seed` int32 `[2]`.
-    predict: `(adapted, query) -> labels`, int32 `[Q]`.
+    start: `(weights, memory) -> adapted`, the client's model before it learns
+      from its examples, of the same structure as `adapt` returns; None where
+      there is none, as with prototypes.
+    adapt: `(weights, memory, examples, seed) -> adapted`, with `examples` the
+      client's `Examples` `[n, ...]` and `seed` int32 `[2]`. `adapted` is any
+      structure of tensors.
+    predict: `(adapted, query) -> labels`, with `query` `Examples` `[Q, ...]`
+      and `labels` int32 `[Q]`.
+    curve: `(weights, memory, examples, query, seed) -> labels`, int32
+      `[num_points, Q]`, the labels after 0, 1, 2, ... steps of adaptation; None
+      where adaptation has no steps to look between.
+    uses_bank: Whether a new client is given the bank of known memories.
   """
 
+  start: Callable[..., Any] | None
   adapt: Callable[..., Any]
   predict: Callable[..., Any]
+  curve: Callable[..., Any] | None = None
+  uses_bank: bool = False

@@ -14,7 +14,7 @@ from tff_meta.training import hyperparameters
 FEW_ROUND = 'few_round'
 PARTITIONS = (FEW_ROUND, *partitioners.PARTITIONERS)
 EXECUTIONS = ('native',)
-PRESETS = ('paper', 'release')
+PRESETS = registry.PRESETS
 
 # Fields that may differ between a run and its continuation: none of them
 # changes the weights or metrics.csv of the rounds that are done.
