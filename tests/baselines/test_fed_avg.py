@@ -302,7 +302,10 @@ def test_known_clients_use_the_global_model_or_train_it_first():
       (fed_avg.build_fine_tuning_client_personalizer, tuned),
   ):
     personalizer = builder(oracle.build_model(), config, num_classes=4)
-    adapted = personalizer.adapt(weights, client.examples(), seed)
+    np.testing.assert_array_equal(
+        oracle.to_vector(personalizer.start(weights, ())), w
+    )
+    adapted = personalizer.adapt(weights, (), client.examples(), seed)
     np.testing.assert_allclose(
         oracle.to_vector(adapted), expected, rtol=1e-4, atol=1e-5
     )

@@ -4,8 +4,8 @@ Clients train the whole model on their own examples and the server averages
 what they return, weighted by their number of examples. A new group of clients
 either starts this from random weights ("FedAvg" in FRL's tables), or from the
 trained ones under a new head ("fine-tuning via FedAvg"): in both cases R rounds
-and one global model for the group. A client, known or new, is tested with the global
-model as it is, or after training it on its own examples.
+and one global model for the group. A client, known or new, is tested with the
+global model as it is, or after training it on its own examples.
 
 Source: Brendan McMahan, Eider Moore, Daniel Ramage, Seth Hampson and Blaise
 Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from
@@ -76,6 +76,8 @@ PAPER = FedAvgConfig()
 RELEASE = dataclasses.replace(
     PAPER, learning_rate=0.01, momentum=0.5, deployment_learning_rate=0.01
 )
+# For the demonstration on the embedded digits only.
+DEMO = PAPER
 DEMO = PAPER  # Learns the embedded digits as it is.
 
 
@@ -206,7 +208,8 @@ def build_global_client_personalizer(
     num_classes: Number of classes of the clients' labels.
 
   Returns:
-    A `ClientPersonalizer` that learns nothing from the client's examples.
+    A `ClientPersonalizer`, for known and new clients alike, that learns nothing
+    from the client's examples.
   """
   del config  # Nothing is trained.
   classifier = few_round.LinearClassifier(model, num_classes)
@@ -236,7 +239,7 @@ def build_fine_tuning_client_personalizer(
     num_classes: Number of classes of the clients' labels.
 
   Returns:
-    A `ClientPersonalizer`.
+    A `ClientPersonalizer`, for known and new clients alike.
   """
   classifier = few_round.LinearClassifier(model, num_classes)
   none = build_global_client_personalizer(
