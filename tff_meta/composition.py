@@ -5,12 +5,15 @@ those that keep more beside them compose their own and hide the rest behind
 `with_model_weights`.
 """
 
+import collections
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import episodes
 from tff_meta.client_works import client_work as client_work_lib
 
 
@@ -64,31 +67,101 @@ def initial_seed(seed: int) -> tf.Tensor:
   return tf.constant([1, seed], tf.int32)
 
 
+class ClientInput(NamedTuple):
+  """What a client works with in a round.
+
+  Attributes:
+    examples: Its `Examples`, dense, none of them padding.
+    seed: int32 `[2]`, this client's own in this round.
+    fixed_seed: int32 `[2]`, this client's own, the same in all rounds.
+    message: What the server broadcasts beside the weights; `()` for nothing.
+    memory: `ClientMemory`, what the client has kept since its last round; `()`
+      if clients keep nothing.
+  """
+
+  examples: episodes.Examples
+  seed: tf.Tensor
+  fixed_seed: tf.Tensor
+  message: Any
+  memory: Any
+
+
+class StatefulLearningProcess(tff.learning.templates.LearningProcess):
+  """A `LearningProcess` whose clients keep something between rounds.
+
+  A client's data are `<examples, salt, memory>`, where `memory` holds what the
+  client kept of its last round, or nothing before its first
+  (`client_work.memory_dataset`). `next` satisfies the template;
+  `next_with_memory` computes the same round and also returns what the clients
+  keep, at CLIENTS, so that whoever drives the rounds can store it.
+  """
+
+  def __init__(
+      self,
+      process: tff.learning.templates.LearningProcess,
+      next_with_memory: tff.Computation,
+      initial_memory: Any,
+  ):
+    """Adds the clients' memories to a process.
+
+    Args:
+      process: The process without.
+      next_with_memory: `(state, data) -> (LearningProcessOutput, ClientMemory
+        at CLIENTS)`.
+      initial_memory: What stands in for the memory of a client that has none,
+        a structure of NumPy arrays.
+    """
+    super().__init__(
+        process.initialize,
+        process.next,
+        process.get_model_weights,
+        process.set_model_weights,
+    )
+    self._next_with_memory = next_with_memory
+    self._initial_memory = initial_memory
+
+  @property
+  def next_with_memory(self) -> tff.Computation:
+    """`next`, with the clients' new `ClientMemory`s in cohort order."""
+    return self._next_with_memory
+
+  @property
+  def initial_memory(self) -> Any:
+    """The structure of a memory, NumPy arrays."""
+    return self._initial_memory
+
+
 def build_learning_process(
     initialize: Callable[[], Any],
     input_shape: tuple[int, ...],
-    client_update: Callable[..., Any],
+    client_update: Callable[[Any, ClientInput], client_work_lib.ClientOutput],
     *,
     seed: int,
     aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
     server_optimizer: tff.learning.optimizers.Optimizer | None = None,
+    memory: Callable[[], Any] | None = None,
+    state: client_work_lib.ClientWorkState | None = None,
 ) -> tff.learning.templates.LearningProcess:
   """Composes a process whose global state is the model's weights.
 
   Args:
     initialize: `() -> weights` in pure TensorFlow, the initial weights.
     input_shape: Shape of one example, channels last.
-    client_update: `(weights, seed, data) -> (ClientResult, LocalReport)` in
-      pure TensorFlow; the result's `update` is a pseudo-gradient, initial minus
-      final weights, and `seed` the round's, int32 `[2]`.
+    client_update: `(weights, ClientInput) -> ClientOutput` in pure TensorFlow;
+      the result's `update` is a pseudo-gradient, initial minus final weights.
     seed: The run's seed, in the int32 range.
     aggregator: Weighted; by default `mean_factory()`.
     server_optimizer: Applied to the aggregate; by default SGD of rate 1, which
       adds the mean change to the weights.
+    memory: `() -> value` in pure TensorFlow, stands in for the memory of a
+      client that has not taken part yet; None if clients keep nothing.
+    state: What the server keeps and broadcasts to the clients beside the
+      weights; None for nothing.
 
   Returns:
     A `LearningProcess` whose `get_model_weights` returns `ModelWeights` with
-    the weights as `trainable`.
+    the weights as `trainable`; a `StatefulLearningProcess` if clients have a
+    `memory`.
   """
 
   @tff.tensorflow.computation
@@ -98,27 +171,83 @@ def build_learning_process(
   weights_type = initial_weights.type_signature.result
 
   def update_weights(model_weights, message, data):
-    return client_update(model_weights.trainable, message, data)
+    fold_in = tf.random.experimental.stateless_fold_in
+    client = ClientInput(
+        data.examples,
+        fold_in(message.seed, data.salt),
+        fold_in(message.run_seed, data.salt),
+        message.message,
+        data.memory,
+    )
+    return client_update(model_weights.trainable, client)
 
   work = client_work_lib.build_client_work(
       weights_type,
-      client_work_lib.client_data_type(input_shape),
+      input_shape,
       update_weights,
-      client_work_lib.round_seed(seed),
+      client_work_lib.round_seed(seed, state),
+      memory,
   )
-  result_type = work.next.type_signature.result.result.member
-  return tff.learning.templates.compose_learning_process(
-      initial_weights,
-      tff.learning.templates.build_broadcast_process(weights_type),
-      work,
-      (aggregator or mean_factory()).create(
-          result_type.update, result_type.update_weight
-      ),
-      tff.learning.templates.build_apply_optimizer_finalizer(
-          server_optimizer or tff.learning.optimizers.build_sgdm(1.0),
-          weights_type,
-      ),
+  result_type = work.process.next.type_signature.result.result.member
+  distributor = tff.learning.templates.build_broadcast_process(weights_type)
+  aggregation = (aggregator or mean_factory()).create(
+      result_type.update, result_type.update_weight
   )
+  finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
+      server_optimizer or tff.learning.optimizers.build_sgdm(1.0), weights_type
+  )
+  process = tff.learning.templates.compose_learning_process(
+      initial_weights, distributor, work.process, aggregation, finalizer
+  )
+  if memory is None:
+    return process
+  next_with_memory = _compose_next_with_memory(
+      process, distributor, work, aggregation, finalizer
+  )
+  initial_memory = tf.nest.map_structure(np.asarray, memory())
+  return StatefulLearningProcess(process, next_with_memory, initial_memory)
+
+
+def _compose_next_with_memory(
+    process, distributor, work, aggregation, finalizer
+) -> tff.Computation:
+  """What `compose_learning_process` makes, with the clients' memories."""
+
+  @tff.federated_computation(process.next.type_signature.parameter)
+  def next_with_memory(state, client_data):
+    distributed = distributor.next(
+        state.distributor, state.global_model_weights
+    )
+    worked, memory = work.next_with_memory(
+        state.client_work, distributed.result, client_data
+    )
+    aggregated = aggregation.next(
+        state.aggregator, worked.result.update, worked.result.update_weight
+    )
+    finalized = finalizer.next(
+        state.finalizer, state.global_model_weights, aggregated.result
+    )
+    new_state = tff.federated_zip(
+        tff.learning.templates.LearningAlgorithmState(
+            finalized.result,
+            distributed.state,
+            worked.state,
+            aggregated.state,
+            finalized.state,
+        )
+    )
+    metrics = tff.federated_zip(
+        collections.OrderedDict(
+            distributor=distributed.measurements,
+            client_work=worked.measurements,
+            aggregator=aggregated.measurements,
+            finalizer=finalized.measurements,
+        )
+    )
+    output = tff.learning.templates.LearningProcessOutput(new_state, metrics)
+    return output, memory
+
+  return next_with_memory
 
 
 def with_model_weights(

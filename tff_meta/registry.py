@@ -9,7 +9,6 @@ import dataclasses
 import importlib
 from typing import Any
 
-
 PRESETS = ('paper', 'release', 'demo')
 
 
@@ -71,9 +70,7 @@ class AlgorithmSpec:
     with rates from which the embedded digits learn in a short run.
     """
     return {
-        name: dataclasses.replace(
-            self._attribute(name.upper()), **self.changes
-        )
+        name: dataclasses.replace(self._attribute(name.upper()), **self.changes)
         for name in PRESETS
     }
 

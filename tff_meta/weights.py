@@ -32,7 +32,11 @@ def squared_norm(a):
 
 def all_finite(a):
   """Whether no entry is NaN or infinite, a boolean scalar."""
-  finite = [tf.reduce_all(tf.math.is_finite(x)) for x in tf.nest.flatten(a)]
+  finite = [
+      tf.reduce_all(tf.math.is_finite(x))
+      for x in tf.nest.flatten(a)
+      if x.dtype.is_floating  # Others always are.
+  ]
   return tf.reduce_all(tf.stack(finite)) if finite else tf.constant(True)
 
 
@@ -40,7 +44,7 @@ def where_finite_or_zero(a):
   """All of `a` where every entry is finite, otherwise zeros throughout.
 
   Args:
-    a: A structure of floating-point tensors.
+    a: A structure of tensors of numbers.
 
   Returns:
     The structure, and a boolean scalar that says whether it is `a`.

@@ -251,7 +251,7 @@ def meta_steps(
 def build_client_update(
     classifier: few_round.Classifier, config: FrlConfig, num_classes: int
 ):
-  """A client's work in any phase: `(FrlState, seed, data) -> result, report`.
+  """A client's work in any phase: `(FrlState, seed, data) -> output`.
 
   The split of the client's data into support and query depends on the run's
   seed, the episode and the client's salt, so it stays fixed for the R + 1
@@ -264,9 +264,9 @@ def build_client_update(
   def client_update(state, run_seed, data):
     fold_in = tf.random.experimental.stateless_fold_in
     episode_seed = fold_in(run_seed, state.episode)
-    seed = fold_in(episode_seed, episodes.to_salt(data['salt']))
+    seed = fold_in(episode_seed, data.salt)
     support, query = episodes.split_support_query(
-        episodes.to_examples(data['examples']),
+        data.examples,
         config.support_fraction,
         fold_in(seed, 0),
         num_classes,
@@ -314,7 +314,7 @@ def build_client_update(
       return update, weight, report
 
     update, weight, report = tf.cond(state.phase < config.rounds, train, meta)
-    return tff.learning.templates.ClientResult(update, weight), report
+    return client_work_lib.ClientOutput(update, weight, report)
 
   return client_update
 
@@ -385,10 +385,10 @@ def build_frl(
   state_type = initial_state.type_signature.result
   work = client_work_lib.build_client_work(
       state_type,
-      client_work_lib.client_data_type(model.input_shape),
+      model.input_shape,
       build_client_update(classifier, config, num_classes),
       client_work_lib.run_seed(seed),
-  )
+  ).process
   result_type = work.next.type_signature.result.result.member
   update_process = prototypes_lib.ModelAndPrototypesFactory(
       aggregator or composition.mean_factory(), over=config.prototype_mean

@@ -23,8 +23,8 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import config_checks
-from tff_meta import episodes
 from tff_meta import weights as weights_lib
+from tff_meta.client_works import client_work
 from tff_meta.learners import few_round
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
@@ -106,22 +106,17 @@ def build_fed_avg(
   classifier = few_round.LinearClassifier(model, num_classes)
   settings = _round_settings(config, config.learning_rate, config.batch_size)
 
-  def client_update(weights, round_seed, data):
-    seed = tf.random.experimental.stateless_fold_in(
-        round_seed, episodes.to_salt(data['salt'])
-    )
-    examples = episodes.to_examples(data['examples'])
+  def client_update(weights, client):
     upload = few_round.client_round(
         classifier,
         settings,
         weights,
         classifier.no_prototypes(),
-        examples,
-        seed,
+        client.examples,
+        client.seed,
     )
     update = weights_lib.subtract(weights, upload.weights)
-    result = tff.learning.templates.ClientResult(update, upload.weight)
-    return result, upload.report
+    return client_work.ClientOutput(update, upload.weight, upload.report)
 
   return composition.build_learning_process(
       lambda: classifier.initialize(composition.initial_seed(seed)),

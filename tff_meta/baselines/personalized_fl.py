@@ -23,6 +23,7 @@ from tff_meta import composition
 from tff_meta import config_checks
 from tff_meta import episodes
 from tff_meta import weights as weights_lib
+from tff_meta.client_works import client_work
 from tff_meta.learners import few_round
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
@@ -109,7 +110,7 @@ def build_client_update(
     config: PersonalizedFlConfig,
     num_classes: int,
 ):
-  """One client's preparation: `(phi, round seed, data) -> result, report`.
+  """One client's preparation: `(phi, ClientInput) -> output`.
 
   theta = epochs of SGD from phi on the support set
   phi_k = phi - beta * (grad_theta loss(theta, query set) + decay * phi)
@@ -122,17 +123,16 @@ def build_client_update(
   )
   none = classifier.no_prototypes()
 
-  def client_update(phi, round_seed, data):
+  def client_update(phi, client):
     fold_in = tf.random.experimental.stateless_fold_in
-    seed = fold_in(round_seed, episodes.to_salt(data['salt']))
     support, query = episodes.split_support_query(
-        episodes.to_examples(data['examples']),
+        client.examples,
         config.support_fraction,
-        fold_in(seed, 0),
+        fold_in(client.seed, 0),
         num_classes,
     )
     upload = few_round.client_round(
-        classifier, settings, phi, none, support, fold_in(seed, 1)
+        classifier, settings, phi, none, support, fold_in(client.seed, 1)
     )
     theta = upload.weights
     with tf.GradientTape() as tape:
@@ -150,10 +150,8 @@ def build_client_update(
         tf.size(support.y) + num_query, config.uniform
     )
     num_query = tf.cast(num_query, tf.float32)
-    return (
-        tff.learning.templates.ClientResult(delta, weight),
-        local_sgd.LocalReport(loss * num_query, num_query),
-    )
+    report = local_sgd.LocalReport(loss * num_query, num_query)
+    return client_work.ClientOutput(delta, weight, report)
 
   return client_update
 

@@ -1,9 +1,13 @@
 """The one place that writes a `ClientWorkProcess`.
 
 An algorithm supplies a pure TensorFlow function and, where the server keeps
-something for the clients, three functions on that state. Everything that TFF
-repeats in every client work (types, placement, non-finite clients, metrics) is
-here and knows no algorithm.
+something for the clients, functions on that state. Everything that TFF repeats
+in every client work (types, placement, non-finite clients, metrics) is here and
+knows no algorithm.
+
+What a client keeps for itself between rounds, its memory, comes in with its
+data and goes out beside the result. `ClientWork.process` drops it, as the
+template demands; `ClientWork.next_with_memory` is the same computation with it.
 """
 
 import collections
@@ -14,22 +18,87 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import episodes
 from tff_meta import weights as weights_lib
 from tff_meta.learners import local_sgd
 
 
+class ClientMemory(NamedTuple):
+  """What a client has kept for itself since its last round.
+
+  Attributes:
+    present: Boolean scalar, whether the client has taken part before.
+    value: A structure of tensors; the initial memory where it has not.
+  """
+
+  present: tf.Tensor
+  value: Any
+
+
+class ClientData(NamedTuple):
+  """A client's data, dense.
+
+  Attributes:
+    examples: All its `Examples`, none of them padding.
+    salt: int32 scalar that makes its random numbers its own.
+    memory: `ClientMemory`; `()` if clients keep nothing between rounds.
+  """
+
+  examples: episodes.Examples
+  salt: tf.Tensor
+  memory: Any = ()
+
+
+class ClientOutput(NamedTuple):
+  """What a client's work results in.
+
+  Attributes:
+    update: What is aggregated, usually the weights it received minus those it
+      ended with.
+    update_weight: float32 scalar, at least 0; 0 without examples.
+    report: `LocalReport` of the training.
+    signal: What `ClientWorkState.aggregator` aggregates; `()` for nothing.
+    memory: What the client keeps for its next round; `()` for nothing. It goes
+      to no other party.
+  """
+
+  update: Any
+  update_weight: tf.Tensor
+  report: local_sgd.LocalReport
+  signal: Any = ()
+  memory: Any = ()
+
+
 class ClientWorkState(NamedTuple):
-  """The server state of a client work, as three pure TensorFlow functions.
+  """The server state of a client work, as pure TensorFlow functions.
 
   Attributes:
     initialize: `() -> S`, the state before the first round.
     message: `S -> M`, what is broadcast to the clients beside the weights.
-    next: `(S, R) -> S`, where `R` is the clients' reports, summed.
+    next: `(S, R) -> S`, where `R` is the aggregate of the clients' signals,
+      `()` without an aggregator.
+    aggregator: Unweighted, of the clients' signals; what it keeps between
+      rounds is federated state.
   """
 
   initialize: Callable[[], Any]
   message: Callable[[Any], Any]
   next: Callable[[Any, Any], Any]
+  aggregator: tff.aggregators.UnweightedAggregationFactory | None = None
+
+
+class ClientWork(NamedTuple):
+  """A client work, and its form that also returns the clients' memories.
+
+  Attributes:
+    process: `tff.learning.templates.ClientWorkProcess`.
+    next_with_memory: `(state, weights, data) -> (MeasuredProcessOutput,
+      ClientMemory at CLIENTS)`; None if clients keep nothing. A client whose
+      memory is not `present` in the output has none to store.
+  """
+
+  process: tff.learning.templates.ClientWorkProcess
+  next_with_memory: tff.Computation | None
 
 
 class RoundSeed(NamedTuple):
@@ -44,6 +113,20 @@ class RoundSeed(NamedTuple):
   round_num: tf.Tensor
 
 
+class RoundMessage(NamedTuple):
+  """What `round_seed` broadcasts.
+
+  Attributes:
+    seed: Of this round, int32 `[2]`.
+    run_seed: Of all rounds, int32 `[2]`.
+    message: Of the state that `round_seed` was given; `()` without.
+  """
+
+  seed: tf.Tensor
+  run_seed: tf.Tensor
+  message: Any
+
+
 def _base_seed(seed: int) -> tf.Tensor:
   """The seed behind those of the rounds, int32 `[2]`."""
   return tf.constant([0, seed], tf.int32)
@@ -55,30 +138,43 @@ def check_seed(seed: int) -> None:
     raise ValueError(f'Expected `seed` in the int32 range, found {seed}.')
 
 
-def round_seed(seed: int) -> ClientWorkState:
-  """A state whose message is a fresh random seed every round, int32 `[2]`.
+def round_seed(
+    seed: int, state: ClientWorkState | None = None
+) -> ClientWorkState:
+  """A state whose message has a fresh random seed every round.
 
   Args:
     seed: The run's seed, in the int32 range.
+    state: What else the server keeps and broadcasts; None for nothing.
 
   Returns:
-    A `ClientWorkState`; clients fold their own salt into the message.
+    A `ClientWorkState` whose message is a `RoundMessage`.
 
   Raises:
     ValueError: If the seed is out of range.
   """
   check_seed(seed)
+  inner = state or ClientWorkState(
+      lambda: (), lambda state: (), lambda state, aggregate: ()
+  )
+
+  def initialize():
+    return RoundSeed(_base_seed(seed), tf.constant(0)), inner.initialize()
 
   def message(state):
-    return tf.random.experimental.stateless_fold_in(state.seed, state.round_num)
+    seeds, inner_state = state
+    return RoundMessage(
+        tf.random.experimental.stateless_fold_in(seeds.seed, seeds.round_num),
+        seeds.seed,
+        inner.message(inner_state),
+    )
 
-  def next_state(state, report):
-    del report  # The seeds do not depend on what clients did.
-    return RoundSeed(state.seed, state.round_num + 1)
+  def next_state(state, aggregate):
+    seeds, inner_state = state
+    seeds = RoundSeed(seeds.seed, seeds.round_num + 1)
+    return seeds, inner.next(inner_state, aggregate)
 
-  return ClientWorkState(
-      lambda: RoundSeed(_base_seed(seed), tf.constant(0)), message, next_state
-  )
+  return ClientWorkState(initialize, message, next_state, inner.aggregator)
 
 
 def run_seed(seed: int) -> ClientWorkState:
@@ -98,30 +194,62 @@ def run_seed(seed: int) -> ClientWorkState:
   """
   check_seed(seed)
   return ClientWorkState(
-      lambda: _base_seed(seed), lambda state: state, lambda state, report: state
+      lambda: _base_seed(seed),
+      lambda state: state,
+      lambda state, aggregate: state,
   )
 
 
-def client_data_type(input_shape: tuple[int, ...]) -> tff.StructType:
+def client_data_type(
+    input_shape: tuple[int, ...], memory_type: tff.Type | None = None
+) -> tff.StructType:
   """The type of one client's data, `<examples=<x, y>*, salt=int32*>`.
 
   Args:
     input_shape: Shape of one example, channels last.
+    memory_type: Unplaced type of what a client keeps; None for nothing.
 
   Returns:
-    A struct of two sequences: batches of examples (`x` float32
-    `[None, *input_shape]`, `y` int32 `[None]`), in any batching, and at most
-    one int32 scalar that makes the client's random numbers its own.
+    A struct of sequences: batches of examples (`x` float32
+    `[None, *input_shape]`, `y` int32 `[None]`), in any batching, at most one
+    int32 scalar that makes the client's random numbers its own, and, with a
+    `memory_type`, at most one `memory`: none before the client's first round.
   """
   batch = collections.OrderedDict(
       x=tff.TensorType(np.float32, [None, *input_shape]),
       y=tff.TensorType(np.int32, [None]),
   )
-  return tff.to_type(
-      collections.OrderedDict(
-          examples=tff.SequenceType(batch), salt=tff.SequenceType(np.int32)
-      )
+  fields = collections.OrderedDict(
+      examples=tff.SequenceType(batch), salt=tff.SequenceType(np.int32)
   )
+  if memory_type is not None:
+    fields['memory'] = tff.SequenceType(memory_type)
+  return tff.to_type(fields)
+
+
+def memory_dataset(initial_memory: Any, value: Any | None) -> tf.data.Dataset:
+  """What a client's data hold as `memory`.
+
+  Args:
+    initial_memory: The process's initial memory, for its structure.
+    value: What the client has kept, in that structure; None if it has not taken
+      part yet.
+
+  Returns:
+    A data set of one element, or of none.
+  """
+  if value is None:
+    return tf.data.Dataset.from_tensors(initial_memory).take(0)
+  return tf.data.Dataset.from_tensors(value)
+
+
+def _to_memory(dataset: tf.data.Dataset, initial_memory: Any) -> ClientMemory:
+  """Returns the memory in a data set of at most one."""
+  present, value = dataset.reduce(
+      (tf.constant(False), initial_memory),
+      lambda _, value: (tf.constant(True), value),
+  )
+  return ClientMemory(present, value)
 
 
 def _train_metrics(report: local_sgd.LocalReport, num_clients, num_non_finite):
@@ -133,78 +261,159 @@ def _train_metrics(report: local_sgd.LocalReport, num_clients, num_non_finite):
   )
 
 
+def _keep_finite(output: ClientOutput, memory: Any):
+  """Zeros in place of an output that is not finite; it keeps its memory.
+
+  Args:
+    output: A client's `ClientOutput`.
+    memory: The `ClientMemory` that it came with, or `()`.
+
+  Returns:
+    The output, the client's memory after the round, and 1.0 if the output was
+    not finite, else 0.0.
+  """
+  kept, finite = weights_lib.where_finite_or_zero(output)
+  if memory:
+    took_part = tf.logical_and(finite, output.update_weight > 0)
+    memory = ClientMemory(
+        tf.logical_or(took_part, memory.present),
+        tf.nest.map_structure(
+            lambda new, old: tf.where(took_part, new, old),
+            output.memory,
+            memory.value,
+        ),
+    )
+  return kept, memory, 1.0 - tf.cast(finite, tf.float32)
+
+
 def build_client_work(
     weights_type: tff.Type,
-    data_type: tff.Type,
-    client_update: Callable[..., Any],
+    input_shape: tuple[int, ...],
+    client_update: Callable[..., ClientOutput],
     state: ClientWorkState,
-) -> tff.learning.templates.ClientWorkProcess:
-  """Builds a `ClientWorkProcess` from one pure client function.
+    initial_memory: Callable[[], Any] | None = None,
+) -> ClientWork:
+  """Builds a client work from one pure client function.
 
-  A client whose update, weight or report is not finite counts with weight zero
-  and is counted in the measurement `train/num_non_finite_clients`.
+  A client whose output is not finite counts with weight zero, keeps the memory
+  that it had and is counted in the measurement `train/num_non_finite_clients`.
+  One with weight zero keeps its memory too.
 
   Args:
     weights_type: Unplaced type of what the distributor sends.
-    data_type: Unplaced type of a client's data, see `client_data_type`.
-    client_update: `(weights, message, data) -> (ClientResult, LocalReport)` in
-      pure TensorFlow, where `message` is `state.message(...)` and `data` a
-      structure of `tf.data.Dataset`s.
+    input_shape: Shape of one example, channels last.
+    client_update: `(weights, message, ClientData) -> ClientOutput` in pure
+      TensorFlow, where `message` is `state.message(...)`.
     state: The server state of the client work.
+    initial_memory: `() -> value` in pure TensorFlow, stands in for the memory
+      of a client that has none yet; None if clients keep nothing.
 
   Returns:
-    A client work whose measurements are `train` with `loss` (mean over the
+    A `ClientWork` whose measurements are `train` with `loss` (mean over the
     examples trained on), `num_examples`, `num_clients` and
     `num_non_finite_clients`, all float32 scalars.
   """
-  init_tf = tff.tensorflow.computation(state.initialize)
-  state_type = init_tf.type_signature.result
-  message_tf = tff.tensorflow.computation(state.message, state_type)
+  message_tf, initial_state_tf = _message(state)
   message_type = message_tf.type_signature.result
+  memory_type = None
+  if initial_memory is not None:
+    memory_type = tff.tensorflow.computation(
+        initial_memory
+    ).type_signature.result
+  data_type = client_data_type(input_shape, memory_type)
 
   @tff.tensorflow.computation(weights_type, message_type, data_type)
   def client_update_tf(weights, message, data):
-    result, report = client_update(weights, message, data)
-    kept, finite = weights_lib.where_finite_or_zero(
-        (result.update, result.update_weight, report)
+    memory = ()
+    if initial_memory is not None:
+      memory = _to_memory(data['memory'], initial_memory())
+    client = ClientData(
+        episodes.to_examples(data['examples']),
+        episodes.to_salt(data['salt']),
+        memory,
     )
-    update, update_weight, report = kept
-    result = tff.learning.templates.ClientResult(update, update_weight)
-    return result, report, tf.constant(1.0), 1.0 - tf.cast(finite, tf.float32)
+    output = client_update(weights, message, client)
+    kept, memory, non_finite = _keep_finite(output, memory)
+    result = tff.learning.templates.ClientResult(
+        kept.update, kept.update_weight
+    )
+    counts = kept.report, tf.constant(1.0), non_finite
+    return result, counts, kept.signal, memory
 
-  report_type = client_update_tf.type_signature.result[1]
-  next_state_tf = tff.tensorflow.computation(
-      state.next, (state_type, report_type)
-  )
-  metrics_tf = tff.tensorflow.computation(
-      _train_metrics, (report_type, np.float32, np.float32)
-  )
-
-  @tff.federated_computation
-  def init_fn():
-    return tff.federated_eval(init_tf, tff.SERVER)
-
-  @tff.federated_computation(
-      init_fn.type_signature.result,
+  _, counts_type, signal_type, _ = client_update_tf.type_signature.result
+  metrics_tf = tff.tensorflow.computation(_train_metrics, counts_type)
+  signals = _SignalAggregation(state, signal_type, initial_state_tf)
+  parameter_types = (
+      signals.init_fn.type_signature.result,
       tff.FederatedType(weights_type, tff.CLIENTS),
       tff.FederatedType(data_type, tff.CLIENTS),
   )
-  def next_fn(server_state, weights, data):
+
+  def one_round(server_state, weights, data):
     message = tff.federated_broadcast(
-        tff.federated_map(message_tf, server_state)
+        tff.federated_map(message_tf, signals.own_state(server_state))
     )
-    result, report, count, non_finite = tff.federated_map(
+    result, counts, signal, memory = tff.federated_map(
         client_update_tf, (weights, message, data)
     )
-    report_sum = tff.federated_sum(report)
-    train = tff.federated_map(
-        metrics_tf,
-        (report_sum, tff.federated_sum(count), tff.federated_sum(non_finite)),
-    )
-    return tff.templates.MeasuredProcessOutput(
-        tff.federated_map(next_state_tf, (server_state, report_sum)),
+    train = tff.federated_map(metrics_tf, tff.federated_sum(counts))
+    output = tff.templates.MeasuredProcessOutput(
+        signals.next_state(server_state, signal),
         result,
         tff.federated_zip(collections.OrderedDict(train=train)),
     )
+    return output, memory
 
-  return tff.learning.templates.ClientWorkProcess(init_fn, next_fn)
+  @tff.federated_computation(*parameter_types)
+  def next_fn(server_state, weights, data):
+    return one_round(server_state, weights, data)[0]
+
+  process = tff.learning.templates.ClientWorkProcess(signals.init_fn, next_fn)
+  if initial_memory is None:
+    return ClientWork(process, None)
+  return ClientWork(
+      process, tff.federated_computation(one_round, parameter_types)
+  )
+
+
+def _message(state: ClientWorkState):
+  """Returns the state's `message` and `initialize` as TFF computations."""
+  init_tf = tff.tensorflow.computation(state.initialize)
+  state_type = init_tf.type_signature.result
+  return tff.tensorflow.computation(state.message, state_type), init_tf
+
+
+class _SignalAggregation:
+  """The server state of a client work, with that of its aggregator if any."""
+
+  def __init__(self, state, signal_type, init_tf):
+    own_type = init_tf.type_signature.result
+    aggregation = state.aggregator and state.aggregator.create(signal_type)
+    aggregate_type = tff.StructType([])
+    if aggregation is not None:
+      aggregate_type = aggregation.next.type_signature.result.result.member
+    next_tf = tff.tensorflow.computation(state.next, (own_type, aggregate_type))
+    self._aggregation = aggregation
+    self._next_tf = next_tf
+
+    @tff.federated_computation
+    def init_fn():
+      own = tff.federated_eval(init_tf, tff.SERVER)
+      if aggregation is None:
+        return own
+      return tff.federated_zip((own, aggregation.initialize()))
+
+    self.init_fn = init_fn
+
+  def own_state(self, server_state):
+    """The state without the aggregator's."""
+    return server_state if self._aggregation is None else server_state[0]
+
+  def next_state(self, server_state, signal):
+    """The state after a round with the clients' signals."""
+    if self._aggregation is None:
+      nothing = tff.federated_value((), tff.SERVER)
+      return tff.federated_map(self._next_tf, (server_state, nothing))
+    output = self._aggregation.next(server_state[1], signal)
+    own = tff.federated_map(self._next_tf, (server_state[0], output.result))
+    return tff.federated_zip((own, output.state))
