@@ -1,9 +1,13 @@
+import collections
+
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tff_meta import episodes
 from tff_meta import models
 from tff_meta.learners import prototype_classifier
+from tff_meta.models import model as model_lib
 
 
 def test_fit_and_predict_by_hand():
@@ -48,3 +52,55 @@ def test_separable_classes_are_recognised_by_an_untrained_network():
   prototypes = prototype_classifier.fit(embed, draw(8), 3)
   predicted = prototype_classifier.predict(embed, prototypes, query)
   np.testing.assert_array_equal(predicted, query.y)
+
+
+def line(classes, pixels):
+  """Examples of one pixel each."""
+  return episodes.Examples(
+      tf.constant(pixels, tf.float32, shape=[len(pixels), 1]),
+      tf.constant(classes, tf.int32, shape=[len(classes)]),
+      tf.ones(len(classes)),
+  )
+
+
+@pytest.fixture(name='halving_client')
+def fixture_halving_client():
+  """A personalizer whose body halves the pixel; 4 classes."""
+  model = model_lib.Model(
+      name='one parameter',
+      input_shape=(1,),
+      embedding_size=1,
+      num_classes=4,
+      init_body=lambda seed: collections.OrderedDict(factor=tf.constant(0.5)),
+      init_head=lambda seed, num_classes: collections.OrderedDict(),
+      embed=lambda body, x, mask: body['factor'] * x,
+      classify=lambda head, embedding: embedding,
+  )
+  return prototype_classifier.build_client_personalizer(model, num_classes=4)
+
+
+def test_a_client_learns_its_prototypes_and_nothing_else(halving_client):
+  """Class 3 at (2 + 6 + 10) / 3 / 2 = 3, class 1 at 20 / 2 = 10: border 13."""
+  weights = collections.OrderedDict(
+      body=collections.OrderedDict(factor=tf.constant(0.5)),
+      head=collections.OrderedDict(unused=tf.constant(9.0)),
+  )
+  assert halving_client.start is None and not halving_client.uses_bank
+
+  @tf.function(reduce_retracing=True)
+  def use(examples, query):
+    adapted = halving_client.adapt(weights, (), examples, tf.constant([1, 2]))
+    return adapted, halving_client.predict(adapted, query)
+
+  query = line([0, 0, 0], [-5.0, 12.9, 13.1])
+  (body, prototypes), labels = use(
+      line([3, 1, 3, 3], [2.0, 20.0, 6.0, 10.0]), query
+  )
+  assert body['factor'].numpy() == 0.5
+  np.testing.assert_allclose(prototypes.means[:, 0], [0, 10, 0, 3], rtol=1e-6)
+  assert prototypes.present.numpy().tolist() == [0, 1, 0, 1]
+  assert labels.numpy().tolist() == [3, 3, 1]
+  _, labels = use(line([], []), query)
+  assert labels.numpy().tolist() == [0, 0, 0]
+  _, labels = use(line([2], [1.0]), line([], []))
+  assert labels.shape == (0,)

@@ -5,7 +5,9 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from tff_meta import episodes
+from tff_meta.learners import personalizer
 from tff_meta.losses import prototypical
+from tff_meta.models import model as model_lib
 
 EmbedFn = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
@@ -48,3 +50,41 @@ def predict(
   """
   embeddings = embed_fn(examples.x, examples.mask)
   return prototypical.nearest_prototype(embeddings, prototypes)
+
+
+def build_client_personalizer(
+    model: model_lib.Model, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A client's classifier: the shared body and its own class prototypes.
+
+  `argmin_c ||f(x) - mean of f over the client's examples of class c||^2`, over
+  all examples given, with no gradient step. The classes need not be those that
+  the body was trained on. A client without examples predicts class 0.
+
+  Args:
+    model: The network; its head is not used.
+    num_classes: Number of classes of the client's labels.
+
+  Returns:
+    A `ClientPersonalizer` that reads the body of the weights and no memory. It
+    has no model before it has seen examples.
+
+  Source: Snell et al. 2017, eq. 1; in personalised federated learning Lim et
+  al. (MetaVers), test procedure, and the "-Proto" rows of its table 3.
+  """
+
+  def embed_with(body):
+    return lambda x, mask: model.embed(body, x, mask)
+
+  def adapt(weights, memory, examples, seed):
+    del memory, seed  # Nothing is kept and nothing is random.
+    body = weights['body']
+    return body, fit(embed_with(body), examples, num_classes)
+
+  def predict_labels(adapted, query):
+    body, prototypes = adapted
+    return predict(embed_with(body), prototypes, query)
+
+  return personalizer.ClientPersonalizer(
+      start=None, adapt=adapt, predict=predict_labels
+  )
