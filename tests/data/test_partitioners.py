@@ -37,6 +37,13 @@ CASES = {
         5,
         True,
     ),
+    'fedec_femnist': (
+        lambda labels, num_clients, seed: partitioners.fedec_femnist(
+            np.repeat(labels, 20), num_clients, seed
+        ),
+        5,
+        False,
+    ),
     'by_group': (partitioners.by_group, 8, True),
     'by_writer': (partitioners.by_writer, 4, True),
 }
@@ -377,7 +384,8 @@ def test_interval_generator_has_the_published_statistics():
     assert set(np.flatnonzero(table[client])) <= {first, first + 1}
 
 
-def test_interval_generator_against_loops():
+@pytest.mark.parametrize('stride', [1, 2])
+def test_interval_generator_against_loops(stride):
   labels = np.random.RandomState(2).permutation(
       np.repeat(np.arange(4), (4000, 5000, 3000, 6000))
   )
@@ -391,12 +399,57 @@ def test_interval_generator_against_loops():
       total -= size
       intervals.append([rows.pop(0) for _ in range(size)])
     queues.append([*intervals, rows])
-  clients = partitioners.fedmeta_per_mnist(labels, 8, seed=3)
+  clients = partitioners.fedmeta_per_mnist(labels, 8, seed=3, stride=stride)
   for user in range(8):
     expected = []
     for j in range(2):
-      expected += queues[(2 * user + j) % 4].pop(0)
+      expected += queues[(stride * user + j) % 4].pop(0)
     assert sorted(clients[user].tolist()) == sorted(expected)
+
+
+def naive_fedec_femnist(class_rows, num_clients, classes_per_client, rng):
+  """The generator client by client, without its starting over."""
+  drawn = [100 + size for size in rng.lognormal(4, 1, num_clients)]
+  pools = [rng.permutation(rows).tolist() for rows in class_rows]
+  clients = []
+  for user in range(num_clients):
+    rows = []
+    for j in range(classes_per_client):
+      for _ in range(int(drawn[user] / classes_per_client)):
+        rows.append(pools[(user + j) % len(pools)].pop(0))
+    clients.append(rows)
+  return clients
+
+
+def test_fedec_generator_against_loops():
+  labels = np.random.RandomState(2).permutation(
+      np.repeat(np.arange(4), (900, 700, 800, 1000))
+  )
+  class_rows = [np.flatnonzero(labels == label) for label in range(4)]
+  expected = naive_fedec_femnist(class_rows, 7, 3, np.random.default_rng(8))
+  clients = partitioners.fedec_femnist(labels, 7, 8)
+  assert [sorted(own.tolist()) for own in clients] == [
+      sorted(own) for own in expected
+  ]
+  table = counts(clients, labels)
+  for user, row in enumerate(table):
+    held = sorted((user + j) % 4 for j in range(3))
+    assert np.flatnonzero(row).tolist() == held
+    assert len(set(row[held])) == 1 and row[held[0]] >= 33
+
+
+def test_fedec_generator_at_the_published_size():
+  """10 classes, 150 clients; 34,674 images in the paper."""
+  labels = np.repeat(np.arange(10), 6000)
+  clients = partitioners.fedec_femnist(labels, 150, 0)
+  sizes = np.array([len(own) for own in clients])
+  # 100 + e^4.5 = 190 a client; 150 of them vary by 118 / sqrt(150) = 10.
+  assert 160 < sizes.mean() < 220 and sizes.min() >= 99
+  assert np.median(sizes) < sizes.mean() - 10  # Skewed.
+  used = counts(clients, labels).sum(axis=0)
+  assert used.max() <= 4000 and used.min() > 2000
+  fewer = partitioners.fedec_femnist(labels, 20, 0, max_per_class=1200)
+  assert counts(fewer, labels).sum(axis=0).max() <= 1200
 
 
 def test_by_group_reproduces_rotated_mnist():
@@ -499,6 +552,15 @@ def test_by_writer_takes_whole_writers():
             lambda: partitioners.fedmeta_per_mnist(LABELS % 3, 6, 0),
             'even number of classes to pair, found 3',
         ),
+        (
+            lambda: partitioners.fedec_femnist(LABELS, 5, 0),
+            'class 0 to have the .* examples that its clients drew, found 31',
+        ),
+        (
+            lambda: partitioners.fedec_femnist(LABELS, 5, 0, 5),
+            "client's classes and at most 4, .* found 5",
+        ),
+        (lambda: partitioners.fedec_femnist(LABELS, 0, 0), 'found 0'),
         (lambda: partitioners.by_group(LABELS, 6, 0), '6 clients and 4 groups'),
         (
             lambda: partitioners.by_writer(LABELS, 5, 0),

@@ -13,6 +13,7 @@ SEED = (3, 7)
 NETWORKS = [
     ('conv4', (32, 32, 3)),
     ('conv4', (9, 11, 1)),
+    ('fedec_mlp', (5, 4)),
     ('fedmeta_per_cifar', (32, 32, 3)),
     ('fedrep_cifar10', (18, 16, 1)),
     ('fedrep_cifar100', (16, 18, 1)),
@@ -40,6 +41,7 @@ def to_float64(weights):
         ('conv4', (84, 84, 3), 64, 113_088 + 65 * 64),
         ('fedrep_cifar10', (32, 32, 3), 10, 307_842),
         ('fedrep_cifar100', (32, 32, 3), 100, 1_075_044),
+        ('fedec_mlp', (28, 28, 1), 10, 218_058),
         ('fedmeta_per_cifar', (32, 32, 3), 10, 62_006),
         ('fedmeta_per_cifar', (32, 32, 3), None, 62_006 - 850),
         ('mlp', (28, 28, 1), 10, 79_510),

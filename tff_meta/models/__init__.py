@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from tff_meta.models import conv4
+from tff_meta.models import fedec_mlp
 from tff_meta.models import fedmeta_per_cifar
 from tff_meta.models import fedrep_cifar
 from tff_meta.models import lenet
@@ -11,6 +12,7 @@ from tff_meta.models import model
 
 MODELS: Mapping[str, Callable[..., model.Model]] = {
     'conv4': conv4.build_conv4,
+    'fedec_mlp': fedec_mlp.build_fedec_mlp,
     'fedmeta_per_cifar': fedmeta_per_cifar.build_fedmeta_per_cifar,
     'fedrep_cifar10': fedrep_cifar.build_fedrep_cifar10,
     'fedrep_cifar100': fedrep_cifar.build_fedrep_cifar100,
