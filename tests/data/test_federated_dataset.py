@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import itertools
 import os
 import sqlite3
 
@@ -379,6 +380,115 @@ def test_a_client_without_training_examples_is_named():
     FederatedDataset.from_corpus(
         make_corpus(), partition, 2, seed=0, test_fraction=0.0
     )
+
+
+def two_class_corpus():
+  """6 classes of 400 images, of unequal size after the test part is split."""
+  return make_corpus(num_train=2400, num_test=0, num_classes=6)
+
+
+def redealt(seed, **options):
+  return FederatedDataset.from_corpus(
+      two_class_corpus(),
+      functools.partial(partitioners.pieces_per_class, classes_per_client=2),
+      6,
+      seed,
+      test_fraction=0.5,
+      new_clients='redealt',
+      **options,
+  )
+
+
+def pixel_rows(examples):
+  """The rows again, of a corpus with more than 256: by all pixels."""
+  return [x.tobytes() for x in examples.x]
+
+
+@pytest.mark.parametrize('seed', range(5))
+def test_redealt_clients_hold_all_tests_and_no_old_pair(seed):
+  dataset = redealt(seed, num_test_clients=12)
+  old, new = dataset.client_ids(), dataset.client_ids('meta_test')
+  assert len(old) == 6
+  assert new == tuple(f'new_client_{k:02d}' for k in range(12))
+  tests = [r for c in old for r in pixel_rows(dataset.client(c).test)]
+  again = [r for c in new for r in pixel_rows(dataset.client(c).test)]
+  assert sorted(again) == sorted(tests) and len(tests) == 1200
+  old_classes = {frozenset(dataset.client(c).train.y.tolist()) for c in old}
+  new_classes = [frozenset(dataset.client(c).test.y.tolist()) for c in new]
+  assert not old_classes & set(new_classes)
+  # A ring of all classes, gone round twice.
+  assert all(len(pair) == 2 for pair in new_classes)
+  assert new_classes[:6] == new_classes[6:] and len(set(new_classes)) == 6
+  for client_id in new:
+    assert dataset.num_examples(client_id, 'train') == 0
+    assert dataset.num_examples(client_id, 'validation') == 0
+  assert len({len(dataset.client(c).test.y) for c in new}) > 6
+
+
+def test_redealt_clients_follow_the_seed():
+  assert redealt(3, num_test_clients=6).fingerprint() == (
+      redealt(3, num_test_clients=6).fingerprint()
+  )
+  assert redealt(3, num_test_clients=6).fingerprint() != (
+      redealt(3, num_test_clients=12).fingerprint()
+  )
+
+
+def test_validation_clients_beside_redealt_ones():
+  dataset = redealt(1, num_test_clients=6, num_validation_clients=2)
+  counts = [len(dataset.client_ids(role)) for role in corpus_lib.ROLES]
+  assert counts == [4, 2, 6]
+
+
+def test_impossible_new_clients_are_refused():
+  def from_corpus(partition, num_clients, **options):
+    options = {'new_clients': 'redealt', 'num_test_clients': 6} | options
+    FederatedDataset.from_corpus(
+        two_class_corpus(), partition, num_clients, 0, **options
+    )
+
+  # All 15 pairs of 6 classes are taken.
+  def all_pairs(labels, num_clients, seed):
+    del num_clients, seed
+    pairs = itertools.combinations(range(6), 2)
+    rows = [np.flatnonzero(labels == label) for label in range(6)]
+    return [
+        np.concatenate([rows[i][20 * k :][:20], rows[j][20 * k :][:20]])
+        for k, (i, j) in enumerate(pairs)
+    ]
+
+  with pytest.raises(ValueError, match='leave pairs of classes for new'):
+    from_corpus(all_pairs, 15, test_fraction=0.5)
+  with pytest.raises(ValueError, match='test examples that can be dealt'):
+    from_corpus(partitioners.iid, 3, test_fraction=0.0)
+  with pytest.raises(ValueError, match='positive multiple .* found 7 clients'):
+    from_corpus(partitioners.iid, 3, test_fraction=0.5, num_test_clients=7)
+  with pytest.raises(ValueError, match="found 'new'"):
+    from_corpus(partitioners.iid, 3, test_fraction=0.5, new_clients='new')
+
+
+def test_stratified_tests_take_their_share_of_every_class():
+  dataset = FederatedDataset.from_corpus(
+      make_corpus(num_train=135, num_test=0),
+      partitioners.dirichlet,
+      4,
+      seed=5,
+      test_fraction=0.25,
+      validation_fraction=0.1,
+      stratify=True,
+  )
+  assert sorted(all_rows(dataset)) == list(range(135))
+  uneven = []
+  for client_id in dataset.client_ids():
+    client = dataset.client(client_id)
+    sizes = [np.bincount(part.y, minlength=3) for part in client]
+    total = sum(sizes)
+    np.testing.assert_array_equal(sizes[2], total // 4)
+    np.testing.assert_array_equal(sizes[1], total // 10)
+    uneven.append(sum(total) // 4 - sum(total // 4))
+  assert max(uneven) > 0  # Otherwise a plain split might do as much.
+  with pytest.raises(ValueError, match='`stratify`'):
+    make_toy(test_fraction=None, stratify=True)
 
 
 def test_pixels_that_preprocessing_spoils_are_refused_with_the_client():

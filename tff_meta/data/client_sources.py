@@ -14,6 +14,7 @@ from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import partitioners
 
 _READ_BATCH = 4096
+_MAX_PERMUTATIONS = 10_000
 
 PARTS = ('train', 'validation', 'test')
 
@@ -39,6 +40,7 @@ def split_rows(
     rng: np.random.Generator,
     validation_fraction: float,
     test_fraction: float,
+    labels: np.ndarray | None = None,
 ) -> ClientRows:
   """Splits rows at random: floor(fraction * n) to validation and to test.
 
@@ -47,10 +49,22 @@ def split_rows(
     rng: Source of randomness.
     validation_fraction: Share of validation examples, in [0, 1).
     test_fraction: Share of test examples, in [0, 1).
+    labels: The label of every row [n], to split each class by itself; None
+      splits all rows together.
 
   Returns:
     Disjoint parts that together are `rows`.
   """
+  if labels is not None:
+    splits = [
+        split_rows(
+            rows[labels == label], rng, validation_fraction, test_fraction
+        )
+        for label in np.unique(labels)
+    ]
+    # `rows[:0]`: there may be no class at all.
+    parts = zip(ClientRows(rows[:0], rows[:0], rows[:0]), *splits, strict=True)
+    return ClientRows(*map(np.concatenate, parts))
   order = rng.permutation(rows)
   # 0.29 * 100 is 28.999999999999996.
   num_test = int(test_fraction * len(rows) + 1e-9)
@@ -80,6 +94,7 @@ def deal_corpus(
     partition_by: str,
     validation_fraction: float,
     test_fraction: float | None,
+    stratify: bool = False,
 ) -> Mapping[str, ClientRows]:
   """Deals the rows of a corpus to clients.
 
@@ -93,15 +108,21 @@ def deal_corpus(
     test_fraction: Share of each client's test examples, or None to deal the
       published test part after the train part: a client gets the share of every
       class (and writer or rotation) that it has of the training examples.
+    stratify: Whether to split off the `test_fraction` class by class.
 
   Returns:
     Client id -> rows of the pool.
 
   Raises:
-    ValueError: If the partition is impossible, or a client gets no training
-      examples.
+    ValueError: If the partition is impossible, a client gets no training
+      examples, or there is no `test_fraction` to stratify.
   """
   check_fractions(validation_fraction, test_fraction or 0.0)
+  if stratify and test_fraction is None:
+    raise ValueError(
+        'Expected a `test_fraction` to split off class by class (`stratify`),'
+        ' found None.'
+    )
   keys = _partition_keys(corpus, partition_by)
   if test_fraction is None:
     clients = _deal_parts(
@@ -114,10 +135,79 @@ def deal_corpus(
             np.random.default_rng([seed, k]),
             validation_fraction,
             test_fraction,
+            corpus.pooled_labels[rows] if stratify else None,
         )
         for k, rows in enumerate(partition(keys, num_clients, seed))
     ]
   return name_clients(clients, corpus.name)
+
+
+def deal_tests_again(
+    corpus: corpus_lib.Corpus,
+    clients: Mapping[str, ClientRows],
+    num_clients: int,
+    seed: int,
+) -> Mapping[str, ClientRows]:
+  """Deals the test examples of all clients to new clients with other classes.
+
+  With C classes and a random permutation p of them new client u holds the
+  classes p[u mod C] and p[u + 1 mod C], in intervals of very unequal size
+  (`partitioners.fedmeta_per_mnist`). Permutations are drawn until no new client
+  has the classes of an old one.
+
+  Args:
+    corpus: The examples.
+    clients: The old clients.
+    num_clients: Number of new clients, a multiple of the number of classes.
+    seed: Source of randomness.
+
+  Returns:
+    `new_client_00`, ... with their rows, all of them in `test`.
+
+  Raises:
+    ValueError: If the old clients have no test examples, these are too few, or
+      every permutation drawn gave classes of an old client.
+
+  Source: FedMeta-Per (Nguyen et al. 2022), section 4: new clients have a
+    distribution that no training client has; the dealing of MNIST's is in the
+    released code, CIFAR-10's is not and is done alike.
+  """
+  labels = corpus.pooled_labels
+  old = {frozenset(labels[np.concatenate(c)]) for c in clients.values()}
+  rows = np.sort(np.concatenate([c.test for c in clients.values()]))
+  if not len(rows):
+    raise ValueError(
+        f'Expected the clients of {corpus.name!r} to have test examples that'
+        ' can be dealt again to new clients, found none. Give a'
+        ' `test_fraction`.'
+    )
+  order = _unlike_pairs(old, np.unique(labels[rows]), corpus.name, seed)
+  rank = np.full(corpus.num_classes, -1)
+  rank[order] = np.arange(len(order))
+  none = rows[:0]
+  dealt = partitioners.fedmeta_per_mnist(
+      rank[labels[rows]], num_clients, seed, stride=1
+  )
+  width = len(str(num_clients - 1))
+  return {
+      f'new_client_{k:0{width}d}': ClientRows(none, none, rows[own])
+      for k, own in enumerate(dealt)
+  }
+
+
+def _unlike_pairs(old, classes, corpus_name, seed):
+  """Returns an order of the classes in which no neighbours are in `old`."""
+  rng = np.random.default_rng([seed, 2])
+  for _ in range(_MAX_PERMUTATIONS):
+    order = rng.permutation(classes)
+    pairs = zip(order, np.roll(order, -1), strict=True)
+    if not old & set(map(frozenset, pairs)):
+      return order
+  raise ValueError(
+      f'Expected clients of {corpus_name!r} to leave pairs of classes for new'
+      f' clients, found none in {_MAX_PERMUTATIONS} random orders of the'
+      ' classes.'
+  )
 
 
 def name_clients(

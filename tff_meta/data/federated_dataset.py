@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import hashlib
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +16,7 @@ from tff_meta.data import few_round_groups
 from tff_meta.data import partitioners
 
 PARTS = client_sources.PARTS
+NEW_CLIENTS = ('held_out', 'redealt')
 ClientExamples = client_sources.ClientExamples
 
 _DEFAULT_CACHE_BYTES = 2**30
@@ -73,8 +74,9 @@ class FederatedDataset:
       int32 [n]. Do not change them: they are cached.
 
     Raises:
-      ValueError: If there is no such client, it has nothing to train on, or
-        its examples are not finite or not of this data set's shape or classes.
+      ValueError: If there is no such client, it has nothing to train on though
+        it is no meta-test client, or its examples are not finite or not of this
+        data set's shape or classes.
     """
     examples = self._cache.get(client_id)
     if examples is None:
@@ -153,7 +155,8 @@ class FederatedDataset:
   def _load(self, client_id):
     self._check_client(client_id, 'train')
     examples = self._source.load(client_id)
-    if not len(examples.train.y):
+    trains = client_id not in self._clients_by_role['meta_test']
+    if trains and not len(examples.train.y):
       raise ValueError(
           f'Expected client {client_id!r} of {self.name!r} to hold examples to'
           ' train on, found none.'
@@ -187,8 +190,10 @@ class FederatedDataset:
       partition_by: str = 'label',
       validation_fraction: float = 0.0,
       test_fraction: float | None = None,
+      stratify: bool = False,
       num_validation_clients: int = 0,
       num_test_clients: int = 0,
+      new_clients: Literal['held_out', 'redealt'] = 'held_out',
       cache_bytes: int = _DEFAULT_CACHE_BYTES,
   ) -> FederatedDataset:
     """Deals a corpus to clients.
@@ -212,18 +217,28 @@ class FederatedDataset:
         train part only).
       validation_fraction: Share of validation examples.
       test_fraction: Share of each client's test examples, or None.
+      stratify: Whether to split off the `test_fraction` class by class.
       num_validation_clients: How many clients, at random, are held out as
         meta-validation clients.
-      num_test_clients: How many are held out as meta-test clients.
+      num_test_clients: How many meta-test clients there are.
+      new_clients: What meta-test clients are: training clients `'held_out'`, or
+        further ones that hold the test parts of all the others `'redealt'`.
+        The latter have no train part: all of it is `test`, and no client has
+        the classes of one that trains. See `client_sources.deal_tests_again`.
       cache_bytes: Most bytes of preprocessed examples to keep.
 
     Returns:
       The clients.
 
     Raises:
-      ValueError: If the partition is impossible, or a client gets no training
-        examples.
+      ValueError: If the partition is impossible, a client gets no training
+        examples, or there is no way to deal new clients.
     """
+    if new_clients not in NEW_CLIENTS:
+      raise ValueError(
+          f'Expected `new_clients` to be one of {NEW_CLIENTS}, found'
+          f' {new_clients!r}.'
+      )
     clients = client_sources.deal_corpus(
         corpus,
         partition,
@@ -232,16 +247,26 @@ class FederatedDataset:
         partition_by=partition_by,
         validation_fraction=validation_fraction,
         test_fraction=test_fraction,
+        stratify=stratify,
     )
+    redealt = {}
+    if new_clients == 'redealt':
+      redealt = client_sources.deal_tests_again(
+          corpus, clients, num_test_clients, seed
+      )
+      num_test_clients = 0
+    clients_by_role = _hold_out(
+        list(clients), num_validation_clients, num_test_clients, seed
+    )
+    if redealt:
+      clients_by_role['meta_test'] = list(redealt)
     return cls(
         name=corpus.name,
         input_shape=corpus.input_shape,
         num_classes=corpus.num_classes,
         seed=seed,
-        clients_by_role=_hold_out(
-            list(clients), num_validation_clients, num_test_clients, seed
-        ),
-        source=client_sources.CorpusSource(corpus, clients),
+        clients_by_role=clients_by_role,
+        source=client_sources.CorpusSource(corpus, {**clients, **redealt}),
         cache_bytes=cache_bytes,
     )
 
