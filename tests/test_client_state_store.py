@@ -1,0 +1,192 @@
+"""Client states: what is kept, gone back to, lost, and what it costs."""
+
+import sqlite3
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from tff_meta import client_state_store
+
+
+def state(value, size=3):
+  """A state of two arrays, one of them a scalar of another type."""
+  return {
+      'head/kernel': np.full((size, 2), value, np.float32),
+      'step': np.array(value, np.int32),
+  }
+
+
+@pytest.fixture(params=['memory', 'sqlite'])
+def store(request, tmp_path):
+  if request.param == 'memory':
+    made = client_state_store.InMemoryStore()
+  else:
+    made = client_state_store.SqliteStore(tmp_path / 'states.sqlite')
+  yield made
+  made.close()
+
+
+def test_what_is_written_is_read(store):
+  written = state(2)
+  store.write('b', 1, written)
+  store.write('a', 3, state(5, size=4))
+
+  np.testing.assert_equal(store.read('b'), written)
+  assert store.read('b')['step'].dtype == np.int32
+  assert store.read('b')['step'].shape == ()
+  assert store.read('a')['head/kernel'].shape == (4, 2)
+  assert store.read('c') is None
+  assert store.client_ids() == ('a', 'b')
+  written['head/kernel'][:] = 9  # The caller's array, not the store's.
+  assert store.read('b')['head/kernel'][0, 0] == 2
+
+
+def test_rounds_are_told_apart(store):
+  for round_num in (2, 5, 7):
+    store.write('a', round_num, state(round_num))
+  store.write('b', 6, state(6))
+
+  assert store.read('a')['step'] == 7
+  steps = {r: store.read('a', r) for r in (1, 2, 4, 5, 6, 99)}
+  assert steps.pop(1) is None
+  assert {r: int(s['step']) for r, s in steps.items()} == {
+      2: 2, 4: 2, 5: 5, 6: 5, 99: 7,
+  }  # fmt: skip
+  assert store.client_ids(1) == ()
+  assert store.client_ids(5) == ('a',)
+  assert store.client_ids(6) == ('a', 'b')
+
+
+def test_rolling_back_forgets_what_came_later(store):
+  for round_num in (2, 5, 7):
+    store.write('a', round_num, state(round_num))
+  store.write('b', 6, state(6))
+  store.commit([2, 5])
+
+  store.roll_back(5)
+
+  assert store.read('a')['step'] == 5
+  assert store.read('b') is None
+  assert store.client_ids() == ('a',)
+  store.write('b', 6, state(60))
+  assert store.read('b')['step'] == 60
+
+
+def test_a_commit_keeps_what_kept_rounds_need_and_no_more(store):
+  for round_num in (1, 2, 4, 5, 8, 9):
+    store.write('a', round_num, state(round_num))
+
+  store.commit([3, 5, 7])  # After round 3 the state is that of 2, after 7 of 5.
+
+  steps = {r: store.read('a', r) for r in range(1, 10)}
+  assert [r for r, s in steps.items() if s is None] == [1]
+  assert [int(s['step']) for s in list(steps.values())[1:]] == [
+      2, 2, 2, 5, 5, 5, 8, 9,
+  ]  # fmt: skip
+
+
+def test_a_killed_process_loses_only_what_was_not_committed(tmp_path):
+  """The states of rounds 1 and 2 are committed, those of 3 are not."""
+  path = tmp_path / 'states.sqlite'
+  program = textwrap.dedent(
+      """
+      import os, pathlib, signal, sys
+      import numpy as np
+      from tff_meta import client_state_store
+      store = client_state_store.SqliteStore(pathlib.Path(sys.argv[1]))
+      for r in (1, 2, 3):
+        store.write('a', r, {'x': np.full(100_000, r, np.float32)})
+        if r == 2:
+          store.commit([2])
+      os.kill(os.getpid(), signal.SIGKILL)
+      """
+  )
+  done = subprocess.run(
+      [sys.executable, '-c', program, str(path)], check=False, timeout=60
+  )
+  assert done.returncode == -9
+
+  store = client_state_store.SqliteStore(path)
+  assert store.read('a')['x'][0] == 2
+  store.write('a', 3, {'x': np.zeros(1)})
+  store.close()
+
+
+def test_a_reader_sees_what_was_committed_while_another_writes(tmp_path):
+  path = tmp_path / 'states.sqlite'
+  writer = client_state_store.SqliteStore(path)
+  writer.write('a', 1, state(1))
+  writer.commit([1])
+  writer.write('a', 2, state(2))
+
+  reader = client_state_store.SqliteStore(path, read_only=True)
+
+  assert reader.read('a')['step'] == 1
+  writer.commit([2])
+  assert reader.read('a')['step'] == 2
+  with pytest.raises(client_state_store.ClientStateError, match='readonly'):
+    reader.write('a', 3, state(3))
+
+
+def test_a_file_that_is_missing_or_damaged_is_named(tmp_path):
+  path = tmp_path / 'states.sqlite'
+  with pytest.raises(
+      client_state_store.ClientStateError, match='states.sqlite.*unable to open'
+  ):
+    client_state_store.SqliteStore(path, read_only=True)
+  assert not path.exists()
+  path.write_bytes(b'not a database' * 1000)
+  with pytest.raises(client_state_store.ClientStateError, match='not a data'):
+    client_state_store.SqliteStore(path)
+
+
+def test_states_are_numbers(store):
+  with pytest.raises(TypeError, match="'x' to be numeric, found object"):
+    store.write('a', 1, {'x': np.array([{'an': 'object'}], object)})
+  assert store.client_ids() == ()
+
+
+def test_a_damaged_state_is_named(tmp_path):
+  path = tmp_path / 'states.sqlite'
+  store = client_state_store.SqliteStore(path)
+  store.write('a', 1, state(1))
+  store.commit([1])
+  with sqlite3.connect(path) as database:
+    database.execute('UPDATE states SET content = substr(content, 1, 50)')
+  database.close()
+  with pytest.raises(client_state_store.ClientStateError, match="client 'a'"):
+    store.read('a')
+  store.close()
+
+
+def _operations(database, work):
+  """Returns how many virtual-machine steps SQLite takes, in hundreds."""
+  steps = []
+  database.set_progress_handler(lambda: steps.append(1) and 0, 100)
+  work()
+  database.set_progress_handler(None, 0)
+  return len(steps)
+
+
+def test_a_round_costs_the_same_however_many_clients_there_are(tmp_path):
+  """Counted in SQLite's own steps, for 30 and for 3,000 clients."""
+  costs = []
+  for num_clients in (30, 3000):
+    store = client_state_store.SqliteStore(tmp_path / f'{num_clients}.sqlite')
+    for k in range(num_clients):
+      store.write(f'client_{k}', 1, state(k))
+    store.commit([1])
+
+    def one_round(store=store):
+      for k in (3, 11, 24):
+        found = store.read(f'client_{k}')
+        store.write(f'client_{k}', 2, found)
+      store.commit([1, 2])
+
+    costs.append(_operations(store._database, one_round))
+    store.close()
+  assert costs[0] > 0
+  assert costs[1] <= costs[0] + 1
