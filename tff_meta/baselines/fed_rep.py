@@ -1,0 +1,291 @@
+"""FedRep: a shared representation, and a head that every client fits anew.
+
+A client receives the body, trains its own head for many epochs on the frozen
+body, then the body for a few epochs under the frozen head; it keeps the head
+and the server averages the bodies. A new client only trains a head. Without
+heads ("FedRep-Proto" in MetaVers), a client classifies by the class prototypes
+of the trained body.
+
+CAFeMe's code averages and broadcasts the head too, and fine-tunes the whole
+model before a test (`averaged_head`).
+
+Source: Liam Collins, Hamed Hassani, Aryan Mokhtari and Sanjay Shakkottai,
+"Exploiting Shared Representations for Personalized Federated Learning", ICML
+2021, https://arxiv.org/abs/2102.07078; prototypes: Lim et al. (MetaVers), table
+3.
+Deviations: BUILD_NOTES.md, FedRep.
+"""
+
+import dataclasses
+from typing import Literal
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta import composition
+from tff_meta import config_checks
+from tff_meta import weights as weights_lib
+from tff_meta.client_works import client_work
+from tff_meta.learners import few_round
+from tff_meta.learners import local_sgd
+from tff_meta.learners import personal_head
+from tff_meta.learners import personalizer
+from tff_meta.learners import prototype_classifier
+from tff_meta.models import model as model_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class FedRepConfig:
+  """Configuration; the defaults are the `paper` preset.
+
+  Attributes:
+    optimizer: Of the clients; its state starts anew for the head and for the
+      body.
+    learning_rate: Of the head and of the body.
+    momentum: Of SGD, in [0, 1).
+    head_epochs: Epochs of a round on the head, first.
+    body_epochs: Epochs of a round on the body, then.
+    batch_size: Examples of a minibatch; 0 is the whole set.
+    weight_decay: Coupled L2 coefficient, of the part that learns.
+    uniform: Clients count alike; otherwise by their number of examples.
+    averaged_head: Heads are averaged and broadcast like bodies, no client has
+      one of its own, and every client fine-tunes the whole model.
+    known_client_epochs: Epochs before a known client is tested: on its head
+      (0 keeps the one of its last round), or on all with an averaged head.
+    new_client_epochs: The same for a new client; its head is random at first.
+  """
+
+  optimizer: Literal['sgd', 'adam'] = 'sgd'
+  learning_rate: float = 0.01
+  momentum: float = 0.5
+  head_epochs: int = 10
+  body_epochs: int = 1
+  batch_size: int = 10
+  weight_decay: float = 0.0
+  uniform: bool = True
+  averaged_head: bool = False
+  known_client_epochs: int = 0
+  new_client_epochs: int = 10
+
+  def __post_init__(self):
+    config_checks.check_fields(self)
+    composition.build_optimizer(
+        self.optimizer, self.learning_rate, self.momentum
+    )
+
+
+# Collins et al.: SGD with momentum, ten epochs on the head, then one (CIFAR-10
+# with 100 clients) or five on the body; a new client trains ten on a head.
+PAPER = FedRepConfig()
+# Their code: decay, and ten last epochs on every head before the final test.
+RELEASE = dataclasses.replace(PAPER, weight_decay=1e-4, known_client_epochs=10)
+# For the demonstration on the embedded digits only.
+DEMO = dataclasses.replace(PAPER, learning_rate=0.1)
+
+
+def build_fed_rep(
+    model: model_lib.Model,
+    config: FedRepConfig,
+    *,
+    num_classes: int,
+    seed: int = 0,
+    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
+    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
+) -> tff.learning.templates.LearningProcess:
+  """Builds FedRep.
+
+  Args:
+    model: The network; it gets a head of `num_classes`.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+    seed: The run's seed, in the int32 range.
+    aggregator: Of the models; by default the weighted mean.
+    server_optimizer: By default SGD of rate 1, the plain average.
+
+  Returns:
+    A `StatefulLearningProcess` whose clients' memory is their head; with an
+    averaged head a `LearningProcess`.
+  """
+  classifier = few_round.LinearClassifier(model, num_classes)
+
+  def initial_weights():
+    return classifier.initialize(composition.initial_seed(seed))
+
+  def client_update(weights, client):
+    local = weights
+    if not config.averaged_head:
+      local = personal_head.merge(weights, client.memory.value)
+    trained, report = _train_head_then_body(
+        classifier, config, local, client.examples, client.seed
+    )
+    uploaded, head = _share(config, trained)
+    return client_work.ClientOutput(
+        weights_lib.subtract(weights, uploaded),
+        few_round.client_weight(tf.size(client.examples.y), config.uniform),
+        report,
+        memory=head,
+    )
+
+  memory = None if config.averaged_head else lambda: initial_weights()['head']
+  return composition.build_learning_process(
+      lambda: _share(config, initial_weights())[0],
+      model.input_shape,
+      client_update,
+      seed=seed,
+      aggregator=aggregator,
+      server_optimizer=server_optimizer,
+      memory=memory,
+  )
+
+
+def _share(config, weights):
+  """What the server averages of a model, and what stays with the client."""
+  if config.averaged_head:
+    return weights, ()
+  return personal_head.split(weights)
+
+
+def _train(classifier, config, weights, examples, seed, num_epochs, trainable):
+  """Epochs on some of the parts: the weights and a `LocalReport`."""
+  return local_sgd.local_sgd(
+      lambda w, batch: classifier.loss(w, batch, classifier.no_prototypes()),
+      weights,
+      examples,
+      composition.build_optimizer(
+          config.optimizer, config.learning_rate, config.momentum
+      ),
+      batch_size=config.batch_size or None,
+      num_epochs=num_epochs,
+      seed=seed,
+      weight_decay=config.weight_decay,
+      trainable=trainable,
+  )
+
+
+def _train_head_then_body(classifier, config, weights, examples, seed):
+  """A client's round: Algorithm 1, the head's updates and then the body's."""
+  seeds = tf.unstack(tf.random.experimental.stateless_split(seed))
+  reports = []
+  for part, num_epochs, part_seed in (
+      ('head', config.head_epochs, seeds[0]),
+      ('body', config.body_epochs, seeds[1]),
+  ):
+    weights, report = _train(
+        classifier, config, weights, examples, part_seed, num_epochs, (part,)
+    )
+    reports.append(report)
+  return weights, weights_lib.add(*reports)
+
+
+def _build_client(classifier, config, start, num_epochs, trainable=('head',)):
+  """A client that trains some parts, from `start(weights, memory)`."""
+
+  def train(weights, examples, seed):
+    trained, _ = _train(
+        classifier, config, weights, examples, seed, num_epochs, trainable
+    )
+    return trained
+
+  return personal_head.build_client_personalizer(classifier, start, train)
+
+
+def build_fed_rep_known_client(
+    model: model_lib.Model, config: FedRepConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A known client has the server's body under its own head.
+
+  Args:
+    model: The network.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+
+  Returns:
+    A `ClientPersonalizer` that trains `config.known_client_epochs`.
+  """
+  classifier = few_round.LinearClassifier(model, num_classes)
+  num_epochs = config.known_client_epochs
+  if config.averaged_head:
+    return _build_client(classifier, config, _global_model, num_epochs, None)
+
+  def start(weights, memory):
+    return personal_head.merge(weights, memory.value)
+
+  return _build_client(classifier, config, start, num_epochs)
+
+
+def _global_model(weights, memory):
+  """The model of a client that has nothing of its own."""
+  del memory  # There is none, or training never saw the client.
+  return weights
+
+
+def build_fed_rep_new_client(
+    model: model_lib.Model, config: FedRepConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A new client trains a random head on the server's body.
+
+  With an averaged head it fine-tunes the server's whole model.
+
+  Args:
+    model: The network.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+
+  Returns:
+    A `ClientPersonalizer` that uses no memory.
+  """
+  if not config.averaged_head:
+    return build_fed_rep_new_classes(model, config, num_classes=num_classes)
+  return _build_client(
+      few_round.LinearClassifier(model, num_classes),
+      config,
+      _global_model,
+      config.new_client_epochs,
+      None,
+  )
+
+
+def build_fed_rep_new_classes(
+    model: model_lib.Model, config: FedRepConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A client of other classes trains a random head on the server's body.
+
+  Args:
+    model: The network.
+    config: The configuration.
+    num_classes: Number of these classes.
+
+  Returns:
+    A `ClientPersonalizer` that uses no memory.
+  """
+
+  def start(weights, memory):
+    del memory  # Training never saw the client.
+    head = personal_head.unseen_head(model, num_classes)
+    return personal_head.merge(weights, head)
+
+  return _build_client(
+      few_round.LinearClassifier(model, num_classes),
+      config,
+      start,
+      config.new_client_epochs,
+  )
+
+
+def build_fed_rep_proto_client(
+    model: model_lib.Model, config: FedRepConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """FedRep-Proto: the nearest class prototype of the server's body.
+
+  Args:
+    model: The network.
+    config: The configuration.
+    num_classes: Number of classes of the client's labels, known or new.
+
+  Returns:
+    A `ClientPersonalizer` that trains nothing and uses no memory.
+  """
+  del config  # Nothing is trained.
+  return prototype_classifier.build_client_personalizer(
+      model, num_classes=num_classes
+  )
