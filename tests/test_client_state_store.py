@@ -75,6 +75,18 @@ def test_rolling_back_forgets_what_came_later(store):
   assert store.read('b')['step'] == 60
 
 
+def test_rounds_are_held_from_a_commit_until_another_drops_them(store):
+  assert not store.holds(0)
+  store.write('a', 1, state(1))
+  assert not store.holds(1)
+  store.commit([0, 1])
+  assert store.holds(0) and store.holds(1) and not store.holds(2)
+  store.commit({1, 3})
+  assert not store.holds(0) and store.holds(1) and store.holds(3)
+  store.roll_back(2)
+  assert store.holds(1) and not store.holds(3)
+
+
 def test_a_commit_keeps_what_kept_rounds_need_and_no_more(store):
   for round_num in (1, 2, 4, 5, 8, 9):
     store.write('a', round_num, state(round_num))

@@ -7,9 +7,10 @@ server. States are mappings from names to NumPy arrays.
 Every state is kept under the round that it came from, so that a run that has to
 go back to an earlier checkpoint finds the states of that round: `roll_back`
 forgets what came later. `commit` makes the states durable and drops those that
-no checkpoint can need any more; calling it before a checkpoint is written, with
+no checkpoint can need any more. Calling it before a checkpoint is written, with
 that checkpoint's round among `kept_rounds`, commits both together: without the
-checkpoint's file the states of its round are rolled back.
+checkpoint's file the states of its round are rolled back, and a checkpoint whose
+round the store does not `hold` cannot be gone on from.
 
 Reading, writing and committing cost as much as the cohort's states, however
 many clients there are.
@@ -76,6 +77,10 @@ class ClientStateStore(abc.ABC):
     """
 
   @abc.abstractmethod
+  def holds(self, round_num: int) -> bool:
+    """Returns whether the states of a round were committed and kept."""
+
+  @abc.abstractmethod
   def roll_back(self, round_num: int) -> None:
     """Forgets all states that came after a round."""
 
@@ -106,6 +111,7 @@ class InMemoryStore(ClientStateStore):
 
   def __init__(self):
     self._versions: dict[str, dict[int, ClientState]] = {}
+    self._kept_rounds: set[int] = set()
 
   def read(self, client_id, round_num=None):
     """See base class."""
@@ -134,6 +140,11 @@ class InMemoryStore(ClientStateStore):
       self._versions[client_id] = {
           r: state for r, state in versions.items() if r in needed
       }
+    self._kept_rounds = set(kept_rounds)
+
+  def holds(self, round_num):
+    """See base class."""
+    return round_num in self._kept_rounds
 
   def roll_back(self, round_num):
     """See base class."""
@@ -142,9 +153,21 @@ class InMemoryStore(ClientStateStore):
       self._versions[client_id] = kept
       if not kept:
         del self._versions[client_id]
+    self._kept_rounds = {r for r in self._kept_rounds if r <= round_num}
 
   def close(self):
     """See base class."""
+
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS states (
+  client_id TEXT NOT NULL,
+  round INTEGER NOT NULL,
+  content BLOB NOT NULL,
+  PRIMARY KEY (client_id, round)
+);
+CREATE TABLE IF NOT EXISTS kept_rounds (round INTEGER PRIMARY KEY);
+"""
 
 
 class SqliteStore(ClientStateStore):
@@ -179,11 +202,7 @@ class SqliteStore(ClientStateStore):
       # Readers do not wait for the writer, nor it for them; a commit is synced.
       self._database.execute('PRAGMA journal_mode = WAL')
       self._database.execute('PRAGMA synchronous = FULL')
-      self._database.execute(
-          'CREATE TABLE IF NOT EXISTS states (client_id TEXT NOT NULL, '
-          'round INTEGER NOT NULL, content BLOB NOT NULL, '
-          'PRIMARY KEY (client_id, round))'
-      )
+      self._database.executescript(_SCHEMA)
 
   @contextlib.contextmanager
   def _errors(self) -> Iterator[None]:
@@ -251,16 +270,27 @@ class SqliteStore(ClientStateStore):
               'DELETE FROM states WHERE client_id = ? AND round = ?',
               (client_id, r),
           )
+      self._database.execute('DELETE FROM kept_rounds')
+      self._database.executemany(
+          'INSERT OR IGNORE INTO kept_rounds VALUES (?)',
+          [(r,) for r in kept_rounds],
+      )
       self._database.execute('COMMIT')
     self._written.clear()
+
+  def holds(self, round_num):
+    """See base class."""
+    with self._errors():
+      row = self._database.execute(
+          'SELECT 1 FROM kept_rounds WHERE round = ?', (round_num,)
+      ).fetchone()
+    return row is not None
 
   def roll_back(self, round_num):
     """See base class."""
     with self._errors():
       self._begin()
-      self._database.execute(
-          'DELETE FROM states WHERE round > ?', (round_num,)
-      )
+      self._database.execute('DELETE FROM states WHERE round > ?', (round_num,))
       self._database.execute('COMMIT')
 
   def close(self):
