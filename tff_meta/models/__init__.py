@@ -9,8 +9,10 @@ from tff_meta.models import fedrep_cifar
 from tff_meta.models import lenet
 from tff_meta.models import mlp
 from tff_meta.models import model
+from tff_meta.models import modulated_cnn
 
 MODELS: Mapping[str, Callable[..., model.Model]] = {
+    'cafeme_base': modulated_cnn.build_cafeme_base,
     'conv4': conv4.build_conv4,
     'fedec_mlp': fedec_mlp.build_fedec_mlp,
     'fedmeta_per_cifar': fedmeta_per_cifar.build_fedmeta_per_cifar,
@@ -18,6 +20,7 @@ MODELS: Mapping[str, Callable[..., model.Model]] = {
     'fedrep_cifar100': fedrep_cifar.build_fedrep_cifar100,
     'lenet': lenet.build_lenet,
     'mlp': mlp.build_mlp,
+    'modulated_cnn': modulated_cnn.build_modulated_cnn,
 }
 
 

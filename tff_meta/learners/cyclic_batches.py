@@ -1,0 +1,108 @@
+"""Minibatches of an endless stream, and prediction batch by batch."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tff_meta import episodes
+
+
+def cyclic_minibatches(
+    num_examples: int | tf.Tensor,
+    batch_size: int,
+    num_batches: int,
+    seed: tf.Tensor,
+    start: int | tf.Tensor = 0,
+) -> episodes.Minibatches:
+  """Takes the next minibatches of a stream without end.
+
+  The examples are shuffled once, cut into floor(n / b) whole batches (what is
+  left over is dropped), and traversed in that order again and again. With fewer
+  than b examples all of them are the only batch.
+
+  Args:
+    num_examples: int32 scalar, n.
+    batch_size: b, at least 1.
+    num_batches: How many to take, at least 0.
+    seed: int32 [2]; decides the order. The same seed is the same stream.
+    start: int32 scalar, number of the first batch to take.
+
+  Returns:
+    `num_batches` minibatches of min(b, n) examples, all whole.
+
+  Raises:
+    ValueError: `batch_size` or `num_batches` is out of range.
+
+  Source: the data loaders in the released code of CAFeMe (Vettoruzzo et al.
+  2023).
+  """
+  if batch_size < 1 or num_batches < 0:
+    raise ValueError(
+        'Expected `batch_size` of at least 1 and `num_batches` of at least 0,'
+        f' found {batch_size} and {num_batches}.'
+    )
+  num_examples = tf.convert_to_tensor(num_examples, tf.int32)
+  length = tf.minimum(num_examples, batch_size)
+  in_a_cycle = tf.maximum(num_examples // batch_size, 1)
+  order = episodes.minibatches(num_examples, None, seed).indices
+  order = tf.reshape(order, [-1])[: in_a_cycle * length]
+  cycle = tf.reshape(order, [in_a_cycle, length])
+  indices = tf.gather(cycle, (start + tf.range(num_batches)) % in_a_cycle)
+  return episodes.Minibatches(indices, tf.ones_like(indices, tf.float32))
+
+
+def predict_in_batches(
+    predict: Callable[[Any, episodes.Examples], tf.Tensor],
+    adapted: Any,
+    query: episodes.Examples,
+    batch_size: int,
+) -> tf.Tensor:
+  """Predicts batch by batch, for networks whose examples see each other.
+
+  Batch normalisation by the statistics of the batch, and a context that is the
+  batch itself, make a prediction depend on how many and which examples come
+  with it. The m examples form ceil(m / b) batches of nearly equal size, example
+  i in batch i mod ceil(m / b), so that no batch is of one class only because
+  the examples lie in the order of their classes, and none is a small rest.
+
+  Args:
+    predict: `(adapted, batch) -> labels`, int32 [n]; padding may be in a batch.
+    adapted: What the client has adapted to, any structure.
+    query: Q examples, of which m are no padding.
+    batch_size: b, at least 1, the size to train with.
+
+  Returns:
+    int32 [Q], labels; 0 for padding.
+
+  Source: released code of CAFeMe, which tests in batches of the training size
+  (it drops a last batch of a single example; ours are formed otherwise).
+  """
+  rows = tf.where(query.mask > 0)[:, 0]
+  num_rows = tf.size(rows, tf.int64)
+  num_batches = tf.maximum(-(-num_rows // batch_size), 1)
+  length = -(-num_rows // num_batches)
+  padding = num_batches * length - num_rows
+  padded = tf.pad(rows, [[0, padding]])
+  indices = tf.transpose(tf.reshape(padded, [length, num_batches]))
+  mask = tf.pad(tf.ones_like(rows, tf.float32), [[0, padding]])
+  mask = tf.transpose(tf.reshape(mask, [length, num_batches]))
+
+  def predict_batch(batch):
+    batch_indices, batch_mask = batch
+    examples = episodes.Examples(
+        tf.gather(query.x, batch_indices),
+        tf.gather(query.y, batch_indices),
+        batch_mask,
+    )
+    return predict(adapted, examples)
+
+  labels = tf.map_fn(
+      predict_batch,
+      (indices, mask),
+      fn_output_signature=tf.TensorSpec([None], tf.int32),
+  )
+  labels = tf.reshape(tf.transpose(labels), [-1])[:num_rows]
+  return tf.scatter_nd(
+      rows[:, tf.newaxis], labels, [tf.size(query.y, tf.int64)]
+  )

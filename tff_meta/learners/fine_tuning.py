@@ -1,0 +1,132 @@
+"""Fine-tuning: SGD steps at a falling rate, and the curve of what they give."""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tff_meta import episodes
+from tff_meta.learners import cyclic_batches
+from tff_meta.learners import personalizer
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuning:
+  """How a client fine-tunes.
+
+  Step s = 0, 1, ... has the rate `learning_rate * decay^floor(s / decay_steps)`
+  and the s-th batch of `cyclic_batches.cyclic_minibatches`.
+
+  Attributes:
+    num_steps: At least 0.
+    learning_rate: Of the first steps.
+    batch_size: Examples of a step; also of prediction.
+    decay: Factor of the rate; 1 keeps it.
+    decay_steps: Steps from one decay to the next, at least 1.
+
+  Source: the test of CAFeMe's released code (Vettoruzzo et al. 2023): 50 steps,
+  decay 0.8, 5 steps.
+  """
+
+  num_steps: int
+  learning_rate: float
+  batch_size: int
+  decay: float = 1.0
+  decay_steps: int = 1
+
+  def rate(self, step: tf.Tensor) -> tf.Tensor:
+    """Returns the float32 rate of step s, an int32 scalar."""
+    times = tf.cast(step // self.decay_steps, tf.float32)
+    return self.learning_rate * tf.pow(self.decay, times)
+
+
+def build_client_personalizer(
+    settings: FineTuning,
+    input_shape: tuple[int, ...],
+    loss_fn: Callable[[Any, episodes.Examples], tf.Tensor],
+    predict: Callable[[Any, episodes.Examples], tf.Tensor],
+    to_adapted: Callable[[Any, episodes.Examples], Any] | None = None,
+) -> personalizer.ClientPersonalizer:
+  """A client takes all its weights through SGD steps on its own examples.
+
+  Args:
+    settings: How.
+    input_shape: Shape of one example.
+    loss_fn: From weights and a minibatch to a scalar.
+    predict: `(adapted, batch) -> labels`, int32 [n].
+    to_adapted: `(weights, batch) -> adapted`, with the batch of the last step
+      (no examples before the first): what `predict` needs of it beside the
+      weights. By default the weights alone.
+
+  Returns:
+    A `ClientPersonalizer`, with a curve of `num_steps + 1` points.
+  """
+
+  def finish(weights, batch):
+    return to_adapted(weights, batch) if to_adapted else weights
+
+  def predict_all(adapted, query):
+    return cyclic_batches.predict_in_batches(
+        predict, adapted, query, settings.batch_size
+    )
+
+  def batches(examples, seed):
+    """Returns `s -> batch` of step s - 1, which has no examples for s = 0."""
+    examples = episodes.drop_padding(examples)
+    indices, mask = cyclic_batches.cyclic_minibatches(
+        tf.size(examples.y), settings.batch_size, settings.num_steps, seed
+    )
+    indices = tf.pad(indices, [[1, 0], [0, 0]])
+    mask = tf.pad(mask, [[1, 0], [0, 0]])
+    return lambda s: episodes.take(examples, indices[s], mask[s])
+
+  def step(weights, batch, s):
+    with tf.GradientTape() as tape:
+      tape.watch(weights)
+      loss = loss_fn(weights, batch)
+    gradients = tape.gradient(
+        loss, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
+    )
+    rate = settings.rate(s)
+    return tf.nest.map_structure(
+        lambda w, g: w - tf.cast(rate, w.dtype) * g, weights, gradients
+    )
+
+  def start(weights, memory):
+    del memory  # The model of all clients.
+    none = episodes.Examples(
+        tf.zeros([0, *input_shape]), tf.zeros([0], tf.int32), tf.zeros([0])
+    )
+    return finish(weights, none)
+
+  def adapt(weights, memory, examples, seed):
+    del memory
+    batch_before = batches(examples, seed)
+    _, weights = tf.while_loop(
+        lambda s, _: s < settings.num_steps,
+        lambda s, w: (s + 1, step(w, batch_before(s + 1), s)),
+        (tf.constant(0), weights),
+    )
+    return finish(weights, batch_before(settings.num_steps))
+
+  def curve(weights, memory, examples, query, seed):
+    del memory
+    batch_before = batches(examples, seed)
+
+    def predict_and_step(s, weights, labels):
+      adapted = finish(weights, batch_before(s))
+      labels = labels.write(s, predict_all(adapted, query))
+      return s + 1, step(weights, batch_before(s + 1), s), labels
+
+    num_points = settings.num_steps + 1
+    labels = tf.TensorArray(tf.int32, num_points, element_shape=[None])
+    last, weights, labels = tf.while_loop(
+        lambda s, *_: s < settings.num_steps,
+        predict_and_step,
+        (tf.constant(0), weights, labels),
+    )
+    adapted = finish(weights, batch_before(last))
+    return labels.write(last, predict_all(adapted, query)).stack()
+
+  return personalizer.ClientPersonalizer(start, adapt, predict_all, curve)
