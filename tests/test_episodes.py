@@ -184,3 +184,125 @@ def test_take_cuts_what_fills_up_and_keeps_padding_as_padding():
   assert rows(batch) == [2, 1, 0]
   assert batch.y.numpy().tolist() == [7, 6, 5]
   assert batch.mask.numpy().tolist() == [1, 0, 1]
+
+
+def draw(examples, seed=SEED, **changes):
+  """An episode of two support and three query examples of all 5 classes."""
+  options = dict(ways=0, shots=2, queries=3, max_examples=0) | changes
+  return episodes.n_way_k_shot(examples, 5, seed, **options)
+
+
+def counts(part):
+  return np.bincount(part.y, minlength=5).tolist()
+
+
+def labels(*class_sizes):
+  return np.random.default_rng(1).permutation(
+      np.repeat(np.arange(len(class_sizes)), class_sizes)
+  )
+
+
+@pytest.mark.parametrize(
+    'class_sizes, changes, expected_support, expected_query',
+    [
+        # Enough of all classes: K and Q of each, however many there are.
+        ((7, 0, 5, 60), {}, [2, 0, 2, 2, 0], [3, 0, 3, 3, 0]),
+        # Class 2 is short: all 9 <= (2 + 3) * 2 are dealt, 4 > Q to query.
+        ((6, 0, 3), {}, [2, 0, 2, 0, 0], [4, 0, 1, 0, 0]),
+        # Short, and 13 > (2 + 3) * 2 in all: at most K + Q of a class.
+        ((9, 0, 4), {}, [2, 0, 2, 0, 0], [3, 0, 2, 0, 0]),
+        # Class 1 has less than K and is as if it were not there: 10 <= 10.
+        ((6, 1, 4), {}, [2, 0, 2, 0, 0], [4, 0, 2, 0, 0]),
+        ((6, 1, 5), {}, [2, 0, 2, 0, 0], [3, 0, 3, 0, 0]),
+        # K examples are a prototype without a query.
+        ((2, 4), {}, [2, 2, 0, 0, 0], [0, 2, 0, 0, 0]),
+        ((1, 1, 1), {}, [0] * 5, [0] * 5),
+        # Q = 0: all that are left.
+        ((9, 0, 4), dict(queries=0), [2, 0, 2, 0, 0], [7, 0, 2, 0, 0]),
+        ((60, 0, 2), dict(queries=0), [2, 0, 2, 0, 0], [58, 0, 0, 0, 0]),
+    ],
+)
+def test_episode_sizes(class_sizes, changes, expected_support, expected_query):
+  y = labels(*class_sizes)
+  mask = np.ones(len(y) + 4)
+  mask[len(y) :] = 0  # Padding of class 4.
+  examples = numbered_examples([*y, 4, 4, 4, 4], mask)
+  support, query = draw(examples, **changes)
+  assert (counts(support), counts(query)) == (expected_support, expected_query)
+  drawn = rows(support) + rows(query)
+  assert len(set(drawn)) == len(drawn) and max(drawn, default=0) < len(y)
+  for part in (support, query):
+    assert [y[row] for row in rows(part)] == part.y.numpy().tolist()
+    assert part.mask.numpy().all()
+
+
+def test_an_episode_dealt_whole_has_a_limit():
+  """No limit where every class has enough; a class may fall below K."""
+  examples = numbered_examples(labels(30, 40, 3))
+  for num in range(20):
+    support, query = draw(examples, [num, 1], queries=0, max_examples=9)
+    kept = [n for n in counts(support) if n]
+    assert set(kept) == {2}
+    assert len(rows(support)) + len(rows(query)) in (8, 9)
+  support, query = draw(numbered_examples(labels(30, 40)), max_examples=9)
+  assert counts(query) == [3, 3, 0, 0, 0]
+
+
+def test_the_classes_of_an_episode_are_drawn():
+  """Two of the three that have K examples, each two times out of three."""
+  examples = numbered_examples(labels(9, 8, 1, 7))
+  num_trials, hits = 150, np.zeros(5)
+  for trial in range(num_trials):
+    support, query = draw(examples, [5, trial], ways=2)
+    drawn = np.array(counts(support)) > 0
+    assert drawn.sum() == 2 and len(rows(query)) == 6
+    hits += drawn
+  assert hits[2] == hits[4] == 0
+  # 4 standard deviations of a binomial.
+  np.testing.assert_allclose(hits[[0, 1, 3]] / num_trials, 2 / 3, atol=0.155)
+
+
+def test_examples_of_an_episode_are_drawn_uniformly():
+  examples = numbered_examples([0] * 6 + [1] * 5)
+  num_trials = 200
+  in_support, in_query = np.zeros(11), np.zeros(11)
+  for trial in range(num_trials):
+    support, query = draw(examples, [9, trial])
+    in_support[rows(support)] += 1
+    in_query[rows(query)] += 1
+  expected = np.array([1 / 6] * 6 + [1 / 5] * 5)
+  np.testing.assert_allclose(in_support / num_trials, 2 * expected, atol=0.14)
+  np.testing.assert_allclose(in_query / num_trials, 3 * expected, atol=0.14)
+
+
+def test_an_episode_depends_on_the_seed_only():
+  y = labels(9, 8, 7)
+  plain = numbered_examples(y)
+  padded = numbered_examples([*y, 0, 1], [1] * len(y) + [0, 0])
+
+  def episode(examples, seed):
+    return [rows(part) for part in draw(examples, seed, ways=2)]
+
+  assert episode(plain, [1, 2]) == episode(padded, [1, 2])
+  assert episode(plain, [1, 2]) != episode(plain, [1, 3])
+
+
+def test_an_episode_of_a_size_known_at_run_time():
+  traced = tf.function(
+      lambda x, y: draw(episodes.Examples(x, y, tf.ones(tf.shape(y)))),
+      input_signature=[
+          tf.TensorSpec([None, 1], tf.float32),
+          tf.TensorSpec([None], tf.int32),
+      ],
+  )
+  for sizes in ((), (4, 9), (5, 5)):
+    examples = numbered_examples(labels(*sizes) if sizes else [])
+    for found, expected in zip(
+        traced(examples.x, examples.y), draw(examples), strict=True
+    ):
+      assert rows(found) == rows(expected)
+
+
+def test_an_episode_needs_a_shot():
+  with pytest.raises(ValueError, match='`shots` .* found 0'):
+    draw(numbered_examples([0, 1]), shots=0)

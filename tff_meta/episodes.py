@@ -101,7 +101,7 @@ def split_support_query(
   if num_classes is None:
     num_classes, y = 1, tf.zeros_like(y)
   member = tf.one_hot(y, num_classes, dtype=tf.int32)  # [n, C].
-  rank = tf.reduce_sum(member * tf.cumsum(member, 0, exclusive=True), 1)
+  rank = _rank_in_class(member)
   class_size = tf.reduce_sum(member * tf.reduce_sum(member, 0), 1)
   # 1e-9: 0.29 * 100 is 28.999999999999996 in float64 and means 29.
   num_support = tf.floor(fraction * tf.cast(class_size, tf.float64) + 1e-9)
@@ -109,6 +109,76 @@ def split_support_query(
   return (
       _gather(examples, tf.boolean_mask(order, is_support)),
       _gather(examples, tf.boolean_mask(order, ~is_support)),
+  )
+
+
+def n_way_k_shot(
+    examples: Examples,
+    num_classes: int,
+    seed: tf.Tensor,
+    *,
+    ways: int,
+    shots: int,
+    queries: int,
+    max_examples: int,
+) -> tuple[Examples, Examples]:
+  """Draws an episode: K support and Q query examples of each of N classes.
+
+  Classes with fewer than K examples take no part. Where a chosen class has
+  fewer than K + Q, all examples of the chosen classes are dealt instead (at
+  most `max_examples` of them, at random): K of each to support and the others
+  to query; but where these are more than (K + Q) * N, a class still gives at
+  most K + Q.
+
+  Args:
+    examples: The client's examples; padding takes no part.
+    num_classes: C, labels are in 0..C-1.
+    seed: int32 [2].
+    ways: N, the classes drawn; 0, or more than there are, means all.
+    shots: K, at least 1.
+    queries: Q; 0 means all that are left, of every class.
+    max_examples: The most that are dealt where they are dealt whole; 0 means no
+      limit.
+
+  Returns:
+    Support and query, disjoint, without padding; both empty where no class has
+    K examples.
+
+  Raises:
+    ValueError: `shots` is out of range.
+
+  Source: Lim et al. (MetaVers), algorithm 1, and its released code.
+  """
+  if shots < 1:
+    raise ValueError(f'Expected `shots` to be at least 1, found {shots}.')
+  examples = drop_padding(examples)
+  way_seed, order_seed = tf.unstack(
+      tf.random.experimental.stateless_split(seed)
+  )
+  order = _permutations(1, tf.size(examples.y), order_seed)[0]
+  member = tf.one_hot(tf.gather(examples.y, order), num_classes, dtype=tf.int32)
+  sizes = tf.reduce_sum(member, 0)  # [C].
+  chosen = _choose(sizes >= shots, ways or num_classes, way_seed)
+  member *= tf.cast(chosen, tf.int32)
+  dealt_whole = tf.reduce_any(chosen & (sizes < shots + queries))
+  if not queries:
+    dealt_whole = tf.constant(True)
+  if max_examples:
+    used = tf.reduce_sum(member, 1)
+    beyond = tf.cumsum(used, exclusive=True) >= max_examples
+    member *= tf.cast(~(dealt_whole & beyond), tf.int32)[:, tf.newaxis]
+  sizes = tf.reduce_sum(member, 0)
+  member *= tf.cast(sizes >= shots, tf.int32)  # Of those that were cut.
+  rank, used = _rank_in_class(member), tf.reduce_sum(member, 1) > 0
+  is_support = used & (rank < shots)
+  is_query = used & (rank >= shots)
+  if queries:
+    num_ways = tf.reduce_sum(tf.cast(sizes >= shots, tf.int32))
+    plenty = tf.reduce_sum(member) > (shots + queries) * num_ways
+    is_query &= (rank < shots + queries) | (dealt_whole & ~plenty)
+  return (
+      _gather(examples, tf.boolean_mask(order, is_support)),
+      _gather(examples, tf.boolean_mask(order, is_query)),
   )
 
 
@@ -181,6 +251,19 @@ def take(examples: Examples, indices: tf.Tensor, mask: tf.Tensor) -> Examples:
 
 def _gather(examples, indices):
   return Examples(*(tf.gather(part, indices) for part in examples))
+
+
+def _rank_in_class(member):
+  """How many rows of its class come before a row, int32 [n]; member [n, C]."""
+  return tf.reduce_sum(member * tf.cumsum(member, 0, exclusive=True), 1)
+
+
+def _choose(eligible, num_chosen, seed):
+  """Keeps at most `num_chosen` of the true entries of `eligible` [C]."""
+  keys = tf.random.stateless_uniform(tf.shape(eligible), seed)
+  keys = tf.where(eligible, keys, 2.0)  # Behind all others.
+  rank = tf.argsort(tf.argsort(keys, stable=True), stable=True)
+  return eligible & (rank < num_chosen)
 
 
 def _permutations(num_permutations, num_examples, seed):
