@@ -28,6 +28,7 @@ from tff_meta.client_works import client_work
 from tff_meta.learners import few_round
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
+from tff_meta.learners import prototype_classifier
 from tff_meta.models import model as model_lib
 
 
@@ -258,3 +259,25 @@ def build_fine_tuning_client_personalizer(
     return adapted
 
   return personalizer.ClientPersonalizer(none.start, adapt, none.predict)
+
+
+def build_proto_client_personalizer(
+    model: model_lib.Model, config: FedAvgConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A client puts its own class prototypes in the place of the trained head.
+
+  Args:
+    model: The network.
+    config: Not used: prototypes have no hyperparameters.
+    num_classes: Number of classes of the client's labels; they need not be
+      those of training.
+
+  Returns:
+    A `ClientPersonalizer`.
+
+  Source: Lim et al. (MetaVers), WACV 2024, table 3, "FedAvg-Proto".
+  """
+  del config
+  return prototype_classifier.build_client_personalizer(
+      model, num_classes=num_classes
+  )
