@@ -65,6 +65,26 @@ def test_two_steps_by_hand(order, factor):
   np.testing.assert_allclose(gradient.weights, -2.79 * factor, rtol=1e-6)
 
 
+def test_the_loss_is_the_mean_before_each_step():
+  """Of (0 - 1)^2 / 2 and (.2 - .25)^2 / 2; after the second step w = .21."""
+  batches = episodes.minibatches(2, 1, SEED, shuffle=False)
+  adapted, loss = adaptation.inner_loop_and_loss(
+      scalar_loss,
+      tf.constant(0.0, tf.float64),
+      scalar_examples(1.0, 0.25),
+      batches,
+      0.2,
+      order=2,
+  )
+  np.testing.assert_allclose(adapted, 0.21, rtol=1e-6)
+  np.testing.assert_allclose(loss, (0.5 + 0.5 * 0.05**2) / 2, rtol=1e-6)
+  none = episodes.minibatches(0, 1, SEED)
+  adapted, loss = adaptation.inner_loop_and_loss(
+      scalar_loss, tf.constant(7.0), scalar_examples(), none, 0.2, order=2
+  )
+  assert (float(adapted), float(loss)) == (7.0, 0.0)
+
+
 def test_a_rate_of_zero_is_one_gradient_step_on_the_query_set():
   for order in (1, 2):
     gradient = scalar_meta_gradient(0.0, order)

@@ -33,6 +33,28 @@ def inner_loop(
 ) -> Any:
   """Takes one gradient step per minibatch: `w <- w - rate * grad loss(w)`.
 
+  Args and errors are those of `inner_loop_and_loss`.
+
+  Returns:
+    The adapted weights.
+  """
+  adapted, _ = inner_loop_and_loss(
+      loss_fn, weights, examples, batches, learning_rate, order=order
+  )
+  return adapted
+
+
+def inner_loop_and_loss(
+    loss_fn: Callable[[Any, episodes.Examples], tf.Tensor],
+    weights: Any,
+    examples: episodes.Examples,
+    batches: episodes.Minibatches,
+    learning_rate: Any,
+    *,
+    order: int,
+) -> tuple[Any, tf.Tensor]:
+  """Takes one gradient step per minibatch: `w <- w - rate * grad loss(w)`.
+
   Gradients flow through the result (the loop runs on dense tensors).
 
   Args:
@@ -47,7 +69,8 @@ def inner_loop(
       `weights` is the identity.
 
   Returns:
-    The adapted weights.
+    The adapted weights, and the mean over the steps of the loss before each
+    step, float32 scalar (0 without steps).
 
   Raises:
     ValueError: `order` is neither 1 nor 2.
@@ -65,7 +88,7 @@ def inner_loop(
         lambda w: tf.cast(learning_rate, w.dtype), weights
     )
 
-  def step(i, weights):
+  def step(i, weights, loss_sum):
     batch = episodes.take(examples, batches.indices[i], batches.mask[i])
     with tf.GradientTape() as tape:
       tape.watch(weights)
@@ -78,13 +101,16 @@ def inner_loop(
     moved = tf.nest.map_structure(
         lambda w, rate, g: w - rate * g, weights, rates, gradients
     )
-    return i + 1, moved
+    return i + 1, moved, loss_sum + tf.cast(loss, tf.float32)
 
   num_steps = tf.shape(batches.indices)[0]
-  _, adapted = tf.while_loop(
-      lambda i, _: i < num_steps, step, (tf.constant(0), weights)
+  _, adapted, loss_sum = tf.while_loop(
+      lambda i, *_: i < num_steps,
+      step,
+      (tf.constant(0), weights, tf.constant(0.0)),
   )
-  return adapted
+  loss = tf.math.divide_no_nan(loss_sum, tf.cast(num_steps, tf.float32))
+  return adapted, loss
 
 
 def meta_gradient(
