@@ -182,7 +182,8 @@ def test_optimizers_by_name():
   """SGD: 1 - .1 (2 + 4). Momentum: v = 2, .5 * 2 + 4 = 5: 1 - .1 * 7.
 
   Adam's first step is the rate times the sign of the gradient, to within
-  epsilon / sqrt(1 - .999) = 3e-7 relative to the gradient.
+  epsilon / sqrt(1 - .999) = 3e-7 relative to the gradient. RMSprop's is ten
+  times that, for its mean square is .01 g^2; then .99 * .04 + .01 * 16.
   """
   build_optimizer = composition.build_optimizer
   assert steps(build_optimizer('sgd', 0.1), [2.0, 4.0]) == pytest.approx(0.4)
@@ -193,13 +194,15 @@ def test_optimizers_by_name():
   for gradient in (3.0, 1e-3):
     moved = steps(build_optimizer('adam', 0.1), [gradient])
     assert moved == pytest.approx(0.9, abs=1e-4)
+  moved = steps(build_optimizer('rmsprop', 0.01), [2.0, 4.0])
+  assert moved == pytest.approx(1 - 0.1 - 0.04 / 0.1996**0.5, abs=1e-5)
 
 
 @pytest.mark.parametrize(
     'arguments, message',
     [
-        (('adagrad', 0.1), "'sgd' or 'adam', found 'adagrad'"),
-        (('adam', 0.1, 0.5), '`momentum` with Adam, found 0.5'),
+        (('adagrad', 0.1), "'adam' or 'rmsprop', found 'adagrad'"),
+        (('adam', 0.1, 0.5), "`momentum` with 'adam', .* found 0.5"),
         (('sgd', 0.1, 1.0), '`momentum`.*found 1.0'),
         (('sgd', 0.1, -0.5), '`momentum`.*found -0.5'),
         (('sgd', -0.1), 'learning_rate.*found -0.1'),

@@ -30,7 +30,8 @@ def build_optimizer(
   Args:
     name: `'sgd'`, or `'adam'` with moments 0.9 and 0.999 and epsilon 1e-8
       outside the root. (TFF adds epsilon before the bias correction, PyTorch
-      after it: gradients above about 1e-6 do not tell.)
+      after it: gradients above about 1e-6 do not tell.) `'rmsprop'` as
+      PyTorch's default: mean squares of decay 0.99, epsilon as for Adam.
     learning_rate: At least 0.
     momentum: Of SGD, in `[0, 1)`.
 
@@ -40,7 +41,7 @@ def build_optimizer(
 
   Raises:
     ValueError: If a name is unknown, momentum is out of its range or asked of
-      Adam.
+      another than SGD.
   """
   if not 0 <= momentum < 1:
     raise ValueError(
@@ -48,11 +49,18 @@ def build_optimizer(
     )
   if name == 'sgd':
     return tff.learning.optimizers.build_sgdm(learning_rate, momentum or None)
-  if name != 'adam':
-    raise ValueError(f"Expected optimizer 'sgd' or 'adam', found {name!r}.")
   if momentum:
-    raise ValueError(f'Expected no `momentum` with Adam, found {momentum}.')
-  return tff.learning.optimizers.build_adam(learning_rate, epsilon=1e-8)
+    raise ValueError(
+        f'Expected no `momentum` with {name!r}, only with SGD, found'
+        f' {momentum}.'
+    )
+  if name == 'adam':
+    return tff.learning.optimizers.build_adam(learning_rate, epsilon=1e-8)
+  if name == 'rmsprop':
+    return tff.learning.optimizers.build_rmsprop(learning_rate, 0.99, 1e-8)
+  raise ValueError(
+      f"Expected optimizer 'sgd', 'adam' or 'rmsprop', found {name!r}."
+  )
 
 
 def initial_seed(seed: int) -> tf.Tensor:

@@ -51,6 +51,14 @@ _TOY_SETTINGS: Mapping[str, Mapping[str, Any]] = {
         deployment_batch_size=8,
     ),
 }
+_FEDEC = dict(inner_learning_rate=0.1, tau=2, batch_size=4)
+_TOY_SETTINGS = {
+    **_TOY_SETTINGS,
+    'fedec': _FEDEC,
+    'fedec_wo': _FEDEC,
+    'fedec_l2': _FEDEC,
+    'local': dict(learning_rate=0.1, epochs=2, batch_size=4),
+}
 _TOY_SETTINGS = {**_TOY_SETTINGS, 'fed_avg_ft': _TOY_SETTINGS['fed_avg']}
 _LINEAR = dict(
     classifier='linear',
@@ -71,6 +79,15 @@ _VARIANTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
                 exclude_true_class=True,
                 squared_distance=False,
                 prototype_mean='all',
+            ),
+            'mlp',
+        ),
+    },
+    'fedec': {
+        'steps': (
+            'paper',
+            dict(
+                tau_unit='steps', eval_model='finetune', outer_learning_rate=0.5
             ),
             'mlp',
         ),

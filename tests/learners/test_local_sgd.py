@@ -42,12 +42,14 @@ def train(optimizer, num_examples=7, loss_fn=linear_loss, **options):
   )
 
 
-def naive_training(update, weight_decay):
+def naive_training(update, weight_decay, max_steps=None):
   """Returns (scale 0, scale 1, bias) and the sum of losses."""
   batches = episodes.minibatches(7, 3, SEED, 2)
   w, state, loss_sum = np.array([1.0, -2.0, 0.5]), {}, 0.0
   for step, (indices, mask) in enumerate(
-      zip(batches.indices.numpy(), batches.mask.numpy(), strict=True)
+      list(zip(batches.indices.numpy(), batches.mask.numpy(), strict=True))[
+          :max_steps
+      ]
   ):
     real = [i for i, is_real in zip(indices, mask, strict=True) if is_real]
     gradient = np.zeros(3)
@@ -93,6 +95,18 @@ def test_training_against_the_oracle(optimizer, update, weight_decay):
   np.testing.assert_allclose(weights['head']['bias'], expected[2], rtol=1e-5)
   np.testing.assert_allclose(report.loss_sum, loss_sum, rtol=1e-5)
   assert report.num_examples.numpy() == 14
+
+
+def test_max_steps_ends_amid_an_epoch():
+  """After 3 + 3 + 1 examples of the first epoch and 3 of the second."""
+  expected, loss_sum = naive_training(sgd_with_momentum, 0.0, max_steps=4)
+  weights, report = train(
+      tff.learning.optimizers.build_sgdm(0.1, 0.9), max_steps=4
+  )
+  np.testing.assert_allclose(weights['body']['scale'], expected[:2], rtol=1e-5)
+  np.testing.assert_allclose(weights['head']['bias'], expected[2], rtol=1e-5)
+  np.testing.assert_allclose(report.loss_sum, loss_sum, rtol=1e-5)
+  assert report.num_examples == 10
 
 
 def test_decay_alone_shrinks_the_weights():

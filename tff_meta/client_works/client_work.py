@@ -34,6 +34,14 @@ class ClientMemory(NamedTuple):
   present: tf.Tensor
   value: Any
 
+  def value_or(self, other: Any) -> Any:
+    """Returns `value`, or `other`, like it, where the client has none."""
+    return tf.nest.map_structure(
+        lambda mine, theirs: tf.where(self.present, mine, theirs),
+        self.value,
+        other,
+    )
+
 
 class ClientData(NamedTuple):
   """A client's data, dense.

@@ -34,6 +34,7 @@ def local_sgd(
     seed: tf.Tensor,
     weight_decay: float = 0.0,
     trainable: Collection[str] | None = None,
+    max_steps: int | None = None,
 ) -> tuple[Any, LocalReport]:
   """Takes one optimizer step per minibatch.
 
@@ -55,6 +56,8 @@ def local_sgd(
     weight_decay: Coefficient of the coupled L2 penalty.
     trainable: The top-level parts that learn, such as ('body',); the others
       stay as they are. None means all.
+    max_steps: Ends after so many steps, even amid an epoch; None means after
+      the last epoch.
 
   Returns:
     The weights after the last step, and a report.
@@ -73,6 +76,7 @@ def local_sgd(
   batches = episodes.minibatches(
       tf.size(examples.y), batch_size, seed, num_epochs
   )
+  batches = episodes.Minibatches(*(part[:max_steps] for part in batches))
   num_steps = tf.shape(batches.indices)[0]
   learned, fixed = _partition(weights, trainable)
 

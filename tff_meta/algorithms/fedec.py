@@ -1,0 +1,293 @@
+"""FedEC, an elastically constrained meta-learner.
+
+The server keeps an initialisation. Sampled clients train it on their own
+examples, and the server moves it towards the mean of what they trained, as
+Reptile does. Because the initialisation moves, a client would end in another
+optimum every time it is sampled; so it remembers the model that it trained last
+and is held to the predictions of that model, not to its weights, by a
+distillation term. A client uses the model it trained last; a new one trains the
+initialisation on its own examples.
+
+Source: Peng Lan, Donglai Chen, Chong Xie, Keshu Chen, Jinyuan He, Juntao Zhang,
+Yonghong Chen and Yan Xu, "Elastically-Constrained Meta-Learner for Federated
+Learning", 2023, https://arxiv.org/abs/2306.16703. No code was released.
+Deviations: BUILD_NOTES.md, FedEC.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any, Literal
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta import composition
+from tff_meta import config_checks
+from tff_meta import episodes
+from tff_meta import weights as weights_lib
+from tff_meta.client_works import client_work
+from tff_meta.learners import few_round
+from tff_meta.learners import local_sgd
+from tff_meta.learners import personalizer
+from tff_meta.losses import cross_entropy
+from tff_meta.losses import distillation
+from tff_meta.losses import proximal
+from tff_meta.models import model as model_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class FedEcConfig:
+  """Configuration; the defaults are the `paper` preset.
+
+  Attributes:
+    constraint: What holds a client to the model it trained last: `'kl'` its
+      predictions (FedEC), `'l2'` its weights (FedEC-l2), `'none'` nothing
+      (FedEC-wo, federated Reptile).
+    constraint_weight: a, of the constraint.
+    optimizer: Of the clients; its state starts anew every round.
+    inner_learning_rate: epsilon_in, of the clients.
+    momentum: Of SGD, in [0, 1).
+    weight_decay: Coupled L2 coefficient of all parameters but biases.
+    tau: Local epochs of a round, or steps.
+    tau_unit: Whether `tau` counts `'epochs'` or `'steps'` of minibatches.
+    batch_size: Examples of a minibatch; 0 is the whole set.
+    outer_learning_rate: epsilon_out, of the server.
+    eval_model: What a known client is tested with: `'stored'`, the model of its
+      last round, or `'finetune'`, what it trains from the initialisation anew.
+  """
+
+  constraint: Literal['kl', 'l2', 'none'] = 'kl'
+  constraint_weight: float = 1.0
+  optimizer: Literal['sgd', 'adam', 'rmsprop'] = 'sgd'
+  inner_learning_rate: float = 0.01
+  momentum: float = 0.5
+  weight_decay: float = 1e-4
+  tau: int = 5
+  tau_unit: Literal['epochs', 'steps'] = 'epochs'
+  batch_size: int = 10
+  outer_learning_rate: float = 1.0
+  eval_model: Literal['stored', 'finetune'] = 'stored'
+
+  def __post_init__(self):
+    config_checks.check_fields(self)
+    composition.build_optimizer(
+        self.optimizer, self.inner_learning_rate, self.momentum
+    )
+
+
+# The paper gives neither rates nor tau, a and the batch size. The optimizer's
+# are those of FedRep's code, whose protocol the paper follows.
+PAPER = FedEcConfig()
+# There is no released code, hence nothing that it does otherwise.
+RELEASE = PAPER
+# For the demonstration on the embedded digits only.
+DEMO = dataclasses.replace(PAPER, inner_learning_rate=0.05)
+
+
+def client_loss(
+    network: model_lib.Model,
+    config: FedEcConfig,
+    weights: Any,
+    batch: episodes.Examples,
+    last: client_work.ClientMemory,
+) -> tf.Tensor:
+  """What a client minimises: eq. 6, and weight decay.
+
+    l(theta) + a * KL(theta_hat(x) || theta(x))    from its second round on
+    l(theta)                                       in its first
+
+  FedEC-l2 has `a * ||theta - theta_hat||^2` instead of the divergence. (The
+  printed Algorithm 1 has the two cases the wrong way round.)
+
+  Args:
+    network: The network with its classifier.
+    config: The configuration.
+    weights: theta.
+    batch: `Examples` `[b, ...]`.
+    last: Whether there is a theta_hat, and theta_hat, like `weights`.
+
+  Returns:
+    A scalar.
+
+  Source: FedEC, eqs. 6, 9 and 11.
+  """
+  logits = network.logits(weights, batch.x, batch.mask)
+  loss = cross_entropy.softmax_cross_entropy(logits, batch.y, batch.mask)
+  present = tf.cast(last.present, loss.dtype)
+  a = config.constraint_weight * present
+  if config.constraint == 'kl':
+    teacher = network.logits(last.value, batch.x, batch.mask)
+    loss += a * distillation.kl_to_teacher(teacher, logits, batch.mask)
+  elif config.constraint == 'l2':
+    loss += a * proximal.proximal(weights, last.value, mu=2.0)
+  kernels = [w for w in tf.nest.flatten(weights) if w.shape.rank > 1]
+  return loss + 0.5 * config.weight_decay * weights_lib.squared_norm(kernels)
+
+
+def inner_update(
+    network: model_lib.Model,
+    config: FedEcConfig,
+    initial: Any,
+    last: client_work.ClientMemory,
+    examples: episodes.Examples,
+    seed: tf.Tensor,
+) -> tuple[Any, local_sgd.LocalReport]:
+  """Trains the initialisation on a client's examples: `InnerUpdate`.
+
+  Args:
+    network: The network with its classifier.
+    config: The configuration.
+    initial: phi, where training starts.
+    last: The client's memory.
+    examples: The client's `Examples` `[n, ...]`.
+    seed: int32 `[2]`, of the minibatches.
+
+  Returns:
+    theta after tau epochs or steps, and a report; phi without examples.
+
+  Source: FedEC, Algorithm 1, and eq. 3 with the base point that it lacks.
+  """
+  # With at least a minibatch an epoch, tau epochs have tau steps.
+  return local_sgd.local_sgd(
+      lambda weights, batch: client_loss(network, config, weights, batch, last),
+      initial,
+      examples,
+      composition.build_optimizer(
+          config.optimizer, config.inner_learning_rate, config.momentum
+      ),
+      batch_size=config.batch_size or None,
+      num_epochs=config.tau,
+      max_steps=config.tau if config.tau_unit == 'steps' else None,
+      seed=seed,
+  )
+
+
+def build_fedec(
+    model: model_lib.Model,
+    config: FedEcConfig,
+    *,
+    num_classes: int,
+    seed: int = 0,
+    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
+) -> composition.StatefulLearningProcess:
+  """Builds FedEC.
+
+  The server's step is `phi <- phi + epsilon_out * mean_i (theta_i - phi)` over
+  the clients with examples, which count alike (eq. 8).
+
+  Args:
+    model: The network; it gets a head of `num_classes`.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+    seed: The run's seed, in the int32 range.
+    aggregator: Of the models; by default the weighted mean.
+
+  Returns:
+    A `StatefulLearningProcess`; a client's memory is theta_hat, the complete
+    model that it trained last.
+  """
+  network = model.with_head(num_classes)
+
+  def initialize():
+    return network.initialize(composition.initial_seed(seed))
+
+  def client_update(weights, client):
+    trained, report = inner_update(
+        network, config, weights, client.memory, client.examples, client.seed
+    )
+    update = weights_lib.subtract(weights, trained)
+    return client_work.ClientOutput(
+        update=update,
+        update_weight=few_round.client_weight(
+            tf.size(client.examples.y), uniform=True
+        ),
+        report=report,
+        # Not `trained`: this is what the server gets, to the last bit.
+        memory=weights_lib.subtract(weights, update),
+    )
+
+  return composition.build_learning_process(
+      initialize,
+      model.input_shape,
+      client_update,
+      seed=seed,
+      aggregator=aggregator,
+      server_optimizer=tff.learning.optimizers.build_sgdm(
+          config.outer_learning_rate
+      ),
+      memory=lambda: weights_lib.zeros_like(initialize()),
+  )
+
+
+def _predict(network: model_lib.Model) -> Callable[..., Any]:
+  """Returns `(weights, query) -> labels`."""
+
+  def predict(weights, query):
+    logits = network.logits(weights, query.x, query.mask)
+    return tf.argmax(logits, axis=1, output_type=tf.int32)
+
+  return predict
+
+
+def build_fedec_known_client(
+    model: model_lib.Model, config: FedEcConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A client uses the model of its last round, or trains it once more.
+
+  Before it learns a client has the model of its last round, and the
+  initialisation if it was never sampled. With `eval_model='finetune'` it then
+  trains the initialisation as in a round, with the constraint.
+
+  Args:
+    model: The network.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+
+  Returns:
+    A `ClientPersonalizer`.
+  """
+  network = model.with_head(num_classes)
+
+  def start(weights, memory):
+    return memory.value_or(weights)
+
+  def adapt(weights, memory, examples, seed):
+    if config.eval_model == 'stored':
+      return start(weights, memory)
+    adapted, _ = inner_update(network, config, weights, memory, examples, seed)
+    return adapted
+
+  return personalizer.ClientPersonalizer(start, adapt, _predict(network))
+
+
+def build_fedec_new_client(
+    model: model_lib.Model, config: FedEcConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A client that training never saw trains the initialisation, as in a round.
+
+  It has no model to be held to.
+
+  Args:
+    model: The network.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+
+  Returns:
+    A `ClientPersonalizer`.
+  """
+  network = model.with_head(num_classes)
+  unconstrained = dataclasses.replace(config, constraint='none')
+
+  def start(weights, memory):
+    del memory  # A new client has none.
+    return weights
+
+  def adapt(weights, memory, examples, seed):
+    del memory  # A new client has none.
+    last = client_work.ClientMemory(tf.constant(False), ())
+    adapted, _ = inner_update(
+        network, unconstrained, weights, last, examples, seed
+    )
+    return adapted
+
+  return personalizer.ClientPersonalizer(start, adapt, _predict(network))
