@@ -9,8 +9,8 @@ go back to an earlier checkpoint finds the states of that round: `roll_back`
 forgets what came later. `commit` makes the states durable and drops those that
 no checkpoint can need any more. Calling it before a checkpoint is written, with
 that checkpoint's round among `kept_rounds`, commits both together: without the
-checkpoint's file the states of its round are rolled back, and a checkpoint whose
-round the store does not `hold` cannot be gone on from.
+checkpoint's file the states of its round are rolled back, and a checkpoint
+whose round the store does not `hold` cannot be gone on from.
 
 Reading, writing and committing cost as much as the cohort's states, however
 many clients there are.
@@ -34,7 +34,13 @@ class ClientStateError(OSError):
 
 
 class ClientStateStore(abc.ABC):
-  """States of clients by round."""
+  """States of clients by round.
+
+  Attributes:
+    is_durable: Whether what is committed outlives the process.
+  """
+
+  is_durable: bool
 
   @abc.abstractmethod
   def read(
@@ -109,6 +115,8 @@ def _needed(written: Collection[int], kept_rounds: Collection[int]) -> set[int]:
 class InMemoryStore(ClientStateStore):
   """States that end with the process."""
 
+  is_durable = False
+
   def __init__(self):
     self._versions: dict[str, dict[int, ClientState]] = {}
     self._kept_rounds: set[int] = set()
@@ -176,6 +184,8 @@ class SqliteStore(ClientStateStore):
   One process writes at a time; others may read meanwhile and see what was
   committed last.
   """
+
+  is_durable = True
 
   def __init__(self, path: pathlib.Path, *, read_only: bool = False):
     """Opens the file, or makes it.
@@ -290,7 +300,10 @@ class SqliteStore(ClientStateStore):
     """See base class."""
     with self._errors():
       self._begin()
-      self._database.execute('DELETE FROM states WHERE round > ?', (round_num,))
+      for table in ('states', 'kept_rounds'):
+        self._database.execute(
+            f'DELETE FROM {table} WHERE round > ?', (round_num,)
+        )
       self._database.execute('COMMIT')
 
   def close(self):

@@ -247,7 +247,6 @@ def test_a_restored_checkpoint_goes_on_as_if_never_interrupted(
             config={},
             position=checkpoints.Position(rounds, rounds, 0),
             server_state=checkpoints.to_arrays(state),
-            client_states={},
         )
     )
     restored = checkpoints.from_arrays(

@@ -27,10 +27,9 @@ def _checkpoint(rounds, offset=0.0):
       config={'algorithm': 'frl', 'seed': 3},
       position=checkpoints.Position(rounds, rounds, 10 * rounds),
       server_state=checkpoints.to_arrays(_state(offset)),
-      client_states={
-          'b/1': {'head': np.float32([1.5])},
-          'a': {'head': np.float32([2.5]), 'count': np.int64(7)},
-      },
+      best=checkpoints.Best(
+          rounds - 1, 0.5, checkpoints.to_arrays(_state(offset - 1))
+      ),
   )
 
 
@@ -40,6 +39,13 @@ def store(tmp_path):
   for rounds in (1, 2, 3):
     store.save(_checkpoint(rounds, offset=rounds))
   return store
+
+
+def _assert_identical(actual, expected):
+  assert actual.keys() == expected.keys()
+  for name, array in expected.items():
+    assert actual[name].tobytes() == array.tobytes()
+    assert actual[name].dtype == array.dtype
 
 
 def _load(store, **kwargs):
@@ -62,12 +68,14 @@ def test_loads_what_was_saved_bit_for_bit(store):
   assert not reports
   assert loaded.config == expected.config
   assert loaded.position == expected.position
-  for name, array in expected.server_state.items():
-    assert loaded.server_state[name].tobytes() == array.tobytes()
-    assert loaded.server_state[name].dtype == array.dtype
-  assert loaded.client_states.keys() == expected.client_states.keys()
-  assert loaded.client_states['a']['count'] == 7
-  np.testing.assert_array_equal(loaded.client_states['b/1']['head'], [1.5])
+  _assert_identical(loaded.server_state, expected.server_state)
+  assert loaded.best[:2] == (2, 0.5)
+  _assert_identical(loaded.best.server_state, expected.best.server_state)
+
+
+def test_no_best_round_is_none(store):
+  store.save(_checkpoint(4)._replace(best=None))
+  assert _load(store)[0].best is None
 
 
 def test_restores_the_structure_of_the_template(store):

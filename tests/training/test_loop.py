@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import client_state_store
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
 from tff_meta.training import loop
@@ -43,19 +44,22 @@ def process():
   return _build_process(num_features=2)
 
 
-def _cohort_data(round_num):
-  """Three and four points of two clients, other points every round."""
-  rng = np.random.default_rng(round_num)
-  clients = []
-  for num_points in (3, 4):
-    x = rng.standard_normal((num_points, 2), np.float32)
-    y = x @ np.float32([[2.0], [-1.0]])
-    clients.append(tf.data.Dataset.from_tensor_slices((x, y)).batch(2))
-  return clients
+def _cohort(round_num):
+  """Two other clients every round."""
+  return [f'{round_num}/3', f'{round_num}/4']
+
+
+def _client_data(client_id):
+  """Three points of one client and four of the other."""
+  round_num, num_points = map(int, client_id.split('/'))
+  rng = np.random.default_rng([round_num, num_points])
+  x = rng.standard_normal((num_points, 2), np.float32)
+  y = x @ np.float32([[2.0], [-1.0]])
+  return tf.data.Dataset.from_tensor_slices((x, y)).batch(2)
 
 
 _EVALUATION = loop.Evaluation(
-    ('slope',), lambda w: {'slope': float(w.trainable[0][0, 0])}
+    ('slope',), lambda w, _: {'slope': float(w.trainable[0][0, 0])}
 )
 
 
@@ -73,8 +77,10 @@ def _train(
   store = checkpoints.CheckpointStore(directory.checkpoints)
   return loop.train(
       process,
-      _cohort_data,
+      _cohort,
+      _client_data,
       _EVALUATION,
+      client_states=client_state_store.InMemoryStore(),
       directory=directory,
       config=_CONFIG,
       schedule=loop.Schedule(rounds, checkpoint_every=3, eval_every=2),
@@ -93,8 +99,8 @@ def _files(root):
 @pytest.fixture(scope='module')
 def whole(process, tmp_path_factory):
   root = tmp_path_factory.mktemp('whole') / 'run'
-  state, rounds = _train(process, root)
-  assert rounds == _ROUNDS
+  state, rounds, best = _train(process, root)
+  assert rounds == _ROUNDS and best is None
   assert np.any(process.get_model_weights(state).trainable[0])
   return _files(root)
 
@@ -169,7 +175,9 @@ def test_a_crash_between_metrics_and_checkpoint_is_continued(
 
 def test_a_stop_is_a_checkpoint_and_is_continued(process, whole, tmp_path):
   asked = iter([False, True])
-  _, rounds = _train(process, tmp_path / 'run', should_stop=lambda: next(asked))
+  _, rounds, _ = _train(
+      process, tmp_path / 'run', should_stop=lambda: next(asked)
+  )
   assert rounds == 2
   newest = max((tmp_path / 'run' / 'checkpoints').iterdir())
   assert newest.name == 'round_000000002.ckpt'
@@ -203,7 +211,7 @@ def test_an_extended_run_is_a_longer_run(process, whole, tmp_path):
 
 def test_a_finished_run_is_left_alone(process, whole, tmp_path):
   _train(process, tmp_path / 'run')
-  _, rounds = _train(process, tmp_path / 'run')
+  _, rounds, _ = _train(process, tmp_path / 'run')
   assert rounds == _ROUNDS
   assert _files(tmp_path / 'run') == whole
 

@@ -2,10 +2,12 @@
 
 One file a checkpoint: a line with the SHA-256 of what follows, then a NumPy
 `.npz` archive without pickles. The archive holds a JSON manifest and the arrays
-of the server state and of each client's state, named by their paths in the
-state, e.g. `server/global_model_weights/body/conv_0`. The position in the data
-is the number of completed rounds: the cohort of a round and all randomness are
-pure functions of the seed and the round, so nothing else has to be saved.
+of the server state, and of that of the best round so far, named by their paths
+in the state, e.g. `server/global_model_weights/body/conv_0`. The position in
+the data is the number of completed rounds: the cohort of a round and all
+randomness are pure functions of the seed and the round. What clients keep
+between rounds is not here but in `tff_meta.client_state_store`, under the
+number of the round.
 """
 
 from collections.abc import Callable, Mapping
@@ -49,6 +51,20 @@ class Position(NamedTuple):
   metrics_bytes: int
 
 
+class Best(NamedTuple):
+  """The state of the round that was best by some measurement.
+
+  Attributes:
+    rounds: Completed communication rounds.
+    value: The measurement, larger is better.
+    server_state: Arrays of the server state by path.
+  """
+
+  rounds: int
+  value: float
+  server_state: Mapping[str, np.ndarray]
+
+
 class Checkpoint(NamedTuple):
   """What a run was after some round.
 
@@ -56,14 +72,13 @@ class Checkpoint(NamedTuple):
     config: The run's configuration (JSON values), its seed among them.
     position: How far the run had come.
     server_state: Arrays of the server state by path.
-    client_states: Client id -> arrays of that client's state by path; empty for
-      algorithms whose clients keep nothing between rounds.
+    best: The best round so far; None if none was looked for.
   """
 
   config: Mapping[str, Any]
   position: Position
   server_state: Mapping[str, np.ndarray]
-  client_states: Mapping[str, Mapping[str, np.ndarray]]
+  best: Best | None = None
 
 
 def to_arrays(structure: Any) -> dict[str, np.ndarray]:
@@ -157,6 +172,10 @@ class CheckpointStore:
     paths = self._directory.iterdir()
     return sorted(filter(_is_checkpoint, paths), reverse=True)
 
+  def rounds(self) -> list[int]:
+    """Returns the rounds that there are checkpoints of, the newest first."""
+    return [int(_FILE_NAME.fullmatch(p.name).group(1)) for p in self.paths()]
+
   def load_latest(
       self,
       report: Callable[[str], None],
@@ -188,16 +207,15 @@ def _is_checkpoint(path: pathlib.Path) -> bool:
 
 def _serialize(checkpoint: Checkpoint) -> bytes:
   """Returns the content of a checkpoint's file."""
-  client_ids = sorted(checkpoint.client_states)
+  best = checkpoint.best
   manifest = {
       'config': checkpoint.config,
       'position': checkpoint.position._asdict(),
-      'client_ids': client_ids,
+      'best': best and {'rounds': best.rounds, 'value': best.value},
   }
   members = {f'server/{k}': v for k, v in checkpoint.server_state.items()}
-  for index, client_id in enumerate(client_ids):
-    for name, array in checkpoint.client_states[client_id].items():
-      members[f'client_{index}/{name}'] = array
+  if best is not None:
+    members |= {f'best/{k}': v for k, v in best.server_state.items()}
   manifest_bytes = json.dumps(manifest, sort_keys=True).encode()
   members['manifest'] = np.frombuffer(manifest_bytes, np.uint8)
   buffer = io.BytesIO()
@@ -219,6 +237,7 @@ def _deserialize(content: bytes) -> Checkpoint:
       members = {name: archive[name] for name in archive.files}
     manifest = json.loads(members.pop('manifest').tobytes())
     position = Position(**manifest['position'])
+    best = manifest['best']
   except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
     raise DamagedCheckpointError(f'it is unreadable ({error})') from None
 
@@ -233,8 +252,5 @@ def _deserialize(content: bytes) -> Checkpoint:
       config=manifest['config'],
       position=position,
       server_state=select('server/'),
-      client_states={
-          client_id: select(f'client_{index}/')
-          for index, client_id in enumerate(manifest['client_ids'])
-      },
+      best=best and Best(**best, server_state=select('best/')),
   )

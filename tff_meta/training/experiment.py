@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 import dataclasses
 import functools
-from typing import Any
 
 import tensorflow_federated as tff
 
@@ -48,20 +47,19 @@ class Experiment:
         seed=self.config.seed,
     )
 
-  def cohort_data(self, round_num: int) -> Sequence[Any]:
-    """Returns the data of a round's clients, a pure function of the round.
+  def cohort(self, round_num: int) -> Sequence[str]:
+    """Returns the ids of a round's clients, a pure function of the round.
 
     Args:
       round_num: From 1.
     """
     rounds_per_cohort = self.spec.rounds_per_cohort(self.config.hparams)
-    cohort = client_sampling.sample_cohort(
+    return client_sampling.sample_cohort(
         self.dataset.client_ids(),
         self.config.clients_per_round,
         self.config.seed,
         (round_num - 1) // rounds_per_cohort,
     )
-    return [self.dataset.tff_client_data(client) for client in cohort]
 
 
 def prepare(

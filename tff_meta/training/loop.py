@@ -6,6 +6,7 @@ good checkpoint: the files are cut back to where they were at the checkpoint and
 the rounds since are simply done again, with the same results.
 """
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import time
@@ -13,6 +14,9 @@ from typing import Any, NamedTuple
 
 import tensorflow_federated as tff
 
+from tff_meta import client_state_store
+from tff_meta import composition
+from tff_meta.client_works import client_work
 from tff_meta.training import checkpoints
 from tff_meta.training import metric_writers
 from tff_meta.training import progress as progress_lib
@@ -51,18 +55,36 @@ class Schedule:
 
 
 class Evaluation(NamedTuple):
-  """A measurement of model weights on the way.
+  """A measurement on the way.
 
   Attributes:
     names: The columns that it fills in metrics.csv.
-    measure: `ModelWeights -> {name: number}`; a pure function.
+    measure: `(ModelWeights, ClientStateStore) -> {name: number}`; a pure
+      function.
+    best_by: The column whose first largest value marks the best round; None to
+      look for no best round.
   """
 
   names: Sequence[str]
-  measure: Callable[[Any], Mapping[str, float]]
+  measure: Callable[..., Mapping[str, float]]
+  best_by: str | None = None
 
 
-NO_EVALUATION = Evaluation((), lambda weights: {})
+class Trained(NamedTuple):
+  """Where a run has come to.
+
+  Attributes:
+    state: The server state.
+    rounds: Completed communication rounds.
+    best: The best round by `Evaluation.best_by`, None without.
+  """
+
+  state: Any
+  rounds: int
+  best: checkpoints.Best | None
+
+
+NO_EVALUATION = Evaluation((), lambda weights, client_states: {})
 
 
 class _Recorder:
@@ -74,10 +96,13 @@ class _Recorder:
       config: Mapping[str, Any],
       position: checkpoints.Position,
       evaluation_names: Sequence[str],
+      client_states: client_state_store.ClientStateStore,
   ):
     """Opens the files and cuts them back to `position`."""
     self._config = config
     self._store = checkpoints.CheckpointStore(directory.checkpoints)
+    self._client_states = client_states
+    self._client_states.roll_back(position.rounds)
     self._metrics = metric_writers.MetricsFile(
         directory.metrics,
         position.metrics_rows,
@@ -99,15 +124,20 @@ class _Recorder:
     self._timings.append(rounds, seconds)
     self._events.append(rounds, metrics)
 
-  def save(self, rounds: int, state: Any) -> None:
+  def save(self, trained: Trained) -> None:
     """Writes a checkpoint, after everything that it relies on."""
+    kept_rounds = {trained.rounds, *self._store.rounds()}
+    if trained.best is not None:
+      kept_rounds.add(trained.best.rounds)
+    self._client_states.commit(kept_rounds)
     self._events.flush()
+    position = checkpoints.Position(trained.rounds, *self._metrics.sync())
     self._store.save(
         checkpoints.Checkpoint(
             config=self._config,
-            position=checkpoints.Position(rounds, *self._metrics.sync()),
-            server_state=checkpoints.to_arrays(state),
-            client_states={},
+            position=position,
+            server_state=checkpoints.to_arrays(trained.state),
+            best=trained.best,
         )
     )
 
@@ -120,22 +150,28 @@ class _Recorder:
 
 def train(
     process: tff.learning.templates.LearningProcess,
-    cohort_data: Callable[[int], Sequence[Any]],
+    cohort: Callable[[int], Sequence[str]],
+    client_data: Callable[[str], Any],
     evaluation: Evaluation,
     *,
+    client_states: client_state_store.ClientStateStore,
     directory: run_directory.RunDirectory,
     config: Mapping[str, Any],
     schedule: Schedule,
     checkpoint: checkpoints.Checkpoint | None,
     should_stop: Callable[[], bool],
     report: Callable[[str], None],
-) -> tuple[Any, int]:
+) -> Trained:
   """Trains until the schedule ends or a stop is asked for.
 
   Args:
     process: What to train.
-    cohort_data: Round (from 1) -> the data of its clients; a pure function.
+    cohort: Round (from 1) -> the ids of its clients; a pure function.
+    client_data: Client id -> the client's data, without what it keeps between
+      rounds.
     evaluation: What to measure every `eval_every` rounds.
+    client_states: What clients keep between rounds; rolled back to the
+      checkpoint, committed with every new one.
     directory: Where the run is written, locked by the caller.
     config: The run's configuration as JSON values, kept in the checkpoints.
     schedule: When to do what.
@@ -145,29 +181,45 @@ def train(
       finite.
 
   Returns:
-    The server state and the number of completed rounds.
+    Where the run has come to.
 
   Raises:
     ValueError: If the checkpoint's state is not one of `process`, or
       metrics.csv is shorter than the checkpoint says.
   """
-  state = process.initialize()
+  trained = Trained(process.initialize(), 0, None)
   position = checkpoints.Position(0, 0, 0)
   if checkpoint is not None:
-    state = checkpoints.from_arrays(state, checkpoint.server_state)
     position = checkpoint.position
-  recorder = _Recorder(directory, config, position, evaluation.names)
+    trained = Trained(
+        checkpoints.from_arrays(trained.state, checkpoint.server_state),
+        position.rounds,
+        checkpoint.best,
+    )
+  recorder = _Recorder(
+      directory, config, position, evaluation.names, client_states
+  )
   progress = progress_lib.Progress(position.rounds, schedule.num_rounds)
-  rounds, stop, diverged = position.rounds, False, False
+  stop, diverged = False, False
   try:
-    while rounds < schedule.num_rounds and not stop:
+    while trained.rounds < schedule.num_rounds and not stop:
+      rounds = trained.rounds + 1
       started = time.perf_counter()
-      output = process.next(state, cohort_data(rounds + 1))
+      output = _next(
+          process,
+          trained.state,
+          rounds,
+          [(c, client_data(c)) for c in cohort(rounds)],
+          client_states,
+      )
       seconds = time.perf_counter() - started
-      state, rounds = output.state, rounds + 1
+      trained = Trained(output.state, rounds, trained.best)
       metrics = metric_writers.flatten_metrics(output.metrics)
       if schedule.eval_every and rounds % schedule.eval_every == 0:
-        metrics |= evaluation.measure(process.get_model_weights(state))
+        weights = process.get_model_weights(output.state)
+        measured = evaluation.measure(weights, client_states)
+        metrics |= measured
+        trained = _with_best(trained, measured.get(evaluation.best_by))
       if metrics.get(_NON_FINITE) and not diverged:
         diverged = True
         report(
@@ -183,8 +235,40 @@ def train(
           or rounds == schedule.num_rounds
           or rounds % schedule.checkpoint_every == 0
       ):
-        recorder.save(rounds, state)
+        recorder.save(trained)
   finally:
     progress.close()
     recorder.close()
-  return state, rounds
+  return trained
+
+
+def _next(process, state, round_num, clients, client_states) -> Any:
+  """Does a round; what its clients keep comes from the store and goes there."""
+  if not isinstance(process, composition.StatefulLearningProcess):
+    return process.next(state, [data for _, data in clients])
+  initial = process.initial_memory
+  data = []
+  for client_id, client_data in clients:
+    value = client_states.read(client_id)
+    if value is not None:
+      value = checkpoints.from_arrays(initial, value)
+    memory = client_work.memory_dataset(initial, value)
+    data.append(collections.OrderedDict(client_data, memory=memory))
+  output, memories = process.next_with_memory(state, data)
+  for (client_id, _), memory in zip(clients, memories, strict=True):
+    if memory.present:
+      client_states.write(
+          client_id, round_num, checkpoints.to_arrays(memory.value)
+      )
+  return output
+
+
+def _with_best(trained: Trained, value: float | None) -> Trained:
+  """Notes the round as the best if it measures more than all before."""
+  best = trained.best
+  if value is None or (best is not None and value <= best.value):
+    return trained
+  arrays = checkpoints.to_arrays(trained.state)
+  return trained._replace(
+      best=checkpoints.Best(trained.rounds, float(value), arrays)
+  )

@@ -17,6 +17,7 @@ from tff_meta import registry
 from tff_meta.evaluation import accuracy
 from tff_meta.evaluation import few_round
 from tff_meta.evaluation import known_clients
+from tff_meta.training import client_memories
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import loop
 
@@ -97,7 +98,11 @@ class Evaluator:
     )
 
   def evaluate(
-      self, name: str, weights: Any, untrained_weights: Any
+      self,
+      name: str,
+      weights: Any,
+      untrained_weights: Any,
+      memories: client_memories.ClientMemories,
   ) -> dict[str, Any]:
     """Runs a protocol.
 
@@ -160,7 +165,7 @@ class Evaluator:
           f' {self._config.partition!r} offers nothing to evaluate.'
       )
     return loop.Evaluation(
-        (name,), lambda weights: {name: measure(weights.trainable).mean}
+        (name,), lambda weights, _: {name: measure(weights.trainable).mean}
     )
 
   def _measure_groups(self, protocol, weights) -> accuracy.AccuracyReport:

@@ -1,6 +1,7 @@
 """A whole run: begin or go on, train, evaluate, sum up."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+import contextlib
 import importlib.metadata
 import json
 import pathlib
@@ -11,8 +12,11 @@ from typing import Any
 import tensorflow_federated as tff
 
 import tff_meta
+from tff_meta import client_state_store
+from tff_meta import composition
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
+from tff_meta.training import client_memories
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import learning_curve
 from tff_meta.training import loop
@@ -48,9 +52,40 @@ def identity(experiment: experiment_lib.Experiment) -> dict[str, Any]:
   }
 
 
+@contextlib.contextmanager
+def open_client_states(
+    process: tff.learning.templates.LearningProcess,
+    directory: run_directory.RunDirectory,
+    *,
+    read_only: bool = False,
+) -> Iterator[client_state_store.ClientStateStore]:
+  """Opens what the clients of a run keep between rounds.
+
+  Args:
+    process: The training process. If its clients keep nothing, no file is made.
+    directory: The run's directory.
+    read_only: Whether the run may go on meanwhile, in another process.
+
+  Yields:
+    The store.
+
+  Raises:
+    ClientStateError: If the file cannot be read or written.
+  """
+  if isinstance(process, composition.StatefulLearningProcess):
+    store = client_state_store.SqliteStore(
+        directory.client_states, read_only=read_only
+    )
+  else:
+    store = client_state_store.InMemoryStore()
+  with contextlib.closing(store):
+    yield store
+
+
 def find_checkpoint(
     directory: run_directory.RunDirectory,
     run_identity: Mapping[str, Any],
+    client_states: client_state_store.ClientStateStore,
     report: Callable[[str], None],
 ) -> checkpoints.Checkpoint | None:
   """Returns the newest good checkpoint of a run.
@@ -58,23 +93,30 @@ def find_checkpoint(
   Args:
     directory: The run's directory.
     run_identity: From `identity`.
+    client_states: From `open_client_states`.
     report: Called with a line for every checkpoint that is passed over.
 
   Raises:
     AnotherConfigurationError: If the checkpoint is of another configuration.
   """
 
-  def missing_metrics(checkpoint):
+  def missing(checkpoint):
     size = directory.metrics.stat().st_size if directory.metrics.exists() else 0
-    if size < checkpoint.position.metrics_bytes:
+    position = checkpoint.position
+    if size < position.metrics_bytes:
       return (
-          f'it needs {checkpoint.position.metrics_bytes} bytes of'
+          f'it needs {position.metrics_bytes} bytes of'
           f' {directory.metrics.name}, which has {size}'
+      )
+    if client_states.is_durable and not client_states.holds(position.rounds):
+      return (
+          f'{directory.client_states.name} does not hold the states of clients'
+          f' after round {position.rounds}'
       )
     return None
 
   store = checkpoints.CheckpointStore(directory.checkpoints)
-  checkpoint = store.load_latest(report, missing_metrics)
+  checkpoint = store.load_latest(report, missing)
   if checkpoint is not None:
     _check_same(checkpoint.config, run_identity, 'the checkpoint')
   return checkpoint
@@ -95,6 +137,7 @@ def train_and_evaluate(
     process: tff.learning.templates.LearningProcess,
     evaluator: protocols_lib.Evaluator,
     directory: run_directory.RunDirectory,
+    client_states: client_state_store.ClientStateStore,
     *,
     report: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -105,6 +148,7 @@ def train_and_evaluate(
     process: From `experiment.build_process`.
     evaluator: Of the experiment.
     directory: Where the run is, locked by the caller.
+    client_states: From `open_client_states`.
     report: Called with lines for the user about what is found there and what
       goes wrong.
 
@@ -120,7 +164,7 @@ def train_and_evaluate(
   config = experiment.config
   run_identity = identity(experiment)
   old_file = _read_config_file(directory, run_identity)
-  checkpoint = find_checkpoint(directory, run_identity, report)
+  checkpoint = find_checkpoint(directory, run_identity, client_states, report)
   done = checkpoint.position.rounds if checkpoint else 0
   if done > config.rounds:
     raise AnotherConfigurationError(
@@ -143,16 +187,36 @@ def train_and_evaluate(
     )
   _report_unfinished_episode(experiment, done, report)
   atomic_files.write_json(directory.config, new_file)
-  state = _train(experiment, process, evaluator, directory, checkpoint, report)
+  trained = _train(
+      experiment,
+      process,
+      evaluator,
+      directory,
+      client_states,
+      checkpoint,
+      report,
+  )
   if config.protocols:
     report(f'Trained {config.rounds} rounds; evaluating.')
-  weights, untrained = model_weights(process, state)
+
+  def evaluate(state, round_num):
+    memories = client_memories.ClientMemories(process, client_states, round_num)
+    weights, untrained = model_weights(process, state)
+    return {
+        name: evaluator.evaluate(name, weights, untrained, memories)
+        for name in config.protocols
+    }
+
   summary = _summary(experiment, directory) | {
-      'evaluation': {
-          name: evaluator.evaluate(name, weights, untrained)
-          for name in config.protocols
-      }
+      'evaluation': evaluate(trained.state, trained.rounds)
   }
+  best = trained.best
+  if best is not None:
+    state = checkpoints.from_arrays(process.initialize(), best.server_state)
+    summary |= {
+        'best_round': best.rounds,
+        'evaluation_best': evaluate(state, best.rounds),
+    }
   atomic_files.write_json(directory.summary, summary)
   return summary
 
@@ -169,15 +233,23 @@ def _report_unfinished_episode(experiment, done, report):
 
 
 def _train(
-    experiment, process, evaluator, directory, checkpoint, report
-) -> Any:
-  """Trains, draws the learning curve, returns the server state."""
+    experiment,
+    process,
+    evaluator,
+    directory,
+    client_states,
+    checkpoint,
+    report,
+) -> loop.Trained:
+  """Trains and draws the learning curve."""
   config = experiment.config
   with stop_signals.listen() as stop:
-    state, _ = loop.train(
+    trained = loop.train(
         process,
-        experiment.cohort_data,
+        experiment.cohort,
+        experiment.dataset.tff_client_data,
         evaluator.on_the_way() if config.eval_every else loop.NO_EVALUATION,
+        client_states=client_states,
         directory=directory,
         config=identity(experiment),
         schedule=loop.Schedule(
@@ -195,7 +267,7 @@ def _train(
   )
   if stop.requested():
     raise StoppedError(stop.signal_num)
-  return state
+  return trained
 
 
 def model_weights(

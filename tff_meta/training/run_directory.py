@@ -27,6 +27,7 @@ class RunDirectory:
     self.summary = self.root / 'summary.json'
     self.learning_curve = self.root / 'learning_curve.png'
     self.checkpoints = self.root / 'checkpoints'
+    self.client_states = self.root / 'client_states.sqlite'
     self.events = self.root / 'tensorboard'
     self.evaluations = self.root / 'evaluation'
     self._lock = self.root / '.lock'
