@@ -1,0 +1,418 @@
+"""Federated meta-learning with personal layers (FedMeta-Per), and FedMeta.
+
+Clients learn an initial model that adapts to a small support set in one pass:
+they take inner steps on it and send back what the loss on their query set says
+about the model that the steps began with, and about the steps' learning rates
+(Meta-SGD). The last layer, with its rates, never leaves a client: it is learned
+alike and kept for the client's next round. A known client adapts from the
+shared body under its own head; a new one tries the heads of all known clients
+and takes the one that fits best while it adapts. Without personal layers this
+is FedMeta.
+
+Source: Bao-Long Nguyen, Tat Cuong Cao and Bac Le, "Meta-Learning and
+Personalization Layer in Federated Learning", ACIIDS 2022; FedMeta: Fei Chen, Mi
+Luo, Zhenhua Dong, Zhenguo Li and Xiuqiang He, "Federated Meta-Learning with
+Fast Convergence and Efficient Communication", 2018,
+https://arxiv.org/abs/1802.07876.
+Deviations: BUILD_NOTES.md, FedMeta-Per.
+"""
+
+import collections
+from collections.abc import Callable
+import dataclasses
+from typing import Literal
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta import composition
+from tff_meta import config_checks
+from tff_meta import episodes
+from tff_meta import weights as weights_lib
+from tff_meta.client_works import client_work
+from tff_meta.learners import adaptation
+from tff_meta.learners import local_sgd
+from tff_meta.learners import personal_layers
+from tff_meta.learners import personalizer
+from tff_meta.losses import cross_entropy
+from tff_meta.models import model as model_lib
+
+# The weights w = OrderedDict(body, head), for Meta-SGD with a third part
+# `rates` = OrderedDict(body, head): alpha, one rate a parameter.
+Weights = collections.OrderedDict
+
+_ADAM_EPSILON = 1e-8
+
+
+@dataclasses.dataclass(frozen=True)
+class FedMetaPerConfig:
+  """Configuration; the defaults are the `paper` preset.
+
+  Attributes:
+    inner: `'maml'`, inner steps of the fixed rate alpha, or `'meta_sgd'`, whose
+      alpha is learned for every parameter.
+    order: 2 differentiates through the inner steps; 1 does not.
+    personal_layers: Dense layers, counted from the output, that stay with the
+      client: 0 is FedMeta, 1 the head, more reach into the body.
+    first_head: What personal layers a client starts with in its first round: a
+      common random draw that follows from the seed (`'server_init'`), or those
+      of the server, which are then averaged and sent like all others
+      (`'averaged_head'`).
+    inner_learning_rate: alpha; of Meta-SGD its initial value.
+    outer_learning_rate: beta.
+    inner_batch_size: Examples of an inner step; 0 is the whole support set.
+    inner_epochs: Passes over the support set.
+    outer_optimizer: `'sgd'`, or `'adam_fresh'`, one step of an Adam that starts
+      anew every round: about beta times the sign of the gradient.
+    query_batch_size: The outer loss is the mean over minibatches of so many
+      query examples, the last of which may be short, of each one's mean; 0 is
+      the mean over the whole query set.
+    support_fraction: Share of a client's examples that is support; the split is
+      the same in all rounds.
+  """
+
+  inner: Literal['maml', 'meta_sgd'] = 'maml'
+  order: Literal[1, 2] = 2
+  personal_layers: int = 1
+  first_head: Literal['server_init', 'averaged_head'] = 'server_init'
+  inner_learning_rate: float = 0.001
+  outer_learning_rate: float = 0.001
+  inner_batch_size: int = 0
+  inner_epochs: int = 1
+  outer_optimizer: Literal['sgd', 'adam_fresh'] = 'sgd'
+  query_batch_size: int = 0
+  support_fraction: float = 0.2
+
+  def __post_init__(self):
+    config_checks.check_fields(self)
+    config_checks.check_fraction(self, 'support_fraction')
+
+
+# Rates of MNIST, MAML (Table 6); for the others see binaries/presets.
+PAPER = FedMetaPerConfig()
+RELEASE = dataclasses.replace(
+    PAPER,
+    first_head='averaged_head',
+    inner_batch_size=32,
+    outer_optimizer='adam_fresh',
+    query_batch_size=32,
+)
+# For the demonstration on digits only.
+DEMO = dataclasses.replace(
+    PAPER, inner_learning_rate=0.1, outer_learning_rate=0.3
+)
+
+
+def initialize(
+    model: model_lib.Model, config: FedMetaPerConfig, seed: tf.Tensor
+) -> Weights:
+  """Draws w; alpha starts as the same number everywhere."""
+  weights = model.initialize(seed)
+  if config.inner == 'meta_sgd':
+    weights['rates'] = tf.nest.map_structure(
+        lambda w: tf.fill(w.shape, config.inner_learning_rate),
+        collections.OrderedDict(weights),
+    )
+  return weights
+
+
+def _network(weights: Weights) -> Weights:
+  """The weights without their learning rates."""
+  return collections.OrderedDict(body=weights['body'], head=weights['head'])
+
+
+def _build_loss(model: model_lib.Model):
+  def loss(weights, examples):
+    logits = model.logits(weights, examples.x, examples.mask)
+    return cross_entropy.softmax_cross_entropy(
+        logits, examples.y, examples.mask
+    )
+
+  return loss
+
+
+def _batches(config, support, seed):
+  return episodes.minibatches(
+      tf.size(support.y),
+      config.inner_batch_size or None,
+      seed,
+      config.inner_epochs,
+  )
+
+
+def adapt(
+    loss_fn: Callable[..., tf.Tensor],
+    config: FedMetaPerConfig,
+    weights: Weights,
+    support: episodes.Examples,
+    seed: tf.Tensor,
+) -> tuple[Weights, tf.Tensor]:
+  """The inner steps, eq. 4 (MAML) and eq. 6 (Meta-SGD).
+
+    w <- w - alpha * grad L(w, batch), for the minibatches of the support set.
+
+  Args:
+    loss_fn: `(weights, Examples) -> scalar`.
+    config: The configuration.
+    weights: Where the steps begin.
+    support: What to adapt to.
+    seed: int32 `[2]`, orders the minibatches.
+
+  Returns:
+    The adapted `OrderedDict(body, head)`, and the mean of the losses before
+    each step.
+  """
+  return adaptation.inner_loop_and_loss(
+      loss_fn,
+      _network(weights),
+      support,
+      _batches(config, support, seed),
+      weights.get('rates', config.inner_learning_rate),
+      order=1,
+  )
+
+
+def query_loss(
+    model: model_lib.Model,
+    weights: Weights,
+    query: episodes.Examples,
+    size: int,
+) -> tf.Tensor:
+  """The outer loss: the mean over minibatches of each one's mean loss.
+
+  Args:
+    model: The network.
+    weights: The adapted `OrderedDict(body, head)`.
+    query: The query set, in the order of its minibatches.
+    size: Examples of a minibatch; 0 is the plain mean over the query set.
+
+  Returns:
+    A scalar. The examples of a short last minibatch count for more each.
+  """
+  weight = query.mask
+  if size:
+    count = tf.size(query.y)
+    start = tf.range(count) // size * size
+    weight = 1 / tf.cast(tf.minimum(size, count - start), tf.float32)
+  logits = model.logits(weights, query.x, query.mask)
+  return cross_entropy.softmax_cross_entropy(logits, query.y, weight)
+
+
+def outer_gradient(
+    model: model_lib.Model,
+    config: FedMetaPerConfig,
+    weights: Weights,
+    support: episodes.Examples,
+    query: episodes.Examples,
+    seed: tf.Tensor,
+) -> tuple[tf.Tensor, Weights]:
+  """G of eq. 5 and 7: the gradient of L(w'(w, alpha), D_q) by w and alpha.
+
+  Args:
+    model: The network, with a head.
+    config: The configuration.
+    weights: w, and alpha for Meta-SGD.
+    support: D_s.
+    query: D_q.
+    seed: int32 `[2]`, orders the minibatches of the support set.
+
+  Returns:
+    The query loss of the adapted model, and G in the structure of `weights`.
+  """
+  meta = adaptation.meta_gradient(
+      _build_loss(model),
+      lambda adapted: query_loss(
+          model, adapted, query, config.query_batch_size
+      ),
+      _network(weights),
+      support,
+      _batches(config, support, seed),
+      weights.get('rates', config.inner_learning_rate),
+      order=config.order,
+  )
+  gradient = meta.weights
+  if 'rates' in weights:
+    gradient['rates'] = meta.learning_rate
+  return meta.loss, gradient
+
+
+def outer_step(
+    config: FedMetaPerConfig, weights: Weights, gradient: Weights
+) -> Weights:
+  """The outer step, eq. 5 and 7: `w - beta * G`, or one step of a fresh Adam.
+
+  Adam's first step is `beta * G / (|G| + epsilon)`, as both moments of a single
+  gradient are, corrected for their bias, G and its square.
+  """
+
+  def step(w, g):
+    if config.outer_optimizer == 'adam_fresh':
+      g = g / (tf.abs(g) + _ADAM_EPSILON)
+    return w - config.outer_learning_rate * g
+
+  return tf.nest.map_structure(step, weights, gradient)
+
+
+def build_client_update(model: model_lib.Model, config: FedMetaPerConfig):
+  """A client's round: `(weights, ClientInput) -> ClientOutput`."""
+  personal = personal_layers.parameters(model, config.personal_layers)
+
+  def client_update(received, client):
+    fold_in = tf.random.experimental.stateless_fold_in
+    support, query = episodes.split_support_query(
+        client.examples, config.support_fraction, fold_in(client.fixed_seed, 0)
+    )
+    weights = _own_weights(config, personal, received, client.memory)
+    loss, gradient = outer_gradient(
+        model, config, weights, support, query, fold_in(client.fixed_seed, 1)
+    )
+    weights = outer_step(config, weights, gradient)
+    after, own = personal_layers.split(weights, personal)
+    if config.first_head == 'averaged_head':
+      after = weights
+    count = tf.cast(tf.size(query.y), tf.float32)
+    return client_work.ClientOutput(
+        weights_lib.subtract(received, after),
+        count,
+        local_sgd.LocalReport(count * loss, count),
+        memory=own or (),
+    )
+
+  return client_update
+
+
+def _own_weights(config, personal, received, memory):
+  """The received weights with a client's own personal layers."""
+  if not personal:
+    return received
+  shared, sent = personal_layers.split(received, personal)
+  own = memory.value
+  if config.first_head == 'averaged_head':
+    own = tf.nest.map_structure(
+        lambda mine, first: tf.where(memory.present, mine, first), own, sent
+    )
+  return personal_layers.merge(shared, own)
+
+
+def build_fedmeta_per(
+    model: model_lib.Model,
+    config: FedMetaPerConfig,
+    *,
+    num_classes: int,
+    seed: int = 0,
+    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
+    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
+) -> tff.learning.templates.LearningProcess:
+  """Builds FedMeta-Per.
+
+  Args:
+    model: The network; it gets a head of `num_classes`.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+    seed: The run's seed, in the int32 range.
+    aggregator: Of the shared weights and rates; by default the mean, weighted
+      by the size of the query sets (eq. 2 and 3).
+    server_optimizer: By default SGD of rate 1, the plain average.
+
+  Returns:
+    A `LearningProcess` on `<examples, salt, memory>` client data; without
+    personal layers on `<examples, salt>`.
+
+  Raises:
+    ValueError: If the network does not have so many personal layers.
+  """
+  model = model.with_head(num_classes)
+  personal = personal_layers.parameters(model, config.personal_layers)
+
+  def initial(side):
+    weights = initialize(model, config, composition.initial_seed(seed))
+    if side == 'server' and config.first_head == 'averaged_head':
+      return weights
+    shared, own = personal_layers.split(weights, personal)
+    return shared if side == 'server' else own
+
+  return composition.build_learning_process(
+      lambda: initial('server'),
+      model.input_shape,
+      build_client_update(model, config),
+      seed=seed,
+      aggregator=aggregator,
+      server_optimizer=server_optimizer,
+      memory=(lambda: initial('client')) if personal else None,
+  )
+
+
+def build_fedmeta_per_known_client(
+    model: model_lib.Model, config: FedMetaPerConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A known client adapts from the shared body under its own head.
+
+  Args:
+    model: The network.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+
+  Returns:
+    A `ClientPersonalizer` that takes the inner steps on the client's examples.
+  """
+  model = model.with_head(num_classes)
+  personal = personal_layers.parameters(model, config.personal_layers)
+  loss_fn = _build_loss(model)
+
+  def start(weights, memory):
+    return _network(_own_weights(config, personal, weights, memory))
+
+  def adapt_own(weights, memory, examples, seed):
+    own = _own_weights(config, personal, weights, memory)
+    return adapt(loss_fn, config, own, examples, seed)[0]
+
+  def predict(adapted, query):
+    logits = model.logits(adapted, query.x, query.mask)
+    return tf.argmax(logits, axis=1, output_type=tf.int32)
+
+  return personalizer.ClientPersonalizer(start, adapt_own, predict)
+
+
+def build_fedmeta_per_new_client(
+    model: model_lib.Model, config: FedMetaPerConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A new client adapts under the stored head that fits it best.
+
+  It adapts under every known client's head and takes the one with the least
+  mean of the losses before each step, the first of several; so only examples to
+  adapt on decide. Without personal layers it does as a known client.
+
+  Args:
+    model: The network.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+
+  Returns:
+    A `ClientPersonalizer` that uses the bank of stored heads.
+  """
+  known = build_fedmeta_per_known_client(model, config, num_classes=num_classes)
+  model = model.with_head(num_classes)
+  personal = personal_layers.parameters(model, config.personal_layers)
+  if not personal:
+    return known
+  loss_fn = _build_loss(model)
+
+  def adapt_best(weights, bank, examples, seed):
+    shared, _ = personal_layers.split(weights, personal)
+
+    def adapt_with(own):
+      return adapt(
+          loss_fn, config, personal_layers.merge(shared, own), examples, seed
+      )
+
+    losses = tf.map_fn(
+        lambda own: adapt_with(own)[1], bank, fn_output_signature=tf.float32
+    )
+    losses = tf.where(tf.math.is_finite(losses), losses, losses.dtype.max)
+    # Not tf.argmin, which promises nothing about ties.
+    best = tf.where(tf.equal(losses, tf.reduce_min(losses)))[0, 0]
+    return adapt_with(tf.nest.map_structure(lambda b: b[best], bank))[0]
+
+  return personalizer.ClientPersonalizer(
+      None, adapt_best, known.predict, uses_bank=True
+  )
