@@ -77,8 +77,6 @@ PAPER = FedAvgConfig()
 RELEASE = dataclasses.replace(
     PAPER, learning_rate=0.01, momentum=0.5, deployment_learning_rate=0.01
 )
-# For the demonstration on the embedded digits only.
-DEMO = PAPER
 DEMO = PAPER  # Learns the embedded digits as it is.
 
 
