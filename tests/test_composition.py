@@ -8,7 +8,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import composition
-from tff_meta import episodes
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.finalizers import stateless
@@ -31,16 +30,15 @@ def initial_weights():
   return collections.OrderedDict(body=body, head=collections.OrderedDict())
 
 
-def move_to_mean(weights, seed, data):
+def move_to_mean(weights, client):
   """Moves the weights to the mean of x; the loss tells the seed."""
-  examples = episodes.to_examples(data['examples'])
-  count = tf.reduce_sum(examples.mask)
-  target = tf.math.divide_no_nan(tf.reduce_sum(examples.x), count)
+  count = tf.reduce_sum(client.examples.mask)
+  target = tf.math.divide_no_nan(tf.reduce_sum(client.examples.x), count)
   update = tf.nest.map_structure(lambda w: w - target, weights)
-  result = tff.learning.templates.ClientResult(update, count)
   # Below 2^24 a float32 holds a whole number exactly.
-  loss = tf.cast(tf.math.floormod(seed[0] + seed[1], 2**20), tf.float32)
-  return result, local_sgd.LocalReport(count * loss, count)
+  seed = tf.math.floormod(client.seed[0] + client.seed[1], 2**20)
+  report = local_sgd.LocalReport(count * tf.cast(seed, tf.float32), count)
+  return client_work.ClientOutput(update, count, report)
 
 
 def build(**options):
@@ -84,7 +82,8 @@ def test_every_round_has_the_seed_of_round_seed(process):
     losses.append(output.metrics['client_work']['train']['loss'])
   expected = []
   for round_num in range(3):
-    seed = tf.random.experimental.stateless_fold_in((0, SEED), round_num)
+    fold_in = tf.random.experimental.stateless_fold_in
+    seed = fold_in(fold_in((0, SEED), round_num), 0)  # The client's salt is 0.
     expected.append(float(tf.reduce_sum(seed) % 2**20))
   assert losses == expected and len(set(losses)) == 3
 
@@ -122,10 +121,13 @@ def build_with_counter():
   state_type = initial_state.type_signature.result
   work = client_work.build_client_work(
       state_type,
-      client_work.client_data_type((1,)),
-      lambda state, message, data: move_to_mean(state[0], message, data),
+      (1,),
+      lambda state, message, data: move_to_mean(
+          state[0],
+          composition.ClientInput(data.examples, message.seed, (), (), ()),
+      ),
       client_work.round_seed(SEED),
-  )
+  ).process
   result_type = work.next.type_signature.result.result.member
   aggregation = composition.mean_factory().create(
       result_type.update, result_type.update_weight
@@ -161,7 +163,7 @@ def test_a_richer_state_speaks_model_weights():
   assert weights_of(process, written) == [8, 8]
   assert written.global_model_weights[1] == 100
   # All else is left as it was, the round number among it.
-  assert written.client_work.round_num == state.client_work.round_num == 1
+  assert written.client_work[0].round_num == state.client_work[0].round_num == 1
   output = process.next(written, CLIENTS[1:])
   assert weights_of(process, output.state) == [5, 5]
   # No finalizer of TFF's here that would refuse the NaN of zero by zero.
@@ -217,9 +219,90 @@ def test_impossible_optimizers_are_named(arguments, message):
 def test_initial_weights_and_rounds_have_different_seeds():
   """A run of seed 0 must not draw its weights from its first round's seed."""
   for seed in (0, 1, 9):
-    state = client_work.round_seed(seed).initialize()
+    state, _ = client_work.round_seed(seed).initialize()
     own = tuple(composition.initial_seed(seed).numpy())
     assert own != tuple(state.seed.numpy())
   assert tuple(composition.initial_seed(3).numpy()) != tuple(
       composition.initial_seed(4).numpy()
   )
+
+
+def remember(weights, client):
+  """Moves by the times the client has taken part before; remembers them."""
+  moved = tf.nest.map_structure(
+      lambda w: tf.fill(tf.shape(w), -client.memory.value), weights
+  )
+  count = tf.reduce_sum(client.examples.mask)
+  seed = tf.math.floormod(tf.reduce_sum(client.fixed_seed), 2**20)
+  return client_work.ClientOutput(
+      moved,
+      count,
+      local_sgd.LocalReport(count * tf.cast(seed, tf.float32), count),
+      signal=client.message + count,
+      memory=client.memory.value + 1,
+  )
+
+
+@pytest.fixture(scope='module')
+def stateful():
+  """Its server sums the examples seen and broadcasts the sum."""
+  return composition.build_learning_process(
+      initial_weights,
+      (1,),
+      remember,
+      seed=SEED,
+      memory=lambda: tf.constant(0.0),
+      state=client_work.ClientWorkState(
+          lambda: tf.constant(0.0),
+          lambda state: state,
+          lambda state, total: total,
+          tff.aggregators.SumFactory(),
+      ),
+  )
+
+
+def with_memory(process, client, value):
+  dataset = client_work.memory_dataset(process.initial_memory, value)
+  return collections.OrderedDict(client, memory=dataset)
+
+
+def test_clients_of_a_stateful_process_remember(stateful):
+  """Weights move by the mean of 0 and 2, (1 * 2 + 3 * 0) / 4."""
+  assert isinstance(stateful, composition.StatefulLearningProcess)
+  assert isinstance(stateful, tff.learning.templates.LearningProcess)
+  assert stateful.initial_memory == 0
+  data = [
+      with_memory(stateful, client, value)
+      for client, value in zip(CLIENTS, (2.0, None), strict=True)
+  ]
+  state = stateful.initialize()
+
+  output, memories = stateful.next_with_memory(state, data)
+
+  assert weights_of(stateful, output.state) == [2.5, 4.5]
+  assert [float(m.value) for m in memories] == [3, 1]
+  assert all(m.present for m in memories)
+  plain = stateful.next(state, data)
+  tf.nest.map_structure(
+      np.testing.assert_array_equal, tuple(plain.state), tuple(output.state)
+  )
+  assert plain.metrics == output.metrics
+  # The sum of the signals 1 + 3 is broadcast, so the next sum is 2 * 4 + 4.
+  again = stateful.next(output.state, data).state
+  assert [s.client_work[0][1] for s in (output.state, again)] == [4, 12]
+
+
+def test_a_clients_fixed_seed_stays_and_differs_from_the_others(stateful):
+  data = [
+      with_memory(stateful, client_data(1.0, 1, salt), None) for salt in (3, 4)
+  ]
+  state, losses = stateful.initialize(), []
+  for client in (data[0], data[0], data[1]):
+    output = stateful.next(state, [client])
+    state = output.state
+    losses.append(output.metrics['client_work']['train']['loss'])
+  assert losses[0] == losses[1] != losses[2]
+
+
+def test_a_process_without_memory_is_a_plain_one(process):
+  assert not isinstance(process, composition.StatefulLearningProcess)

@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_meta import episodes
 from tff_meta.client_works import client_work
 from tff_meta.learners import local_sgd
 
@@ -37,33 +36,37 @@ def client_data(rows, batch_sizes=None, salts=(0,)):
 
 def client_update(weights, message, data):
   """Sends `sum y x - weights`; the report's loss is n times the message."""
-  examples = episodes.to_examples(data['examples'])
+  examples, salt, memory = data
+  assert memory == ()
   labels = tf.cast(examples.y, tf.float32)
   update = tf.linalg.matvec(examples.x, labels, transpose_a=True) - weights
   count = tf.reduce_sum(examples.mask)
-  result = tff.learning.templates.ClientResult(
-      update, count + tf.cast(episodes.to_salt(data['salt']), tf.float32)
+  return client_work.ClientOutput(
+      update,
+      count + tf.cast(salt, tf.float32),
+      local_sgd.LocalReport(count * message, count),
+      signal=count,
   )
-  return result, local_sgd.LocalReport(count * message, count)
+
+
+# Counts examples; the message is ten times the state.
+COUNTER = client_work.ClientWorkState(
+    initialize=lambda: tf.constant(1.0),
+    message=lambda state: 10 * state,
+    next=lambda state, total: state + total,
+    aggregator=tff.aggregators.SumFactory(),
+)
 
 
 def build():
-  """Its state counts examples; the message is ten times the state."""
   return client_work.build_client_work(
-      tff.TensorType(np.float32, [2]),
-      DATA_TYPE,
-      client_update,
-      client_work.ClientWorkState(
-          initialize=lambda: tf.constant(1.0),
-          message=lambda state: 10 * state,
-          next=lambda state, report: state + report.num_examples,
-      ),
+      tff.TensorType(np.float32, [2]), (2,), client_update, COUNTER
   )
 
 
 @pytest.fixture(scope='module')
 def work():
-  return build()
+  return build().process
 
 
 def test_a_round(work):
@@ -86,9 +89,9 @@ def test_a_round(work):
           'num_non_finite_clients': 0,
       }
   }
-  assert output.state == 6
+  assert output.state[0] == 6
   again = work.next(output.state, [weights], clients[:1])
-  assert again.measurements['train']['loss'] == 60 and again.state == 9
+  assert again.measurements['train']['loss'] == 60 and again.state[0] == 9
 
 
 def test_any_batching_is_the_same(work):
@@ -115,13 +118,15 @@ def test_a_client_that_is_not_finite_counts_for_nothing(work):
   train = output.measurements['train']
   assert train['num_non_finite_clients'] == 2 and train['num_clients'] == 3
   assert train['num_examples'] == 2 and train['loss'] == 10
-  assert output.state == 3
+  assert output.state[0] == 3
 
 
 def test_a_message_that_is_not_finite_spoils_the_report_alone(work):
   """A finite update does not count either when its loss is NaN."""
   output = work.next(
-      np.float32(NAN), [np.zeros(2, np.float32)], [client_data([[1, 1]] * 2)]
+      (np.float32(NAN), ()),
+      [np.zeros(2, np.float32)],
+      [client_data([[1, 1]] * 2)],
   )
   assert output.result[0].update_weight == 0
   assert output.measurements['train']['num_non_finite_clients'] == 1
@@ -146,8 +151,10 @@ def messages(state_functions, num_rounds):
   """The messages of the first rounds."""
   state, found = state_functions.initialize(), []
   for _ in range(num_rounds):
-    found.append(tuple(state_functions.message(state).numpy().tolist()))
-    state = state_functions.next(state, None)
+    message = state_functions.message(state)
+    seed = getattr(message, 'seed', message)
+    found.append(tuple(seed.numpy().tolist()))
+    state = state_functions.next(state, ())
   return found
 
 
@@ -156,6 +163,25 @@ def test_the_seed_of_a_run_stays():
   assert messages(client_work.run_seed(5), 1) != messages(
       client_work.run_seed(6), 1
   )
+
+
+def test_the_state_beside_the_seeds_goes_on_by_itself():
+  """And the seed of all rounds is that of `run_seed`."""
+  plain = client_work.ClientWorkState(
+      lambda: tf.constant(1), lambda state: state * 10, lambda s, r: s + r
+  )
+  state_functions = client_work.round_seed(5, plain)
+  state = state_functions.initialize()
+  seeds = []
+  for expected in (10, 40, 70):
+    message = state_functions.message(state)
+    assert message.message == expected
+    assert message.run_seed.numpy().tolist() == [0, 5]
+    seeds.append(tuple(message.seed.numpy()))
+    state = state_functions.next(state, 3)
+  assert [list(s) for s in seeds] == [
+      list(s) for s in messages(client_work.round_seed(5), 3)
+  ]
 
 
 def test_every_round_and_run_has_its_own_seed():
@@ -179,3 +205,76 @@ def test_wrong_arguments_are_named(arguments, message):
     client_work.round_seed(*arguments)
   with pytest.raises(ValueError, match=message):
     client_work.run_seed(*arguments)
+
+
+def update_with_memory(weights, message, data):
+  """Remembers the sum of all x it has seen, and how often it took part."""
+  total = tf.reduce_sum(data.examples.x)
+  seen, rounds = data.memory.value['seen'], data.memory.value['rounds']
+  count = tf.reduce_sum(data.examples.mask)
+  return client_work.ClientOutput(
+      weights + tf.cast(data.memory.present, tf.float32),
+      count,
+      local_sgd.LocalReport(message * 0, count),
+      memory=collections.OrderedDict(seen=seen + total, rounds=rounds + 1),
+  )
+
+
+INITIAL_MEMORY = collections.OrderedDict(
+    seen=np.float32(100), rounds=np.int32(0)
+)
+
+
+@pytest.fixture(scope='module')
+def memory_work():
+  return client_work.build_client_work(
+      tff.TensorType(np.float32),
+      (2,),
+      update_with_memory,
+      client_work.ClientWorkState(
+          lambda: tf.constant(1.0), lambda s: s, lambda s, r: s
+      ),
+      lambda: tf.nest.map_structure(tf.constant, INITIAL_MEMORY),
+  )
+
+
+def with_memory(rows, value):
+  dataset = client_work.memory_dataset(INITIAL_MEMORY, value)
+  return collections.OrderedDict(client_data(rows), memory=dataset)
+
+
+def test_clients_remember_what_they_kept_and_nobody_else_does(memory_work):
+  """New, known, not finite, not finite and new, without examples."""
+  old = collections.OrderedDict(seen=np.float32(7), rounds=np.int32(4))
+  clients = [
+      with_memory([[1, 2], [3, 4]], None),
+      with_memory([[5, 6]], old),
+      with_memory([[NAN, 1]], old),
+      with_memory([[NAN, 1]], None),
+      with_memory([], old),
+      with_memory([], None),
+  ]
+  output, memories = memory_work.next_with_memory(
+      np.float32(1), [np.float32(0)] * 6, clients
+  )
+  assert [(bool(m.present), *m.value.values()) for m in memories] == [
+      (True, 110, 1),
+      (True, 18, 5),
+      (True, 7, 4),
+      (False, 100, 0),
+      (True, 7, 4),
+      (False, 100, 0),
+  ]
+  # Whether it was sampled before is seen by the client, from its memory.
+  assert [float(r.update) for r in output.result] == [0, 1, 0, 0, 1, 0]
+  assert output.measurements['train']['num_non_finite_clients'] == 2
+  plain = memory_work.process.next(np.float32(1), [np.float32(0)] * 6, clients)
+  assert [float(r.update) for r in plain.result] == [0, 1, 0, 0, 1, 0]
+  assert plain.measurements == output.measurements
+
+
+def test_a_client_without_memory_has_no_second_form(memory_work):
+  assert build().next_with_memory is None
+  assert 'memory=<seen=float32,rounds=int32>*' in str(
+      memory_work.process.next.type_signature.parameter
+  )
