@@ -59,6 +59,18 @@ _TOY_SETTINGS = {
     'fedec_l2': _FEDEC,
     'local': dict(learning_rate=0.1, epochs=2, batch_size=4),
 }
+_FED_PER = dict(learning_rate=0.1, epochs=2, batch_size=4)
+_FED_REP = dict(learning_rate=0.1, head_epochs=2, batch_size=4)
+_FED_BABU = dict(learning_rate=0.1, epochs=1, batch_size=4)
+_TOY_SETTINGS = {
+    **_TOY_SETTINGS,
+    'fed_per': _FED_PER,
+    'fed_per_meta': _FED_PER,
+    'fed_rep': _FED_REP,
+    'fed_rep_proto': _FED_REP,
+    'fed_babu': _FED_BABU,
+    'fed_babu_proto': _FED_BABU,
+}
 _TOY_SETTINGS = {**_TOY_SETTINGS, 'fed_avg_ft': _TOY_SETTINGS['fed_avg']}
 _LINEAR = dict(
     classifier='linear',
@@ -91,6 +103,9 @@ _VARIANTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
             ),
             'mlp',
         ),
+    },
+    'fed_rep': {
+        'averaged_head': ('paper', dict(averaged_head=True), 'mlp'),
     },
     'personalized_fl': {
         'linear': ('release', _LINEAR, 'mlp'),

@@ -147,14 +147,9 @@ def _server_part(config, weights):
 
 def _with_own_head(config, weights, memory):
   """The server's body under the head that the client trains."""
-  head = memory.value
   if config.head_of_evaluation == 'averaged':
-    head = tf.nest.map_structure(
-        lambda own, average: tf.where(memory.present, own, average),
-        memory.value,
-        weights['head'],
-    )
-  return personal_head.merge(weights, head)
+    return personal_head.merge(weights, memory.value_or(weights['head']))
+  return personal_head.merge(weights, memory.value)
 
 
 def _train(classifier, config, weights, examples, seed, num_epochs):
