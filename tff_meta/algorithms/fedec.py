@@ -112,13 +112,13 @@ def client_loss(
   Source: FedEC, eqs. 6, 9 and 11.
   """
   logits = network.logits(weights, batch.x, batch.mask)
-  loss = cross_entropy.softmax_cross_entropy(logits, batch.y, batch.mask)
-  present = tf.cast(last.present, loss.dtype)
-  a = config.constraint_weight * present
+  a = config.constraint_weight * tf.cast(last.present, logits.dtype)
   if config.constraint == 'kl':
     teacher = network.logits(last.value, batch.x, batch.mask)
-    loss += a * distillation.kl_to_teacher(teacher, logits, batch.mask)
-  elif config.constraint == 'l2':
+    loss = distillation.elastic_loss(logits, batch.y, batch.mask, teacher, a)
+  else:
+    loss = cross_entropy.softmax_cross_entropy(logits, batch.y, batch.mask)
+  if config.constraint == 'l2':
     loss += a * proximal.proximal(weights, last.value, mu=2.0)
   kernels = [w for w in tf.nest.flatten(weights) if w.shape.rank > 1]
   return loss + 0.5 * config.weight_decay * weights_lib.squared_norm(kernels)

@@ -1,0 +1,489 @@
+"""FedEC against loops, its limits, and what clients do with it.
+
+The oracle minimises the constrained loss in its second form, `(1 + a)` times
+the cross-entropy with soft targets (FedEC, eqs. 12 and 13), where the library
+adds the divergence.
+"""
+
+import dataclasses
+import functools
+import math
+
+import few_round_oracle as oracle
+import numpy as np
+import pytest
+import tensorflow as tf
+import tree
+
+from tff_meta import episodes
+from tff_meta.algorithms import fedec
+from tff_meta.baselines import fed_avg
+from tff_meta.client_works import client_work
+
+CLIENTS = oracle.CLIENTS
+PLAIN = dataclasses.replace(
+    fedec.PAPER,
+    inner_learning_rate=0.3,
+    momentum=0.0,
+    weight_decay=0.0,
+    tau=2,
+    batch_size=4,
+)
+CONFIGS = {
+    'kl': dataclasses.replace(
+        PLAIN,
+        constraint_weight=1.5,
+        momentum=0.5,
+        weight_decay=0.1,
+        outer_learning_rate=0.5,
+    ),
+    'l2': dataclasses.replace(PLAIN, constraint='l2', constraint_weight=0.2),
+    'none': dataclasses.replace(PLAIN, constraint='none', batch_size=0),
+    'steps': dataclasses.replace(PLAIN, tau_unit='steps', tau=4),
+}
+NO_MEMORY = client_work.ClientMemory(tf.constant(False), ())
+
+
+@functools.cache
+def build(config):
+  return fedec.build_fedec(
+      oracle.build_model(),
+      config,
+      num_classes=oracle.NUM_CLASSES,
+      seed=oracle.RUN_SEED,
+  )
+
+
+def run(config, cohorts, memories=None):
+  """Runs rounds and stores the clients' memories.
+
+  Args:
+    config: The configuration.
+    cohorts: For every round the indices of its clients.
+    memories: Client -> memory before the first round.
+
+  Returns:
+    The global weights before, between and after the rounds; after every round
+    all clients' memories so far; the metrics.
+  """
+  process = build(config)
+  state = process.initialize()
+  weights = [process.get_model_weights(state).trainable]
+  stored, metrics = [dict(memories or {})], []
+  for cohort in cohorts:
+    data = []
+    for k in cohort:
+      memory = client_work.memory_dataset(
+          process.initial_memory, stored[-1].get(k)
+      )
+      data.append(CLIENTS[k].data() | {'memory': memory})
+    output, kept = process.next_with_memory(state, data)
+    state = output.state
+    weights.append(process.get_model_weights(state).trainable)
+    stored.append(stored[-1].copy())
+    for k, memory in zip(cohort, kept, strict=True):
+      assert memory.present
+      stored[-1][k] = memory.value
+    metrics.append(output.metrics['client_work']['train'])
+  return weights, stored[1:], metrics
+
+
+def probabilities(w, x):
+  kernel, bias = w[9:-4].reshape(3, 4), w[-4:]
+  logits = oracle.embed(w, x) @ kernel + bias
+  return np.exp(logits) / np.exp(logits).sum()
+
+
+def naive_loss(config, last):
+  """The loss of a client that trained the model `last` before, or None."""
+  kernels = np.r_[0:6, 9:21]
+
+  def loss(w, pairs):
+    total = 0.0
+    for x, label in pairs:
+      p = probabilities(w, x)
+      if last is None or config.constraint != 'kl':
+        total -= math.log(p[label])
+        continue
+      a, teacher = config.constraint_weight, probabilities(last, x)
+      target = (np.eye(4)[label] + a * teacher) / (1 + a)
+      total -= (1 + a) * np.sum(target * np.log(p))
+      total += a * np.sum(teacher * np.log(teacher))
+    total /= len(pairs)
+    if last is not None and config.constraint == 'l2':
+      total += config.constraint_weight * np.sum((w - last) ** 2)
+    return total + config.weight_decay / 2 * np.sum(w[kernels] ** 2)
+
+  return loss
+
+
+def naive_update(config, w, last, client, seed):
+  """Returns theta, and sum of losses and number of examples over all steps."""
+  batches = oracle.batches_of(
+      client.pairs(), config.batch_size, seed, config.tau
+  )
+  if config.tau_unit == 'steps':
+    batches = batches[: config.tau]
+
+  def momentum(gradient, state):
+    state['v'] = config.momentum * state.get('v', 0.0) + gradient
+    return config.inner_learning_rate * state['v']
+
+  return oracle.descend(naive_loss(config, last), w, batches, momentum)
+
+
+@pytest.mark.parametrize('name', CONFIGS)
+def test_three_rounds_by_hand(name):
+  """Clients 0 and 1, then 1 (constrained) and 2 (not), then 1 and 0 (both)."""
+  config, cohorts = CONFIGS[name], ((0, 1), (1, 2), (1, 0))
+  weights, memories, metrics = run(config, cohorts)
+  w, last = oracle.to_vector(weights[0]), {}
+  for round_num, cohort in enumerate(cohorts):
+    round_seed = oracle.fold_in((0, oracle.RUN_SEED), round_num)
+    trained, loss_sum, count = {}, 0.0, 0
+    for k in cohort:
+      seed = oracle.fold_in(round_seed, CLIENTS[k].salt)
+      trained[k], client_loss, client_count = naive_update(
+          config, w, last.get(k), CLIENTS[k], seed
+      )
+      loss_sum, count = loss_sum + client_loss, count + client_count
+    moves = [theta - w for theta in trained.values()]
+    w = w + config.outer_learning_rate * sum(moves) / len(moves)
+    last |= trained
+    tolerance = {'rtol': 1e-3, 'atol': 3e-5}  # Up to 18 steps of order 1.
+    np.testing.assert_allclose(
+        oracle.to_vector(weights[round_num + 1]), w, **tolerance
+    )
+    assert memories[round_num].keys() == last.keys()
+    for k, theta in last.items():
+      np.testing.assert_allclose(
+          oracle.to_vector(memories[round_num][k]), theta, **tolerance
+      )
+    np.testing.assert_allclose(
+        metrics[round_num]['loss'], loss_sum / count, rtol=1e-4
+    )
+    assert metrics[round_num]['num_examples'] == count
+
+
+def test_steps_are_counted_across_epochs():
+  """9, 11 and 6 examples in batches of 4; 4 steps are 4 + 4 + 1 + 4 of 9."""
+  *_, metrics = run(CONFIGS['steps'], [(0,), (1,), (2,)])
+  assert [m['num_examples'] for m in metrics] == [13, 15, 12]
+  *_, metrics = run(PLAIN, [(0,), (1,), (2,)])
+  assert [m['num_examples'] for m in metrics] == [18, 22, 12]
+
+
+def differ(a, b):
+  return not np.array_equal(oracle.to_vector(a), oracle.to_vector(b))
+
+
+def test_the_constraint_begins_with_the_second_participation():
+  configs = [
+      dataclasses.replace(PLAIN, constraint_weight=a) for a in (0.0, 1.0)
+  ]
+  (free, *_), (held, *_) = (run(c, [(0, 1), (1,)]) for c in configs)
+  assert not differ(free[1], held[1])
+  assert differ(free[2], held[2])
+
+
+def test_without_constraint_and_server_rate_it_is_uniform_fed_avg():
+  """Also in the second round, and although the clients' sizes differ."""
+  weights, *_ = run(
+      dataclasses.replace(PLAIN, constraint_weight=0.0), [(0, 1, 2)] * 2
+  )
+  config = fed_avg.FedAvgConfig(
+      learning_rate=0.3, epochs=2, batch_size=4, uniform=True
+  )
+  process = fed_avg.build_fed_avg(
+      oracle.build_model(),
+      config,
+      num_classes=oracle.NUM_CLASSES,
+      seed=oracle.RUN_SEED,
+  )
+  state = process.initialize()
+  for _ in range(2):
+    state = process.next(state, [c.data() for c in CLIENTS]).state
+  np.testing.assert_allclose(
+      oracle.to_vector(weights[2]),
+      oracle.to_vector(process.get_model_weights(state).trainable),
+      rtol=1e-6,
+      atol=1e-6,
+  )
+  assert differ(weights[0], weights[2])
+
+
+@pytest.mark.parametrize('rate', [0.0, 0.5])
+def test_the_server_moves_by_its_rate_towards_the_mean(rate):
+  """With phi = 0 and models 2 and 4: 1.5 at a rate of 1/2, 0 at 0."""
+  config = dataclasses.replace(PLAIN, outer_learning_rate=rate)
+  (before, after), (memories,), _ = run(config, [(0, 1)])
+  before, after, *models = map(
+      oracle.to_vector, (before, after, memories[0], memories[1])
+  )
+  expected = before + rate * ((models[0] + models[1]) / 2 - before)
+  np.testing.assert_allclose(after, expected, rtol=1e-6, atol=1e-6)
+  assert (rate == 0) == np.array_equal(before, after)
+
+
+def test_a_client_remembers_what_it_uploaded_to_the_bit():
+  """A single client's model becomes the server's at a rate of 1."""
+  weights, memories, _ = run(PLAIN, [(0,), (1,), (0,)])
+  for k, uploaded, memory in zip((0, 1, 0), weights[1:], memories, strict=True):
+    assert not differ(uploaded, memory[k])
+
+
+def test_only_sampled_clients_remember_anew():
+  _, memories, _ = run(PLAIN, [(0, 2), (1, 2), (0,)])
+  assert [sorted(m) for m in memories] == [[0, 2], [0, 1, 2], [0, 1, 2]]
+  changed = [
+      [k for k in m if differ(m[k], before[k])]
+      for before, m in zip(memories, memories[1:], strict=False)
+      for m in [{k: m[k] for k in before}]
+  ]
+  assert changed == [[2], [0]]
+
+
+def test_a_client_without_examples_counts_and_learns_nothing():
+  process = build(PLAIN)
+  state = process.initialize()
+  last = process.get_model_weights(state).trainable
+  empty = oracle.make_client((0, 0, 0), salt=4)
+  for value in (None, tree.map_structure(lambda w: w + 1, last)):
+    memory = client_work.memory_dataset(process.initial_memory, value)
+    alone = client_work.memory_dataset(process.initial_memory, None)
+    output, kept = process.next_with_memory(
+        state,
+        [
+            empty.data() | {'memory': memory},
+            CLIENTS[0].data() | {'memory': alone},
+        ],
+    )
+    assert kept[0].present == (value is not None)
+    if value is not None:
+      assert not differ(kept[0].value, value)
+    assert not differ(
+        process.get_model_weights(output.state).trainable,
+        run(PLAIN, [(0,)])[0][1],
+    )
+
+
+# What a client minimises, at given predictions.
+
+
+def network(num_classes=2):
+  return oracle.build_model().with_head(num_classes)
+
+
+def predicting(p, shift=0.0):
+  """Weights whose predictions are `p`, whatever the input."""
+  zeros = tree.map_structure(
+      tf.zeros_like, network(len(p)).initialize(tf.constant([0, 0]))
+  )
+  zeros['head']['bias'] = tf.constant(np.log(p) + shift, tf.float32)
+  return zeros
+
+
+def one_example(label=0):
+  return episodes.Examples(tf.ones([1, 2]), tf.constant([label]), tf.ones([1]))
+
+
+def value_and_gradient(config, p, last):
+  """The loss, and its gradient with respect to the logits."""
+  weights = predicting(p)
+  memory = NO_MEMORY
+  if last is not None:
+    memory = client_work.ClientMemory(tf.constant(True), predicting(last))
+  with tf.GradientTape() as tape:
+    tape.watch(weights)
+    loss = fedec.client_loss(
+        network(len(p)), config, weights, one_example(), memory
+    )
+  return loss.numpy(), tape.gradient(loss, weights['head']['bias']).numpy()
+
+
+def test_loss_and_gradient_at_published_numbers():
+  """With y = (1, 0), last (.5, .5), p = (.8, .2), a = 1, so q = (.75, .25).
+
+  Directly -log .8 + .5 log(.5 / .8) + .5 log(.5 / .2) = .446287, and as twice
+  the cross-entropy of q and p minus log 2. Gradient: 2 (p - q) = (.1, -.1).
+  """
+  config = dataclasses.replace(PLAIN, constraint_weight=1.0)
+  loss, gradient = value_and_gradient(config, (0.8, 0.2), (0.5, 0.5))
+  assert loss == pytest.approx(0.446287, abs=1e-6)
+  by_targets = -2 * (0.75 * math.log(0.8) + 0.25 * math.log(0.2))
+  assert loss == pytest.approx(by_targets - math.log(2), abs=1e-6)
+  np.testing.assert_allclose(gradient, [0.1, -0.1], atol=1e-6)
+
+
+def test_a_shift_of_the_last_model_s_logits_is_no_penalty():
+  """The constraint is on predictions, that of FedEC-l2 on weights."""
+  batch, weights = one_example(), predicting((0.8, 0.2))
+  last = client_work.ClientMemory(
+      tf.constant(True), predicting((0.8, 0.2), shift=2.0)
+  )
+  losses = {
+      name: float(
+          fedec.client_loss(network(), CONFIGS[name], weights, batch, last)
+      )
+      for name in ('kl', 'l2')
+  }
+  assert losses['kl'] == pytest.approx(-math.log(0.8), abs=1e-6)
+  # Two biases, each 2 away: .2 * (4 + 4).
+  assert losses['l2'] == pytest.approx(-math.log(0.8) + 1.6, abs=1e-5)
+
+
+def another_model():
+  """A model with decided predictions of its own."""
+  drawn = network(4).initialize(tf.constant([8, 9]))
+  return tree.map_structure(lambda w: 3.0 * w, drawn)
+
+
+def adapted(config, a, tau):
+  """What client 1 trains under a constraint of weight a to another model."""
+  config = dataclasses.replace(
+      config, constraint_weight=a, tau=tau, batch_size=0
+  )
+  last = client_work.ClientMemory(tf.constant(True), another_model())
+  weights = network(4).initialize(tf.constant([1, 2]))
+
+  @tf.function
+  def train():
+    return fedec.inner_update(
+        network(4),
+        config,
+        weights,
+        last,
+        CLIENTS[1].examples(),
+        tf.constant([3, 4]),
+    )[0]
+
+  return oracle.to_vector(train())
+
+
+def test_a_strong_constraint_reproduces_the_last_model_s_predictions():
+  config = dataclasses.replace(PLAIN, inner_learning_rate=3e-3)
+  last = oracle.to_vector(another_model())
+  distances = [
+      max(
+          np.abs(probabilities(w, x) - probabilities(last, x)).max()
+          for x in CLIENTS[1].x
+      )
+      for w in (adapted(config, a, tau=1000) for a in (0.0, 200.0))
+  ]
+  assert distances[0] > 0.3 and distances[1] < 0.05
+
+
+def test_a_strong_constraint_on_weights_returns_the_last_model():
+  """With a = 1000 a rate of 1 / 2a goes there in a step."""
+  config = dataclasses.replace(
+      PLAIN, constraint='l2', inner_learning_rate=1 / 2000
+  )
+  last = oracle.to_vector(another_model())
+  np.testing.assert_allclose(adapted(config, 1000.0, 3), last, atol=2e-3)
+  free = adapted(dataclasses.replace(config, constraint='none'), 1000.0, 3)
+  assert np.abs(free - last).max() > 1
+
+
+# What clients do with a trained model.
+
+
+def models():
+  weights = network(4).initialize(tf.constant([1, 2]))
+  return weights, another_model()
+
+
+def naive_predictions(w, query):
+  return [int(np.argmax(probabilities(w, x))) for x in query.x]
+
+
+QUERY = oracle.make_client((6, 7, 8), salt=9)
+
+
+@pytest.mark.parametrize('sampled', [True, False])
+def test_a_known_client_uses_the_model_it_trained_last(sampled):
+  weights, last = models()
+  memory = client_work.ClientMemory(tf.constant(sampled), last)
+  known = fedec.build_fedec_known_client(
+      oracle.build_model(), PLAIN, num_classes=4
+  )
+  expected = last if sampled else weights
+  adapted = known.adapt(
+      weights, memory, CLIENTS[0].examples(), tf.constant([3, 4])
+  )
+  assert not differ(adapted, expected)
+  assert not differ(known.start(weights, memory), expected)
+  assert known.predict(adapted, QUERY.examples()).numpy().tolist() == (
+      naive_predictions(oracle.to_vector(expected), QUERY)
+  )
+
+
+@pytest.mark.parametrize('sampled', [True, False])
+def test_a_known_client_can_train_the_initialisation_once_more(sampled):
+  """With the constraint, if it was ever sampled."""
+  weights, last = models()
+  memory = client_work.ClientMemory(tf.constant(sampled), last)
+  config = dataclasses.replace(CONFIGS['kl'], eval_model='finetune')
+  known = fedec.build_fedec_known_client(
+      oracle.build_model(), config, num_classes=4
+  )
+  seed = tf.constant([3, 4])
+  adapted = known.adapt(weights, memory, CLIENTS[1].examples(), seed)
+  expected, _, _ = naive_update(
+      config,
+      oracle.to_vector(weights),
+      oracle.to_vector(last) if sampled else None,
+      CLIENTS[1],
+      seed,
+  )
+  np.testing.assert_allclose(
+      oracle.to_vector(adapted), expected, rtol=1e-4, atol=1e-5
+  )
+  assert not differ(known.start(weights, memory), last if sampled else weights)
+
+
+def test_a_new_client_trains_the_initialisation_unconstrained():
+  weights, _ = models()
+  config, seed = CONFIGS['kl'], tf.constant([3, 4])
+  new = fedec.build_fedec_new_client(
+      oracle.build_model(), config, num_classes=4
+  )
+  adapted = new.adapt(weights, (), CLIENTS[1].examples(), seed)
+  expected, _, _ = naive_update(
+      config, oracle.to_vector(weights), None, CLIENTS[1], seed
+  )
+  np.testing.assert_allclose(
+      oracle.to_vector(adapted), expected, rtol=1e-4, atol=1e-5
+  )
+  assert new.predict(adapted, QUERY.examples()).numpy().tolist() == (
+      naive_predictions(expected, QUERY)
+  )
+  assert not differ(new.start(weights, ()), weights)
+  nothing = oracle.make_client((0, 0, 0), salt=4).examples()
+  assert not differ(new.adapt(weights, (), nothing, seed), weights)
+
+
+def test_presets():
+  """What the paper leaves open is FedRep's code; nothing was released."""
+  paper = fedec.PAPER
+  assert fedec.RELEASE == paper
+  assert (paper.constraint, paper.constraint_weight) == ('kl', 1.0)
+  assert (paper.optimizer, paper.inner_learning_rate) == ('sgd', 0.01)
+  assert (paper.momentum, paper.weight_decay) == (0.5, 1e-4)
+  assert (paper.tau, paper.tau_unit, paper.batch_size) == (5, 'epochs', 10)
+  assert (paper.outer_learning_rate, paper.eval_model) == (1.0, 'stored')
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        ({'momentum': 1.0}, '`momentum`.*found 1.0'),
+        ({'optimizer': 'rmsprop'}, "momentum.*'rmsprop'.*found 0.5"),
+        ({'constraint': 'L2'}, "`constraint` as one of 'kl', 'l2', 'none'"),
+        ({'constraint_weight': -0.1}, '`constraint_weight`.*found -0.1'),
+        ({'tau': 1.5}, '`tau` as a whole number .* found 1.5'),
+    ],
+    ids=str,
+)
+def test_impossible_configurations_are_named(change, message):
+  with pytest.raises(ValueError, match=message):
+    dataclasses.replace(fedec.PAPER, **change)

@@ -1,0 +1,156 @@
+"""Local training in its process and as it is used."""
+
+import dataclasses
+import functools
+
+import few_round_oracle as oracle
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_meta.baselines import local
+from tff_meta.client_works import client_work
+
+CLIENTS = oracle.CLIENTS
+CONFIG = dataclasses.replace(
+    local.PAPER, learning_rate=0.2, weight_decay=0.1, epochs=2, batch_size=4
+)
+
+
+@functools.cache
+def build():
+  return local.build_local(
+      oracle.build_model(),
+      CONFIG,
+      num_classes=oracle.NUM_CLASSES,
+      seed=oracle.RUN_SEED,
+  )
+
+
+def sgd(gradient, state):
+  state['v'] = CONFIG.momentum * state.get('v', 0.0) + gradient
+  return CONFIG.learning_rate * state['v']
+
+
+def naive_training(w, client, seed):
+  return oracle.descend(
+      oracle.cross_entropy,
+      w,
+      oracle.batches_of(client.pairs(), 4, seed, 2),
+      sgd,
+      0.1,
+  )
+
+
+def test_every_client_trains_on_alone():
+  """Client 1 twice, from where it was; the server's weights stay."""
+  process = build()
+  state, stored, expected = process.initialize(), {}, {}
+  initial = oracle.to_vector(process.get_model_weights(state).trainable)
+  for round_num, cohort in enumerate(((0, 1), (1, 2))):
+    data = [
+        CLIENTS[k].data()
+        | {
+            'memory': client_work.memory_dataset(
+                process.initial_memory, stored.get(k)
+            )
+        }
+        for k in cohort
+    ]
+    output, kept = process.next_with_memory(state, data)
+    state, loss_sum, count = output.state, 0.0, 0
+    stored |= {k: m.value for k, m in zip(cohort, kept, strict=True)}
+    for k in cohort:
+      round_seed = oracle.fold_in((0, oracle.RUN_SEED), round_num)
+      expected[k], client_loss, client_count = naive_training(
+          expected.get(k, initial),
+          CLIENTS[k],
+          oracle.fold_in(round_seed, CLIENTS[k].salt),
+      )
+      loss_sum, count = loss_sum + client_loss, count + client_count
+    for k, w in expected.items():
+      np.testing.assert_allclose(
+          oracle.to_vector(stored[k]), w, rtol=1e-4, atol=1e-5
+      )
+    np.testing.assert_array_equal(
+        oracle.to_vector(process.get_model_weights(state).trainable), initial
+    )
+    train = output.metrics['client_work']['train']
+    np.testing.assert_allclose(train['loss'], loss_sum / count, rtol=1e-4)
+    assert train['num_examples'] == count
+  assert np.abs(expected[0] - initial).max() > 0.1
+
+
+def models():
+  initialize = oracle.build_model().with_head(4).initialize
+  return initialize(tf.constant([1, 2])), initialize(tf.constant([3, 4]))
+
+
+def assert_predicts(personalizer, adapted, w):
+  query = oracle.make_client((6, 7, 8), salt=9)
+  kernel, bias = w[9:-4].reshape(3, 4), w[-4:]
+  expected = [
+      int(np.argmax(oracle.embed(w, x) @ kernel + bias)) for x in query.x
+  ]
+  assert personalizer.predict(adapted, query.examples()).numpy().tolist() == (
+      expected
+  )
+
+
+@pytest.mark.parametrize('sampled', [True, False])
+def test_a_known_client_uses_its_own_model(sampled):
+  initial, own = models()
+  memory = client_work.ClientMemory(tf.constant(sampled), own)
+  known = local.build_local_known_client(
+      oracle.build_model(), CONFIG, num_classes=4
+  )
+  expected = oracle.to_vector(own if sampled else initial)
+  for adapted in (
+      known.start(initial, memory),
+      known.adapt(initial, memory, CLIENTS[0].examples(), tf.constant([5, 6])),
+  ):
+    np.testing.assert_array_equal(oracle.to_vector(adapted), expected)
+    assert_predicts(known, adapted, expected)
+
+
+def test_a_new_client_trains_the_initial_weights():
+  initial, _ = models()
+  seed = tf.constant([5, 6])
+  new = local.build_local_new_client(
+      oracle.build_model(), CONFIG, num_classes=4
+  )
+  np.testing.assert_array_equal(
+      oracle.to_vector(new.start(initial, ())), oracle.to_vector(initial)
+  )
+  adapted = new.adapt(initial, (), CLIENTS[1].examples(), seed)
+  expected, _, _ = naive_training(oracle.to_vector(initial), CLIENTS[1], seed)
+  np.testing.assert_allclose(
+      oracle.to_vector(adapted), expected, rtol=1e-4, atol=1e-5
+  )
+  assert_predicts(new, adapted, expected)
+
+
+def test_presets():
+  """FedRep's code: SGD .01, momentum .5, batches of 10, 10 epochs."""
+  paper = local.PAPER
+  assert local.RELEASE == paper
+  assert (paper.optimizer, paper.learning_rate, paper.momentum) == (
+      'sgd',
+      0.01,
+      0.5,
+  )
+  assert (paper.batch_size, paper.epochs, paper.weight_decay) == (10, 10, 0)
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        ({'momentum': 1.0}, '`momentum`.*found 1.0'),
+        ({'optimizer': 'adam'}, "momentum.*'adam'.*found 0.5"),
+        ({'epochs': -1}, '`epochs`.*found -1'),
+    ],
+    ids=str,
+)
+def test_impossible_configurations_are_named(change, message):
+  with pytest.raises(ValueError, match=message):
+    dataclasses.replace(local.PAPER, **change)
