@@ -40,6 +40,7 @@ class _Layout(NamedTuple):
 
 _R = _Layout(5, 'VALID', (32, 64), (512,), (100, _CONTEXT_UNITS))
 _C = _Layout(3, 'SAME', (64,) * 3, (576, 576), (100, 100, _CONTEXT_UNITS))
+_SMALL = _Layout(3, 'SAME', (32, 64), (128,), (100, _CONTEXT_UNITS))
 
 # Every variant's number of vectors for a layer, and what they do with it.
 _GATINGS = {
@@ -105,13 +106,15 @@ def build_modulated_cnn(
 
   *   28x28x1: 583,242 parameters of the base and 543,220 of the modulator, 1632
       gates;
-  *   32x32x3: 1,006,858 and 725,000 parameters, 2368 gates. Images of any other
-      size get this one; three 2x2 poolings then leave an eighth of each side.
+  *   32x32x3: 1,006,858 and 725,000 parameters, 2368 gates. Larger images get
+      this one too; three 2x2 poolings leave an eighth of each side.
+
+  Images of any other size get a narrow network of ours, with two poolings.
 
   Batch normalisation uses the statistics of the batch, in prediction too.
 
   Args:
-    input_shape: Height, width and channels of one example; at least 8x8.
+    input_shape: Height, width and channels of one example; at least 4x4.
     num_classes: The number of classes of the head; None builds no head.
     gating: How eta acts.
     num_labels: C where the context has labels 0..C-1, which are appended to
@@ -197,7 +200,7 @@ def build_cafeme_base(
   """Builds the base of `build_modulated_cnn` alone, without gates.
 
   Args:
-    input_shape: Height, width and channels of one example; at least 8x8.
+    input_shape: Height, width and channels of one example; at least 4x4.
     num_classes: The number of classes of the head; None builds no head.
 
   Returns:
@@ -228,12 +231,14 @@ def build_cafeme_base(
 
 def _layout(input_shape):
   """The widths for a size of images."""
-  if len(input_shape) != 3 or min(input_shape[:2]) < 8:
+  if len(input_shape) != 3 or min(input_shape[:2]) < 4:
     raise ValueError(
         'Expected `input_shape` to be (height, width, channels) with height and'
-        f' width at least 8, found {tuple(input_shape)}. Tip: use `mlp`.'
+        f' width at least 4, found {tuple(input_shape)}. Tip: use `mlp`.'
     )
-  return _R if tuple(input_shape[:2]) == (28, 28) else _C
+  if tuple(input_shape[:2]) == (28, 28):
+    return _R
+  return _C if min(input_shape[:2]) >= 32 else _SMALL
 
 
 def _head(layout, input_shape):
