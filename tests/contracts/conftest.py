@@ -9,14 +9,16 @@ import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_meta import composition
 from tff_meta import models
 from tff_meta import registry
+from tff_meta.client_works import client_work
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import few_round_groups
 from tff_meta.datasets import synthetic
@@ -72,6 +74,11 @@ _TOY_SETTINGS = {
     'fed_babu_proto': _FED_BABU,
 }
 _TOY_SETTINGS = {**_TOY_SETTINGS, 'fed_avg_ft': _TOY_SETTINGS['fed_avg']}
+_TOY_SETTINGS['fed_avg_proto'] = _TOY_SETTINGS['fed_avg']
+# Two phases in three rounds; one class has fewer than K + Q examples.
+_METAVERS = dict(shots=1, queries=2, warm_up_rounds=2, learning_rate=0.01)
+for _name in ('metavers', 'metavers_ce', 'metavers_triplet'):
+  _TOY_SETTINGS[_name] = _METAVERS
 _LINEAR = dict(
     classifier='linear',
     inner_learning_rate=0.3,
@@ -138,13 +145,19 @@ class Case:
     return f'{self.algorithm}-{self.variant}'
 
   @property
+  def keeps_what_it_uploads(self) -> bool:
+    """Whether a client keeps the very model that it uploads."""
+    return self.spec.module_name.endswith('.fedec')
+
+  @property
   def spec(self) -> registry.AlgorithmSpec:
     return registry.get(self.algorithm)
 
 
 def _cases():
   for name, spec in registry.ALGORITHMS.items():
-    variants = {preset: (preset, {}, 'mlp') for preset in spec.presets}
+    network = spec.model or 'mlp'
+    variants = {p: (p, {}, network) for p in ('paper', 'release')}
     variants |= _VARIANTS.get(name, {})
     for variant, (preset, changes, network) in variants.items():
       config = dataclasses.replace(
@@ -177,12 +190,14 @@ class Client:
     salt: The client's salt.
     first: Number of the first image of each class that is used.
     pixel: Value of all pixels, in place of images.
+    empty_batch: Whether a client without examples has a batch nevertheless.
   """
 
   counts: Mapping[int, int]
   salt: int
   first: int = 0
   pixel: float | None = None
+  empty_batch: bool = False
 
   def arrays(self) -> tuple[np.ndarray, np.ndarray]:
     """Returns x float32 `[n, 8, 8, 1]` and y int32 `[n]`."""
@@ -198,11 +213,14 @@ class Client:
   def data(self, batch_size: int | None = None) -> collections.OrderedDict:
     """Returns what `process.next` takes, all in one batch by default."""
     x, y = self.arrays()
-    examples = tf.data.Dataset.from_tensor_slices(
-        collections.OrderedDict(x=x, y=y)
-    )
+    examples = collections.OrderedDict(x=x, y=y)
+    if self.empty_batch:
+      batches = tf.data.Dataset.from_tensors(examples)
+    else:
+      batches = tf.data.Dataset.from_tensor_slices(examples)
+      batches = batches.batch(batch_size or max(len(y), 1))
     return collections.OrderedDict(
-        examples=examples.batch(batch_size or max(len(y), 1)),
+        examples=batches,
         salt=tf.data.Dataset.from_tensors(np.int32(self.salt)),
     )
 
@@ -222,6 +240,21 @@ def _build(spec_build, config, network, seed, copy):
   del copy  # Another number is another process.
   model = models.build(network, _IMAGE_SHAPE, None)
   return spec_build(model, config, num_classes=_NUM_CLASSES, seed=seed)
+
+
+class Round(NamedTuple):
+  """What a round results in.
+
+  Attributes:
+    state: Of the server.
+    metrics: Of the round.
+    memories: Salt -> what the client keeps, of all clients that have taken part
+      so far; empty if clients keep nothing.
+  """
+
+  state: Any
+  metrics: Any
+  memories: Mapping[int, Any]
 
 
 class Subject:
@@ -258,34 +291,68 @@ class Subject:
     """Returns `OrderedDict(body, head)` of a state."""
     return self.process.get_model_weights(state).trainable
 
+  def data(
+      self,
+      client: Client,
+      memories: Mapping[int, Any] | None = None,
+      batch_size: int | None = None,
+  ) -> collections.OrderedDict:
+    """Returns what `process.next` takes, in one batch by default.
+
+    Args:
+      client: The client.
+      memories: Salt -> what the client keeps; nobody has taken part by default.
+      batch_size: Of the examples.
+    """
+    data = client.data(batch_size)
+    if isinstance(self.process, composition.StatefulLearningProcess):
+      data['memory'] = client_work.memory_dataset(
+          self.process.initial_memory, (memories or {}).get(client.salt)
+      )
+    return data
+
   def run(
       self,
-      cohort: Sequence[Any],
+      cohort: Sequence[Client],
       *,
       process: Any = None,
       state: Any = None,
+      memories: Mapping[int, Any] | None = None,
       num_rounds: int | None = None,
-  ) -> list[Any]:
-    """Returns the outputs of rounds with the same client data.
+      batch_size: int | None = None,
+  ) -> list[Round]:
+    """Returns the results of rounds with the same clients.
 
     Args:
-      cohort: `Client`s, or the data of clients.
+      cohort: The clients; what they keep goes from round to round.
       process: By default `self.process`.
       state: By default a new one.
+      memories: Salt -> what clients kept before.
       num_rounds: By default `self.num_rounds`.
+      batch_size: Of the clients' examples.
     """
     process = process or self.process
     state = process.initialize() if state is None else state
-    data = [c.data() if isinstance(c, Client) else c for c in cohort]
-    outputs = []
+    memories = dict(memories or {})
+    rounds = []
     for _ in range(num_rounds or self.num_rounds):
-      outputs.append(process.next(state, data))
-      state = outputs[-1].state
-    return outputs
+      data = [self.data(client, memories, batch_size) for client in cohort]
+      if isinstance(process, composition.StatefulLearningProcess):
+        output, kept = process.next_with_memory(state, data)
+        memories |= {
+            client.salt: memory.value
+            for client, memory in zip(cohort, kept, strict=True)
+            if memory.present
+        }
+      else:
+        output = process.next(state, data)
+      state = output.state
+      rounds.append(Round(state, output.metrics, dict(memories)))
+    return rounds
 
   @functools.cached_property
-  def outputs(self) -> list[Any]:
-    """The outputs of `num_rounds` rounds with `_COHORT`."""
+  def outputs(self) -> list[Round]:
+    """The results of `num_rounds` rounds with `_COHORT`."""
     return self.run(_COHORT)
 
   @functools.cached_property
@@ -294,8 +361,8 @@ class Subject:
     return [self.process.initialize(), *(o.state for o in self.outputs)]
 
   @functools.cached_property
-  def long_run(self) -> list[Any]:
-    """The outputs of a run that is long enough to learn something."""
+  def long_run(self) -> list[Round]:
+    """The results of a run that is long enough to learn something."""
     return self.run(_COHORT, num_rounds=6 * self.rounds_per_cohort)
 
   @functools.cached_property
@@ -347,6 +414,14 @@ def subject(request) -> Subject:
   return _subject(request.param)
 
 
+@pytest.fixture(scope='session')
+def stateful_subject(subject) -> Subject:
+  """Every process whose clients keep something."""
+  if not isinstance(subject.process, composition.StatefulLearningProcess):
+    pytest.skip('Clients of this process keep nothing.')
+  return subject
+
+
 @pytest.fixture(
     scope='session', params=_first_of_each(lambda c: c.spec.build), ids=str
 )
@@ -367,7 +442,7 @@ def group_subject(request) -> Subject:
 
 @pytest.fixture(
     scope='session',
-    params=[c for c in CASES if c.spec.client_personalizer],
+    params=[c for c in CASES if c.spec.known_client_personalizer],
     ids=str,
 )
 def client_subject(request) -> Subject:
