@@ -2,11 +2,12 @@
 
   python -m binaries.evaluate --run_dir=DIR --protocol=new_groups_iid
 
-Prints the accuracies and writes DIR/evaluation/PROTOCOL.json. Nothing else in
-DIR is changed, so the run may go on meanwhile. What is not given is as in the
-run.
+Prints the accuracies and writes DIR/evaluation/PROTOCOL.json, and for protocols
+of clients DIR/evaluation/clients_PROTOCOL.csv. Nothing else in DIR is changed,
+so the run may go on meanwhile. What is not given is as in the run.
 """
 
+import contextlib
 import dataclasses
 
 from absl import flags
@@ -42,34 +43,43 @@ def _read_config(directory):
       'way': flag_groups.WAY.value,
       'group_clients': flag_groups.GROUP_CLIENTS.value,
       'data_dir': flag_groups.DATA_DIR.value,
+      'eval_support_fraction': flag_groups.EVAL_SUPPORT_FRACTION.value,
+      'restrict_f1_to_client_labels': (
+          flag_groups.RESTRICT_F1_TO_CLIENT_LABELS.value
+      ),
+      'curve': flag_groups.CURVE.value,
   }
   given = {k: v for k, v in given.items() if v is not None}
   return config, dataclasses.replace(config, **given)
 
 
-def _load_weights(experiment, directory):
-  """Returns trained and untrained weights, and the rounds trained."""
+def _load_models(experiment, directory, stack):
+  """Returns the trained and the untrained model, and the rounds trained."""
   from tff_meta.training import checkpoints
+  from tff_meta.training import protocols
   from tff_meta.training import run
 
+  process = experiment.build_process()
+  native.set_native_context()
+  client_states = stack.enter_context(
+      run.open_client_states(process, directory, read_only=True)
+  )
   checkpoint = run.find_checkpoint(
-      directory, run.identity(experiment), command_line.report
+      directory, run.identity(experiment), client_states, command_line.report
   )
   if checkpoint is None:
     raise FileNotFoundError(
         f'Expected a good checkpoint in {directory.checkpoints}, found none.'
         ' Tip: a new run writes its first after --checkpoint_every rounds.'
     )
-  process = experiment.build_process()
-  native.set_native_context()
   state = checkpoints.from_arrays(process.initialize(), checkpoint.server_state)
-  weights, untrained = run.model_weights(process, state)
-  return weights, untrained, checkpoint.position.rounds
+  rounds = checkpoint.position.rounds
+  trained = protocols.model(process, state, client_states, rounds)
+  return trained, protocols.untrained_model(process), rounds
 
 
-def main() -> int:
-  """Runs the program and returns its exit code."""
-  native.prepare_environment()
+def _evaluate(stack):
+  """Runs the program; `stack` closes what it opens."""
   with command_line.reported_errors():
     if not RUN_DIR.value:
       raise ValueError('Expected --run_dir, found none.')
@@ -81,36 +91,46 @@ def main() -> int:
 
     directory = run_directory.RunDirectory(RUN_DIR.value)
     run_config, eval_config = _read_config(directory)
-    trained = experiment_lib.prepare(
+    experiment = experiment_lib.prepare(
         dataclasses.replace(run_config, data_dir=eval_config.data_dir)
     )
     # The clients stay those of the run; only groups and adaptation change.
     if EVAL_SEED.value is not None:
       eval_config = dataclasses.replace(eval_config, seed=EVAL_SEED.value)
     evaluator = protocols.Evaluator(
-        dataclasses.replace(trained, config=eval_config)
+        dataclasses.replace(experiment, config=eval_config)
     )
     names = evaluator.choose(eval_config.protocols)
-    weights, untrained, rounds = _load_weights(trained, directory)
+    trained, untrained, rounds = _load_models(experiment, directory, stack)
     directory.evaluations.mkdir(exist_ok=True)
 
-  results = {}
-  for name in names:
-    results[name] = evaluator.evaluate(name, weights, untrained)
-    content = {
-        'protocol': name,
-        'rounds': rounds,
-        'seed': eval_config.seed,
-        'way': eval_config.way,
-        'group_clients': eval_config.group_clients,
-        **results[name],
-    }
-    try:
-      atomic_files.write_json(directory.evaluations / f'{name}.json', content)
-    except OSError as error:
-      command_line.fail(error, command_line.FAILURE)
+  settings = {
+      'rounds': rounds,
+      'seed': eval_config.seed,
+      'way': eval_config.way,
+      'group_clients': eval_config.group_clients,
+      'eval_support_fraction': eval_config.eval_support_fraction,
+  }
+  try:
+    results = evaluator.evaluate_all(
+        names, trained, untrained, directory.evaluations
+    )
+    for name, result in results.items():
+      atomic_files.write_json(
+          directory.evaluations / f'{name}.json',
+          {'protocol': name, **settings, **result},
+      )
+  except OSError as error:
+    command_line.fail(error, command_line.FAILURE)
   print(f'After {rounds} rounds of {run_config.rounds}:')
   print(protocols.format_table(results))
+
+
+def main() -> int:
+  """Runs the program and returns its exit code."""
+  native.prepare_environment()
+  with contextlib.ExitStack() as stack:
+    _evaluate(stack)
   return 0
 
 

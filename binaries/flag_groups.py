@@ -13,8 +13,9 @@ PROTOCOL = flags.DEFINE_list(
     'protocol',
     [],
     'What to evaluate: new_groups, new_groups_iid, new_groups_mixed,'
-    ' new_groups_mixed_iid, known_clients; none for nothing. By default'
-    ' new_groups and known_clients, where algorithm and data offer them.',
+    ' new_groups_mixed_iid, known_clients, new_clients, new_class_clients; none'
+    ' for nothing. By default new_groups and those of clients, where algorithm'
+    ' and data offer them.',
 )
 EVAL_GROUPS = flags.DEFINE_integer(
     'eval_groups', None, 'Groups to evaluate in; by default 100.'
@@ -26,4 +27,21 @@ GROUP_CLIENTS = flags.DEFINE_integer(
     'group_clients',
     None,
     'Clients of a group; by default as the data set has it.',
+)
+EVAL_SUPPORT_FRACTION = flags.DEFINE_float(
+    'eval_support_fraction',
+    None,
+    "Share of a client's test examples that it adapts on, the rest being tested"
+    ' on; by default it adapts on its training examples.',
+)
+RESTRICT_F1_TO_CLIENT_LABELS = flags.DEFINE_bool(
+    'restrict_f1_to_client_labels',
+    None,
+    'Whether to leave classes that a client does not have out of its macro-F1,'
+    ' as the code of FedMeta-Per does.',
+)
+CURVE = flags.DEFINE_bool(
+    'curve',
+    None,
+    "Whether to measure clients' accuracy after every step of adaptation, too.",
 )

@@ -1,12 +1,13 @@
 """Trains an algorithm on a data set and evaluates what came out.
 
-  python -m binaries.train --algorithm=frl --dataset=digits --output_dir=DIR
+  python -m binaries.train --algorithm=frl
   python -m binaries.train --flagfile=binaries/presets/digits_frl.flags \
       --output_dir=DIR
 
 The same command continues a run that was stopped, by whatever, with the very
 results of one that was not. DIR holds config.json, metrics.csv, timings.csv,
-summary.json, learning_curve.png, checkpoints and TensorBoard events.
+summary.json, learning_curve.png, checkpoints, TensorBoard events and a CSV file
+of clients for each protocol of clients.
 """
 
 import dataclasses
@@ -24,14 +25,18 @@ ALGORITHM = flags.DEFINE_string(
     'algorithm', None, 'What to train; --list shows all.'
 )
 OUTPUT_DIR = flags.DEFINE_string(
-    'output_dir', None, 'Where the run is written, or continued.'
+    'output_dir',
+    None,
+    'Where the run is written, or continued; by default'
+    ' runs/<dataset>_<algorithm>.',
 )
 PRESET = flags.DEFINE_enum(
     'preset',
-    'paper',
-    ['paper', 'release'],
-    'Hyperparameters as the paper prints them, or as the released code has'
-    ' them.',
+    None,
+    list(registry.PRESETS),
+    'Hyperparameters as the paper prints them, as the released code has them,'
+    ' or with rates from which the embedded digits learn in a short run (demo);'
+    ' by default demo on digits, paper elsewhere.',
 )
 HPARAMS = flags.DEFINE_string(
     'hparams',
@@ -45,7 +50,7 @@ REFERENCE_HPARAMS = flags.DEFINE_string(
     ' with, e.g. deployment_learning_rate=0.3.',
 )
 DATASET = flags.DEFINE_string(
-    'dataset', None, 'What to train on; --list shows all.'
+    'dataset', 'digits', 'What to train on; --list shows all.'
 )
 DATASET_OPTIONS = flags.DEFINE_string(
     'dataset_options',
@@ -73,11 +78,36 @@ TEST_FRACTION = flags.DEFINE_float(
     "Share of each client's examples to test on, 0..1; by default the published"
     ' test part is dealt to the clients.',
 )
+STRATIFY = flags.DEFINE_bool(
+    'stratify', False, 'Split off --test_fraction class by class.'
+)
+VALIDATION_FRACTION = flags.DEFINE_float(
+    'validation_fraction',
+    0.0,
+    "Share of each client's training examples that --eval_every measures on"
+    ' instead of the test examples, 0..1.',
+)
 NUM_CLIENTS = flags.DEFINE_integer(
     'num_clients', None, 'Training clients; by default what suits the data.'
 )
+NUM_NEW_CLIENTS = flags.DEFINE_integer(
+    'num_new_clients',
+    None,
+    'Clients beside them that training never sees; by default what suits the'
+    ' data.',
+)
+NEW_CLIENTS = flags.DEFINE_string(
+    'new_clients',
+    'held_out',
+    'How new clients get examples: dealt like the others (held_out), or from'
+    ' the test parts of all others (redealt, which needs'
+    ' --eval_support_fraction).',
+)
 MODEL = flags.DEFINE_string(
-    'model', None, 'Network; by default what suits the data.'
+    'model',
+    None,
+    'Network; by default what the algorithm needs, or else what suits the'
+    ' data.',
 )
 ROUNDS = flags.DEFINE_integer(
     'rounds',
@@ -105,6 +135,12 @@ EVAL_EVERY = flags.DEFINE_integer(
     'Rounds from one evaluation on the way to the next, 0 for none: accuracy in'
     ' groups of meta-validation classes, or of known clients.',
 )
+SELECT_BEST = flags.DEFINE_bool(
+    'select_best',
+    False,
+    'Evaluate the best round of --eval_every at the end, too; needs'
+    ' --validation_fraction or groups.',
+)
 VALIDATION_GROUPS = flags.DEFINE_integer(
     'validation_groups', 20, 'Groups of an evaluation on the way.'
 )
@@ -129,14 +165,22 @@ def _eval_groups() -> int:
   return _EVAL_GROUPS if given is None else given
 
 
+def _output_dir() -> str:
+  if OUTPUT_DIR.value is None:
+    return f'runs/{DATASET.value}_{ALGORITHM.value}'
+  return OUTPUT_DIR.value
+
+
 def _config():
   """Returns the configuration that the flags mean."""
-  for flag in (ALGORITHM, DATASET, OUTPUT_DIR):
+  for flag in (ALGORITHM, DATASET):
     if not flag.value:
       raise ValueError(
           f'Expected --{flag.name}, found none. Tip: --list shows algorithms'
           ' and data sets.'
       )
+  if not _output_dir():
+    raise ValueError('Expected --output_dir to name a directory, found none.')
   # Names first: to import TFF takes seconds.
   registry.get(ALGORITHM.value)
   datasets.get(DATASET.value)
@@ -154,7 +198,11 @@ def _config():
       partition=PARTITION.value,
       partition_options=PARTITION_OPTIONS.value,
       test_fraction=TEST_FRACTION.value,
+      stratify=STRATIFY.value,
+      validation_fraction=VALIDATION_FRACTION.value,
       num_clients=NUM_CLIENTS.value,
+      num_new_clients=NUM_NEW_CLIENTS.value,
+      new_clients=NEW_CLIENTS.value,
       model=MODEL.value,
       rounds=ROUNDS.value,
       clients_per_round=CLIENTS_PER_ROUND.value,
@@ -163,8 +211,14 @@ def _config():
       checkpoint_every=CHECKPOINT_EVERY.value,
       protocols=tuple(flag_groups.PROTOCOL.value),
       eval_every=EVAL_EVERY.value,
+      select_best=SELECT_BEST.value,
       validation_groups=VALIDATION_GROUPS.value,
       eval_groups=_eval_groups(),
+      eval_support_fraction=flag_groups.EVAL_SUPPORT_FRACTION.value,
+      restrict_f1_to_client_labels=bool(
+          flag_groups.RESTRICT_F1_TO_CLIENT_LABELS.value
+      ),
+      curve=bool(flag_groups.CURVE.value),
       way=flag_groups.WAY.value,
       group_clients=flag_groups.GROUP_CLIENTS.value,
   )
@@ -191,7 +245,7 @@ def main() -> int:
         experiment, config=dataclasses.replace(config, protocols=chosen)
     )
     if config.eval_every:
-      evaluator.on_the_way()
+      evaluator.check_on_the_way()
     if not chosen and not config.protocols:
       command_line.report(
           f'Note: nothing will be evaluated: {config.algorithm} has no use for'
@@ -200,7 +254,7 @@ def main() -> int:
       )
     process = experiment.build_process()
 
-  directory = run_directory.RunDirectory(OUTPUT_DIR.value)
+  directory = run_directory.RunDirectory(_output_dir())
   try:
     with directory.locked():
       native.set_native_context()
@@ -225,6 +279,9 @@ def main() -> int:
     return 128 + stopped.signal_num
   if summary['evaluation']:
     print(protocols.format_table(summary['evaluation']))
+  if summary.get('evaluation_best'):
+    print(f'Best round, {summary["best_round"]}:')
+    print(protocols.format_table(summary['evaluation_best']))
   return 0
 
 

@@ -35,6 +35,7 @@ class Group(NamedTuple):
     query_x: float32 [Q, ...], the query sets of all clients, client by client.
     query_y: int32 [Q], group labels.
     query_mask: float32 [Q].
+    query_clients: int32 [Q], number of the client that each belongs to.
     salts: int32 [K], sources of randomness of the clients.
     classes: int32 [way], the corpus label behind every group label.
   """
@@ -45,6 +46,7 @@ class Group(NamedTuple):
   query_x: np.ndarray
   query_y: np.ndarray
   query_mask: np.ndarray
+  query_clients: np.ndarray
   salts: np.ndarray
   classes: np.ndarray
 
@@ -191,9 +193,14 @@ def sample_group(
     query.append((rows[test], labels[test]))
   padded = [_pad(pools.corpus, *s, support_size) for s in support]
   pooled = tuple(np.concatenate(column) for column in zip(*query, strict=True))
+  query_clients = np.zeros(query_size, np.int32)
+  query_clients[: len(pooled[0])] = np.repeat(
+      np.arange(num_clients), [len(own) for own, _ in query]
+  )
   return Group(
       *(np.stack(column) for column in zip(*padded, strict=True)),
       *_pad(pools.corpus, *pooled, query_size),
+      query_clients=query_clients,
       salts=salts,
       classes=classes,
   )

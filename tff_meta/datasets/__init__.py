@@ -12,12 +12,14 @@ from tff_meta.datasets import mini_imagenet
 from tff_meta.datasets import mnist
 from tff_meta.datasets import omniglot
 from tff_meta.datasets import synthetic
+from tff_meta.datasets.dataset_spec import ClientDefaults
 from tff_meta.datasets.dataset_spec import DatasetSpec
 from tff_meta.datasets.dataset_spec import FewRoundDefaults
 from tff_meta.datasets.locations import DatasetNotFoundError
 
 __all__ = (
     'DATASETS',
+    'ClientDefaults',
     'DatasetNotFoundError',
     'DatasetSpec',
     'FewRoundDefaults',

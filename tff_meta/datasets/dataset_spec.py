@@ -25,6 +25,21 @@ class FewRoundDefaults:
 
 
 @dataclasses.dataclass(frozen=True)
+class ClientDefaults:
+  """Numbers of clients that suit a data set dealt by a partitioner.
+
+  Attributes:
+    num_clients: Clients to train with.
+    num_new_clients: Clients that are held out of training.
+    cohort_size: Clients of a round.
+  """
+
+  num_clients: int = 100
+  num_new_clients: int = 0
+  cohort_size: int = 10
+
+
+@dataclasses.dataclass(frozen=True)
 class DatasetSpec:
   """A data set by name.
 
@@ -35,6 +50,9 @@ class DatasetSpec:
       large library imported, before it is called.
     default_model: Name in `tff_meta.models.MODELS`.
     few_round: Sizes for few-round learning, or None without a class split.
+    clients: Numbers of clients for everything else.
+    preset: Name of the hyperparameters that are taken unless others are asked
+      for; `'demo'` where published ones learn too slowly.
     load_client_data: Same arguments -> (train, test)
       `tff.simulation.datasets.ClientData` with one client per writer; None
       where the writers are not known.
@@ -45,4 +63,6 @@ class DatasetSpec:
   load: Callable[..., corpus_lib.Corpus]
   default_model: str
   few_round: FewRoundDefaults | None = None
+  clients: ClientDefaults = ClientDefaults()
+  preset: str = 'paper'
   load_client_data: Callable[..., tuple] | None = None

@@ -66,4 +66,8 @@ SPEC = dataset_spec.DatasetSpec(
     few_round=dataset_spec.FewRoundDefaults(
         way=3, num_clients=16, cohort_size=6
     ),
+    clients=dataset_spec.ClientDefaults(
+        num_clients=20, num_new_clients=5, cohort_size=5
+    ),
+    preset='demo',
 )

@@ -82,4 +82,5 @@ SPEC = dataset_spec.DatasetSpec(
     few_round=dataset_spec.FewRoundDefaults(
         way=3, num_clients=10, cohort_size=3
     ),
+    clients=dataset_spec.ClientDefaults(num_clients=10, cohort_size=3),
 )

@@ -83,16 +83,21 @@ def prepare(
         corpus, config.num_clients, config.seed, **config.partition_options
     )
   else:
+    held_out = config.num_new_clients * (config.new_clients == 'held_out')
     dataset = federated_dataset.FederatedDataset.from_corpus(
         corpus,
         functools.partial(
             partitioners.PARTITIONERS[config.partition],
             **config.partition_options,
         ),
-        config.num_clients,
+        config.num_clients + held_out,
         config.seed,
         partition_by=_PARTITION_BY.get(config.partition, 'label'),
+        validation_fraction=config.validation_fraction,
         test_fraction=config.test_fraction,
+        stratify=config.stratify,
+        num_test_clients=config.num_new_clients,
+        new_clients=config.new_clients,
     )
   model = models.build(config.model, dataset.input_shape, None)
   return Experiment(config, dataset, model)

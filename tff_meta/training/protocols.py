@@ -5,24 +5,37 @@
 * `new_groups_iid`: the same classes, every client with all of them;
 * `new_groups_mixed`, `new_groups_mixed_iid`: the same, but three fifths of the
   classes, rounded down, are those of training (FRL's Table 3: 3 of 5);
-* `known_clients`: the training clients' own held-out test examples.
+* `known_clients`: the training clients on their own held-out test examples;
+* `new_clients`: clients that training never saw;
+* `new_class_clients`: the clients of the groups of `new_groups_iid`, each with
+  a model of its own (MetaVers, Table 6).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import functools
-from typing import Any
+import pathlib
+from typing import Any, NamedTuple
 
+import tensorflow_federated as tff
+
+from tff_meta import client_state_store
 from tff_meta import registry
+from tff_meta.data import few_round_groups
 from tff_meta.evaluation import accuracy
+from tff_meta.evaluation import client_metrics
 from tff_meta.evaluation import few_round
-from tff_meta.evaluation import known_clients
+from tff_meta.evaluation import personalization
+from tff_meta.learners import personalizer as personalizer_lib
+from tff_meta.training import atomic_files
 from tff_meta.training import client_memories
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import loop
 
 NONE = 'none'
 KNOWN_CLIENTS = 'known_clients'
+NEW_CLIENTS = 'new_clients'
+NEW_CLASS_CLIENTS = 'new_class_clients'
 _DEPLOYMENTS = {
     'new_groups': 'non_iid',
     'new_groups_iid': 'iid',
@@ -30,11 +43,52 @@ _DEPLOYMENTS = {
     'new_groups_mixed_iid': 'iid',
 }
 _MIXED = ('new_groups_mixed', 'new_groups_mixed_iid')
-PROTOCOLS = (*_DEPLOYMENTS, KNOWN_CLIENTS)
+_ROLES = {KNOWN_CLIENTS: 'meta_train', NEW_CLIENTS: 'meta_test'}
+PROTOCOLS = (*_DEPLOYMENTS, *_ROLES, NEW_CLASS_CLIENTS)
 # What is run where no protocols were asked for.
-DEFAULT_PROTOCOLS = ('new_groups', KNOWN_CLIENTS)
+DEFAULT_PROTOCOLS = ('new_groups', *_ROLES, NEW_CLASS_CLIENTS)
 
+_VALIDATION_GROUPS = 'validation_groups/accuracy'
+_VALIDATION_CLIENTS = f'{KNOWN_CLIENTS}/validation_accuracy'
+_TEST_CLIENTS = f'{KNOWN_CLIENTS}/accuracy'
 _SCRATCH = 'fed_avg'
+
+
+class Model(NamedTuple):
+  """What comes out of training.
+
+  Attributes:
+    weights: `OrderedDict(body, head)`.
+    memories: What clients have kept for themselves.
+  """
+
+  weights: Any
+  memories: client_memories.ClientMemories
+
+
+def model(
+    process: tff.learning.templates.LearningProcess,
+    state: Any,
+    client_states: client_state_store.ClientStateStore | None,
+    round_num: int | None = None,
+) -> Model:
+  """Returns the model in a server state and in the clients' states.
+
+  Args:
+    process: The training process.
+    state: One of its server states.
+    client_states: Where the clients' states are read.
+    round_num: The round whose client states are meant; None for the newest.
+  """
+  return Model(
+      process.get_model_weights(state).trainable,
+      client_memories.ClientMemories(process, client_states, round_num),
+  )
+
+
+def untrained_model(process: tff.learning.templates.LearningProcess) -> Model:
+  """Returns what training begins with: no client has taken part."""
+  return model(process, process.initialize(), None)
 
 
 class Evaluator:
@@ -44,13 +98,24 @@ class Evaluator:
     """Looks up what the algorithm and the data set offer."""
     self._experiment = experiment
     self._config = experiment.config
+    self._client_use = functools.cache(self._build_client_use)
     spec, dataset = experiment.spec, experiment.dataset
     offered = []
     if spec.build_group_personalizer and dataset.class_pools:
       offered += list(_DEPLOYMENTS)
-    if spec.build_client_personalizer and self._clients_with_tests():
+    if spec.build_known_client_personalizer and self._tested(KNOWN_CLIENTS):
       offered.append(KNOWN_CLIENTS)
+    if spec.build_new_client_personalizer and self._tested(NEW_CLIENTS):
+      offered.append(NEW_CLIENTS)
+    if spec.build_new_class_personalizer and dataset.class_pools:
+      offered.append(NEW_CLASS_CLIENTS)
     self.offered = tuple(offered)
+
+  def _tested(self, name: str, part: str = 'test') -> bool:
+    """Returns whether any client of a role has examples to be tested on."""
+    dataset = self._experiment.dataset
+    ids = dataset.client_ids(_ROLES[name])
+    return any(dataset.num_examples(client_id, part) for client_id in ids)
 
   def choose(self, names: Sequence[str]) -> tuple[str, ...]:
     """Returns the protocols to run, having checked that they can be run.
@@ -78,57 +143,100 @@ class Evaluator:
             f' {self._config.partition!r} offers:'
             f' {", ".join(self.offered) or "none"}; found {name!r}.'
         )
-      if name in _DEPLOYMENTS:
-        self.group_protocol(name).sample(
-            self._experiment.dataset.class_pools, 0
-        )
+      if name not in _ROLES:
+        self.group_protocol(name).sample(self._pools, 0)
     return tuple(names)
 
+  @property
+  def _pools(self) -> few_round_groups.ClassPools:
+    return self._experiment.dataset.class_pools
+
   def group_protocol(self, name: str) -> few_round.GroupProtocol:
-    """Returns the groups of a protocol of new groups."""
+    """Returns the groups of a protocol of new groups or new classes."""
     config = self._config
     return few_round.GroupProtocol(
         role='meta_test',
         way=config.way,
         num_clients=config.group_clients,
-        deployment=_DEPLOYMENTS[name],
+        deployment=_DEPLOYMENTS.get(name, 'iid'),
         num_groups=config.eval_groups,
         seed=config.seed,
         num_seen=config.way * 3 // 5 if name in _MIXED else 0,
     )
 
-  def evaluate(
+  def client_protocol(self, name: str) -> personalization.ClientProtocol:
+    """Returns the clients of a protocol of single clients."""
+    return personalization.ClientProtocol(
+        role=_ROLES[name],
+        part='test',
+        support_fraction=self._config.eval_support_fraction,
+        seed=self._config.seed,
+    )
+
+  def evaluate_all(
       self,
-      name: str,
-      weights: Any,
-      untrained_weights: Any,
-      memories: client_memories.ClientMemories,
-  ) -> dict[str, Any]:
+      names: Iterable[str],
+      trained: Model,
+      untrained: Model,
+      directory: pathlib.Path,
+      suffix: str = '',
+  ) -> dict[str, dict[str, Any]]:
+    """Runs protocols; writes `clients_NAME.csv`, a line a client, for each.
+
+    Args:
+      names: Protocols that are offered.
+      trained: What came out of training.
+      untrained: What training began with.
+      directory: Where the files go.
+      suffix: Is added to NAME.
+
+    Returns:
+      Name -> what goes into summary.json, see `evaluate`.
+    """
+    summaries = {}
+    for name in names:
+      summaries[name], report = self.evaluate(name, trained, untrained)
+      if report is not None:
+        path = directory / f'clients_{name}{suffix}.csv'
+        atomic_files.write_bytes(path, report.to_csv())
+    return summaries
+
+  def evaluate(
+      self, name: str, trained: Model, untrained: Model
+  ) -> tuple[dict[str, Any], client_metrics.ClientReport | None]:
     """Runs a protocol.
 
     Args:
       name: One that is offered.
-      weights: Trained weights.
-      untrained_weights: The weights that training began with.
+      trained: What came out of training.
+      untrained: What training began with.
 
     Returns:
       What goes into summary.json: the accuracy's mean, interval and counts; and
-      under `references` the same of others in the very same groups, with `gain`
-      and `gain_half_width_95`, the mean and 95 % half width of the difference
-      to them group by group.
+      under `references` the same of others in the very same groups or clients,
+      with `gain` and `gain_half_width_95`, the mean and 95 % half width of the
+      difference to them group by group or client by client. And the report of
+      the clients, None for groups.
     """
-    if name == KNOWN_CLIENTS:
-      report = self._evaluate_clients(weights)
-      return report.summary() | {'num_clients': len(report.accuracies)}
+    if name in _DEPLOYMENTS:
+      return self._evaluate_groups(name, trained, untrained), None
+    own = self._client_report(name, trained)
+    reference = self._client_report(name, untrained)
+    summary = self._client_summary(name, own)
+    gain = _gain(self._accuracies(name, own), self._accuracies(name, reference))
+    references = {'untrained': self._client_summary(name, reference) | gain}
+    return summary | {'references': references}, own
+
+  def _evaluate_groups(self, name, trained, untrained) -> dict[str, Any]:
     protocol = self.group_protocol(name)
-    own = self._evaluate_groups(self._own_accuracy, weights, protocol)
+    own = self._group_report(self._own_accuracy, trained, protocol)
     references = {}
     if self._config.algorithm != _SCRATCH:  # Which ignores what was trained.
-      references['untrained'] = self._evaluate_groups(
-          self._own_accuracy, untrained_weights, protocol
+      references['untrained'] = self._group_report(
+          self._own_accuracy, untrained, protocol
       )
-      references['fed_avg_from_scratch'] = self._evaluate_groups(
-          self._scratch_accuracy, weights, protocol
+      references['fed_avg_from_scratch'] = self._group_report(
+          self._scratch_accuracy, trained, protocol
       )
     return _group_summary(own) | {
         'references': {
@@ -137,45 +245,82 @@ class Evaluator:
         }
     }
 
-  def on_the_way(self) -> loop.Evaluation:
+  def check_on_the_way(self) -> str:
+    """Returns the column of metrics.csv that `on_the_way` fills.
+
+    Raises:
+      ValueError: If the algorithm and the data set offer nothing for it, or
+        there is nothing to select the best round on.
+    """
+    if 'new_groups' in self.offered:
+      self._validation_groups().sample(self._pools, 0)
+      return _VALIDATION_GROUPS
+    if self._experiment.spec.build_known_client_personalizer:
+      if self._tested(KNOWN_CLIENTS, 'validation'):
+        return _VALIDATION_CLIENTS
+      if self._config.select_best:
+        raise ValueError(
+            'Expected validation examples to select the best round on, found'
+            ' none. Tip: --validation_fraction=0.2.'
+        )
+      if KNOWN_CLIENTS in self.offered:
+        return _TEST_CLIENTS
+    raise ValueError(
+        f'Expected `eval_every` to be 0, found {self._config.eval_every}:'
+        f' {self._config.algorithm!r} with partition'
+        f' {self._config.partition!r} offers nothing to evaluate.'
+    )
+
+  def on_the_way(
+      self, process: tff.learning.templates.LearningProcess
+  ) -> loop.Evaluation:
     """Returns a cheaper evaluation for during training.
 
     Groups are drawn from the meta-validation classes, so that nothing is chosen
-    on the classes of the final test. Without groups it is `known_clients`.
+    on the classes of the final test. Without groups it is known clients: those
+    with validation examples adapt on their train part and are tested on them;
+    where nobody has any, they are tested as in `known_clients`.
+
+    Args:
+      process: What is trained.
 
     Raises:
-      ValueError: If the algorithm and the data set offer neither.
+      ValueError: As `check_on_the_way`.
     """
-    if set(_DEPLOYMENTS) & set(self.offered):
-      protocol = dataclasses.replace(
-          self.group_protocol('new_groups'),
-          role='meta_validation',
-          num_groups=self._config.validation_groups,
-      )
-      protocol.sample(self._experiment.dataset.class_pools, 0)
-      name = 'validation_groups/accuracy'
-      measure = functools.partial(self._measure_groups, protocol)
-    elif KNOWN_CLIENTS in self.offered:
-      name = f'{KNOWN_CLIENTS}/accuracy'
-      measure = self._evaluate_clients
-    else:
-      raise ValueError(
-          f'Expected `eval_every` to be 0, found {self._config.eval_every}:'
-          f' {self._config.algorithm!r} with partition'
-          f' {self._config.partition!r} offers nothing to evaluate.'
-      )
+    column = self.check_on_the_way()
+
+    def measure(weights, client_states):
+      memories = client_memories.ClientMemories(process, client_states)
+      trained = Model(weights.trainable, memories)
+      if column == _VALIDATION_GROUPS:
+        protocol = self._validation_groups()
+        return self._group_report(self._own_accuracy, trained, protocol)
+      protocol = self.client_protocol(KNOWN_CLIENTS)
+      if column == _VALIDATION_CLIENTS:
+        protocol = dataclasses.replace(
+            protocol, part='validation', support_fraction=None
+        )
+      return self._client_report(KNOWN_CLIENTS, trained, protocol).accuracy
+
     return loop.Evaluation(
-        (name,), lambda weights, _: {name: measure(weights.trainable).mean}
+        (column,),
+        lambda *args: {column: measure(*args).mean},
+        column if self._config.select_best else None,
     )
 
-  def _measure_groups(self, protocol, weights) -> accuracy.AccuracyReport:
-    return self._evaluate_groups(self._own_accuracy, weights, protocol)
+  def _validation_groups(self) -> few_round.GroupProtocol:
+    return dataclasses.replace(
+        self.group_protocol('new_groups'),
+        role='meta_validation',
+        num_groups=self._config.validation_groups,
+    )
 
-  def _evaluate_groups(
-      self, group_accuracy, weights, protocol
+  def _group_report(
+      self, group_accuracy, trained, protocol
   ) -> accuracy.AccuracyReport:
-    pools = self._experiment.dataset.class_pools
-    return few_round.evaluate_groups(group_accuracy, weights, pools, protocol)
+    return few_round.evaluate_groups(
+        group_accuracy, trained.weights, self._pools, protocol
+    )
 
   @functools.cached_property
   def _own_accuracy(self) -> Callable[..., Any]:
@@ -198,30 +343,66 @@ class Evaluator:
         )
     )
 
-  @functools.cached_property
-  def _client_accuracy(self) -> Callable[..., Any]:
-    """How good the algorithm's own personalizer is for a client."""
-    return known_clients.build_client_accuracy(
-        self._experiment.spec.build_client_personalizer(
-            self._experiment.model,
-            self._config.hparams,
-            num_classes=self._experiment.dataset.num_classes,
-        )
+  def _client_report(
+      self,
+      name: str,
+      trained: Model,
+      protocol: personalization.ClientProtocol | None = None,
+  ) -> client_metrics.ClientReport:
+    """Tests clients; `protocol` is for during training, without curves."""
+    with_curve = self._config.curve and protocol is None
+    personalizer, client_test = self._client_use(name, with_curve)
+    if name == NEW_CLASS_CLIENTS:
+      tasks = personalization.new_class_tasks(
+          self._pools, self.group_protocol(name)
+      )
+    else:
+      protocol = protocol or self.client_protocol(name)
+      tasks = protocol.tasks(self._experiment.dataset)
+    memory = trained.memories.bank if personalizer.uses_bank else ()
+    return personalization.evaluate_clients(
+        client_test,
+        trained.weights,
+        trained.memories.of if name == KNOWN_CLIENTS else lambda _: memory,
+        tasks,
+        seed=self._config.seed,
+        restrict_f1=self._config.restrict_f1_to_client_labels,
     )
 
-  def _evaluate_clients(self, weights) -> accuracy.AccuracyReport:
-    dataset = self._experiment.dataset
-    return known_clients.evaluate_clients(
-        self._client_accuracy,
-        weights,
-        dataset,
-        dataset.client_ids(),
-        self._config.seed,
+  def _build_client_use(
+      self, name: str, with_curve: bool
+  ) -> tuple[personalizer_lib.ClientPersonalizer, Callable[..., Any]]:
+    """Returns what a client does, and the traced function that tests it."""
+    spec, dataset = self._experiment.spec, self._experiment.dataset
+    build, num_classes = {
+        KNOWN_CLIENTS: (
+            spec.build_known_client_personalizer,
+            dataset.num_classes,
+        ),
+        NEW_CLIENTS: (spec.build_new_client_personalizer, dataset.num_classes),
+        NEW_CLASS_CLIENTS: (
+            spec.build_new_class_personalizer,
+            self._config.way,
+        ),
+    }[name]
+    personalizer = build(
+        self._experiment.model, self._config.hparams, num_classes=num_classes
+    )
+    return personalizer, personalization.build_client_test(
+        personalizer, with_curve=with_curve
     )
 
-  def _clients_with_tests(self) -> bool:
-    dataset = self._experiment.dataset
-    return any(dataset.num_examples(c, 'test') for c in dataset.client_ids())
+  def _accuracies(self, name, report) -> accuracy.AccuracyReport:
+    """What the mean and the gain are of: groups of clients, or clients."""
+    if name == NEW_CLASS_CLIENTS:
+      return report.by_group(self._config.eval_groups)
+    return report.accuracy
+
+  def _client_summary(self, name, report) -> dict[str, Any]:
+    summary = report.summary() | self._accuracies(name, report).summary()
+    if name == NEW_CLASS_CLIENTS:
+      summary['num_groups'] = self._config.eval_groups
+    return summary
 
 
 def _group_summary(report: accuracy.AccuracyReport) -> dict[str, Any]:
@@ -255,7 +436,25 @@ def format_table(evaluation: Mapping[str, Mapping[str, Any]]) -> str:
         gain = _percent(values['gain'], values['gain_half_width_95'])
         line += f'   trained gains {gain}'
       lines.append(line)
+    if 'share_hurt' in result:
+      lines.append(_client_line(result))
   return '\n'.join(lines)
+
+
+def _client_line(result) -> str:
+  """Returns what else is told of clients."""
+  parts = [
+      f'micro {100 * result["accuracy_micro"]:.2f}',
+      f'deviation {100 * result["accuracy_std"]:.2f}',
+      f'worst decile {100 * result["accuracy_worst_decile"]:.2f}',
+      f'macro-F1 {100 * result["macro_f1_mean"]:.2f}',
+  ]
+  if result['share_hurt'] is not None:
+    parts += [
+        f'before adaptation {100 * result["accuracy_before_mean"]:.2f}',
+        f'{100 * result["share_hurt"]:.0f} % of clients hurt by it',
+    ]
+  return f'  trained: {", ".join(parts)}'
 
 
 def _percent(mean: float, half_width: float | None) -> str:

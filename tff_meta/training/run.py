@@ -16,7 +16,6 @@ from tff_meta import client_state_store
 from tff_meta import composition
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
-from tff_meta.training import client_memories
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import learning_curve
 from tff_meta.training import loop
@@ -199,13 +198,14 @@ def train_and_evaluate(
   if config.protocols:
     report(f'Trained {config.rounds} rounds; evaluating.')
 
-  def evaluate(state, round_num):
-    memories = client_memories.ClientMemories(process, client_states, round_num)
-    weights, untrained = model_weights(process, state)
-    return {
-        name: evaluator.evaluate(name, weights, untrained, memories)
-        for name in config.protocols
-    }
+  def evaluate(state, round_num, suffix=''):
+    return evaluator.evaluate_all(
+        config.protocols,
+        protocols_lib.model(process, state, client_states, round_num),
+        protocols_lib.untrained_model(process),
+        directory.root,
+        suffix,
+    )
 
   summary = _summary(experiment, directory) | {
       'evaluation': evaluate(trained.state, trained.rounds)
@@ -215,7 +215,7 @@ def train_and_evaluate(
     state = checkpoints.from_arrays(process.initialize(), best.server_state)
     summary |= {
         'best_round': best.rounds,
-        'evaluation_best': evaluate(state, best.rounds),
+        'evaluation_best': evaluate(state, best.rounds, '_best'),
     }
   atomic_files.write_json(directory.summary, summary)
   return summary
@@ -248,7 +248,11 @@ def _train(
         process,
         experiment.cohort,
         experiment.dataset.tff_client_data,
-        evaluator.on_the_way() if config.eval_every else loop.NO_EVALUATION,
+        (
+            evaluator.on_the_way(process)
+            if config.eval_every
+            else loop.NO_EVALUATION
+        ),
         client_states=client_states,
         directory=directory,
         config=identity(experiment),
@@ -268,21 +272,6 @@ def _train(
   if stop.requested():
     raise StoppedError(stop.signal_num)
   return trained
-
-
-def model_weights(
-    process: tff.learning.templates.LearningProcess, state: Any
-) -> tuple[Any, Any]:
-  """Returns the weights in a server state, and those that training began with.
-
-  Args:
-    process: The training process.
-    state: One of its server states.
-  """
-  return tuple(
-      process.get_model_weights(s).trainable
-      for s in (state, process.initialize())
-  )
 
 
 def _read_config_file(directory, run_identity) -> dict[str, Any] | None:

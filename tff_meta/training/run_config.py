@@ -8,6 +8,7 @@ from typing import Any
 from tff_meta import datasets
 from tff_meta import models
 from tff_meta import registry
+from tff_meta.data import federated_dataset
 from tff_meta.data import partitioners
 from tff_meta.training import hyperparameters
 
@@ -28,8 +29,6 @@ FREE_FIELDS = (
 )
 
 _REFERENCE = 'fed_avg'
-_DEFAULT_CLIENTS = 100
-_DEFAULT_COHORT = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,18 +48,33 @@ class RunConfig:
     partition_options: Further arguments of the partitioner.
     test_fraction: Share of each client's examples to test on; None deals the
       published test part to the clients. Always None with `'few_round'`.
+    stratify: Whether that share is split off class by class.
+    validation_fraction: Share of each client's examples to select on; 0 with
+      `'few_round'`, which selects on groups of meta-validation classes.
     num_clients: Training clients.
+    num_new_clients: Clients beside them that training never sees; 0 with
+      `'few_round'`.
+    new_clients: Where these come from, see `FederatedDataset.from_corpus`:
+      `'held_out'` or `'redealt'`.
     clients_per_round: Clients in a round's cohort.
     rounds: Communication rounds of the whole run.
     seed: Of the partition, the cohorts, the initial weights, local training
       and the evaluation; 0..2**31-1.
     checkpoint_every: Rounds between checkpoints.
     eval_every: Rounds between evaluations on the way; 0 for none.
+    select_best: Whether the best round of these evaluations is evaluated at
+      the end, too.
     validation_groups: Groups of an evaluation on the way.
     protocols: What to evaluate at the end; see `training.protocols`.
     eval_groups: Groups of an evaluation at the end.
     reference_hparams: Configuration of FedAvg, which a new group's accuracy is
       compared with.
+    eval_support_fraction: None for clients to adapt on their train part and be
+      tested on their test part; otherwise the share of the test part that they
+      adapt on, the rest being tested on.
+    restrict_f1_to_client_labels: Whether a prediction that a client has no
+      label for does not bring its class into the macro-F1.
+    curve: Whether accuracy is measured after every step of adaptation, too.
     way: Classes of a group; None where no groups can be drawn.
     group_clients: Clients of a group; None where no groups can be drawn.
     execution: Where TFF computations run.
@@ -76,16 +90,24 @@ class RunConfig:
   partition: str
   partition_options: Mapping[str, Any]
   test_fraction: float | None
+  stratify: bool
+  validation_fraction: float
   num_clients: int
+  num_new_clients: int
+  new_clients: str
   clients_per_round: int
   rounds: int
   seed: int
   checkpoint_every: int
   eval_every: int
+  select_best: bool
   validation_groups: int
   protocols: tuple[str, ...]
   eval_groups: int
   reference_hparams: Any
+  eval_support_fraction: float | None
+  restrict_f1_to_client_labels: bool
+  curve: bool
   way: int | None
   group_clients: int | None
   execution: str
@@ -94,6 +116,7 @@ class RunConfig:
     for name, value, choices in (
         ('model', self.model, models.MODELS),
         ('partition', self.partition, PARTITIONS),
+        ('new_clients', self.new_clients, federated_dataset.NEW_CLIENTS),
         ('execution', self.execution, EXECUTIONS),
     ):
       if value not in choices:
@@ -103,6 +126,7 @@ class RunConfig:
         )
     for name, least in (
         ('num_clients', 1),
+        ('num_new_clients', 0),
         ('clients_per_round', 1),
         ('rounds', 1),
         ('seed', 0),
@@ -122,11 +146,36 @@ class RunConfig:
           'Expected `clients_per_round` to be at most `num_clients`,'
           f' {self.num_clients}, found {self.clients_per_round}.'
       )
-    if self.partition == FEW_ROUND and self.test_fraction is not None:
+    if self.partition == FEW_ROUND:
+      self._check_few_round()
+    fraction = self.eval_support_fraction
+    if fraction is not None and not 0 < fraction < 1:
       raise ValueError(
-          "Expected no `test_fraction` with partition 'few_round', which trains"
-          f' on all examples of its classes, found {self.test_fraction}.'
+          'Expected `eval_support_fraction` to be between 0 and 1, found'
+          f' {fraction}.'
       )
+    if self.new_clients == 'redealt' and fraction is None:
+      raise ValueError(
+          "Expected an `eval_support_fraction` with `new_clients` 'redealt',"
+          ' whose examples are all in their test part, found none.'
+      )
+    if self.select_best and not self.eval_every:
+      raise ValueError(
+          'Expected `eval_every` to be at least 1 with `select_best`, found 0.'
+      )
+
+  def _check_few_round(self):
+    """Checks that nothing is asked for that this partition does not have."""
+    for name, none in (
+        ('test_fraction', None),
+        ('validation_fraction', 0),
+        ('num_new_clients', 0),
+    ):
+      if getattr(self, name) != none:
+        raise ValueError(
+            f"Expected no `{name}` with partition 'few_round', which trains on"
+            f' all examples of its classes, found {getattr(self, name)}.'
+        )
 
   def to_json(self) -> dict[str, Any]:
     """Returns the configuration as JSON values."""
@@ -170,7 +219,7 @@ def _to_tuple(value):
 def resolve(
     *,
     algorithm: str,
-    preset: str,
+    preset: str | None,
     hparams: str,
     reference_hparams: str,
     dataset: str,
@@ -179,6 +228,7 @@ def resolve(
     partition_options: str,
     model: str | None,
     num_clients: int | None,
+    num_new_clients: int | None,
     clients_per_round: int | None,
     way: int | None,
     group_clients: int | None,
@@ -188,15 +238,17 @@ def resolve(
 
   Args:
     algorithm: As in `RunConfig`.
-    preset: As in `RunConfig`.
+    preset: As in `RunConfig`; None for the one that suits the data set.
     hparams: `name=value,...`, changes to the preset.
     reference_hparams: `name=value,...`, changes to FedAvg's preset.
     dataset: As in `RunConfig`.
     dataset_options: `name=value,...`.
     partition: As in `RunConfig`; None for the algorithm's own.
     partition_options: `name=value,...`.
-    model: As in `RunConfig`; None for the data set's own.
+    model: As in `RunConfig`; None for the algorithm's own, or else the data
+      set's.
     num_clients: As in `RunConfig`; None for the data set's own.
+    num_new_clients: As in `RunConfig`; None for the data set's own.
     clients_per_round: As in `RunConfig`; None for the data set's own.
     way: As in `RunConfig`; None for the data set's own.
     group_clients: As in `RunConfig`; None for the data set's own.
@@ -207,6 +259,8 @@ def resolve(
   """
   algorithm_spec = registry.get(algorithm)
   dataset_spec = datasets.get(dataset)
+  if preset is None:
+    preset = dataset_spec.preset
   if preset not in PRESETS:
     raise ValueError(
         f'Expected `preset` to be one of {", ".join(PRESETS)}, found'
@@ -214,13 +268,21 @@ def resolve(
     )
   if partition is None:
     partition = algorithm_spec.partition
-  defaults = dataset_spec.few_round or datasets.FewRoundDefaults(
-      way=None, num_clients=_DEFAULT_CLIENTS, cohort_size=_DEFAULT_COHORT
-  )
+  groups, clients = dataset_spec.few_round, dataset_spec.clients
+  if partition == FEW_ROUND and groups:
+    clients = datasets.ClientDefaults(groups.num_clients, 0, groups.cohort_size)
   if num_clients is None:
-    num_clients = defaults.num_clients
+    num_clients = clients.num_clients
+  if num_new_clients is None:
+    num_new_clients = clients.num_new_clients
   if clients_per_round is None:
-    clients_per_round = min(defaults.cohort_size, num_clients)
+    clients_per_round = min(clients.cohort_size, num_clients)
+  if model is None:
+    model = algorithm_spec.model or dataset_spec.default_model
+  if way is None and groups:
+    way = groups.way
+  if group_clients is None and groups:
+    group_clients = groups.cohort_size
   return RunConfig(
       algorithm=algorithm,
       preset=preset,
@@ -232,17 +294,18 @@ def resolve(
       dataset_options=hyperparameters.parse_options(
           dataset_spec.load, 2, dataset_options
       ),
-      model=dataset_spec.default_model if model is None else model,
+      model=model,
       partition=partition,
       partition_options=_partition_options(
-          partition, partition_options, defaults.examples_per_class
+          partition,
+          partition_options,
+          groups.examples_per_class if groups else None,
       ),
       num_clients=num_clients,
+      num_new_clients=num_new_clients,
       clients_per_round=clients_per_round,
-      way=defaults.way if way is None else way,
-      group_clients=(
-          defaults.cohort_size if group_clients is None else group_clients
-      ),
+      way=way,
+      group_clients=group_clients,
       **given,
   )
 

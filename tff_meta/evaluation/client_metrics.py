@@ -1,0 +1,202 @@
+"""What is reported of clients: how good each is served, and how unequally."""
+
+from collections.abc import Sequence
+import csv
+import io
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tff_meta.evaluation import accuracy as accuracy_lib
+
+_WORST = 10  # One in so many clients is among the worst decile.
+
+
+def macro_f1(
+    labels: np.ndarray,
+    predicted: np.ndarray,
+    *,
+    restrict_to_labels: bool = False,
+) -> float:
+  """The unweighted mean of the F1 scores of the classes of one client.
+
+  `F1_c = 2 TP_c / (2 TP_c + FP_c + FN_c)`, over all classes that are among the
+  labels or were predicted. A class that was predicted but is not there scores
+  zero.
+
+  Args:
+    labels: int [n], the right answers, n at least 1.
+    predicted: int [n], the answers given.
+    restrict_to_labels: Whether a prediction that is none of the client's labels
+      counts as the client's smallest label other than the right one: still
+      wrong, but no class of score zero enters the mean. (FedMeta-Per's released
+      code; its clients have two classes.) A client with one class has no such
+      label and keeps the prediction.
+
+  Returns:
+    A number in [0, 1].
+
+  Source: Nguyen et al., FedMeta-Per, and its released code.
+  """
+  present = np.unique(labels)
+  if restrict_to_labels and len(present) > 1:
+    wrong = np.where(labels == present[0], present[1], present[0])
+    predicted = np.where(np.isin(predicted, present), predicted, wrong)
+  scores = []
+  for label in np.union1d(labels, predicted):
+    hits = np.sum((labels == label) & (predicted == label))
+    scores.append(
+        2 * hits / (np.sum(labels == label) + np.sum(predicted == label))
+    )
+  return float(np.mean(scores))
+
+
+class ClientReport(NamedTuple):
+  """How good the models of several clients are on the clients' test examples.
+
+  Attributes:
+    client_ids: n names.
+    num_support: int64 [n], examples that each adapted on.
+    num_examples: int64 [n], test examples, each at least 1.
+    accuracies: float64 [n], after adaptation, in [0, 1].
+    macro_f1: float64 [n], after adaptation, see `macro_f1`.
+    accuracies_before: float64 [n], of the model that each started from; None
+      where there is no model before adaptation.
+    curves: float64 [n, num_points], accuracy after 0, 1, ... steps; None where
+      it was not asked for or there are no steps.
+  """
+
+  client_ids: tuple[str, ...]
+  num_support: np.ndarray
+  num_examples: np.ndarray
+  accuracies: np.ndarray
+  macro_f1: np.ndarray
+  accuracies_before: np.ndarray | None = None
+  curves: np.ndarray | None = None
+
+  @property
+  def accuracy(self) -> accuracy_lib.AccuracyReport:
+    """The accuracies after adaptation alone."""
+    return accuracy_lib.AccuracyReport(self.accuracies, self.num_examples)
+
+  def by_group(self, num_groups: int) -> accuracy_lib.AccuracyReport:
+    """Returns the mean accuracy of every group of equally many clients."""
+    return accuracy_lib.AccuracyReport(
+        self.accuracies.reshape(num_groups, -1).mean(1),
+        self.num_examples.reshape(num_groups, -1).sum(1),
+    )
+
+  def summary(self) -> dict[str, Any]:
+    """Returns what goes into summary.json.
+
+    With `a_i` a client's accuracy after adaptation, `b_i` before, `f_i` its
+    macro-F1 and `n_i` its test examples: `accuracy_mean` is the mean of `a_i`
+    (macro) with its 95 % interval, `accuracy_micro` the mean weighted by `n_i`,
+    `accuracy_std` the population standard deviation of `a_i`,
+    `accuracy_worst_decile` the mean of the smallest tenth of `a_i` (rounded
+    down, at least one), `accuracy_before_mean` the mean of `b_i`, `share_hurt`
+    the share of clients with `a_i < b_i`, `macro_f1_mean` and `macro_f1_std`
+    those of `f_i`, `curve` the mean over clients per step. What does not exist
+    is None.
+    """
+    worst = np.sort(self.accuracies)[: max(1, len(self.accuracies) // _WORST)]
+    before, hurt, curve = None, None, None
+    if self.accuracies_before is not None:
+      before = float(np.mean(self.accuracies_before))
+      hurt = float(np.mean(self.accuracies < self.accuracies_before))
+    if self.curves is not None:
+      curve = np.mean(self.curves, 0).tolist()
+    return self.accuracy.summary() | {
+        'accuracy_std': float(np.std(self.accuracies)),
+        'accuracy_worst_decile': float(np.mean(worst)),
+        'accuracy_before_mean': before,
+        'share_hurt': hurt,
+        'macro_f1_mean': float(np.mean(self.macro_f1)),
+        'macro_f1_std': float(np.std(self.macro_f1)),
+        'curve': curve,
+        'num_clients': len(self.client_ids),
+    }
+
+  def to_csv(self) -> bytes:
+    """Returns a line a client, for a spreadsheet.
+
+    Numbers read back as the very same; what does not exist is empty.
+    """
+    columns = {
+        'client_id': self.client_ids,
+        'num_support': self.num_support,
+        'num_examples': self.num_examples,
+        'accuracy_before': self.accuracies_before,
+        'accuracy': self.accuracies,
+        'macro_f1': self.macro_f1,
+    }
+    if self.curves is not None:
+      columns |= {
+          f'accuracy_after_{step}_steps': self.curves[:, step]
+          for step in range(self.curves.shape[1])
+      }
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator='\n')
+    writer.writerow(columns)
+    for i in range(len(self.client_ids)):
+      writer.writerow(
+          '' if column is None else np.asarray(column)[i].item()
+          for column in columns.values()
+      )
+    return text.getvalue().encode()
+
+
+class ClientAnswers(NamedTuple):
+  """What one client's models answered to its test examples.
+
+  Attributes:
+    client_id: Its name.
+    num_support: Examples that it adapted on.
+    labels: int [Q], the right answers, Q at least 1.
+    before: int [Q], answers of the model it started from, or None.
+    after: int [Q], answers of the adapted model.
+    curve: int [num_points, Q], answers after 0, 1, ... steps, or None.
+  """
+
+  client_id: str
+  num_support: int
+  labels: np.ndarray
+  before: np.ndarray | None
+  after: np.ndarray
+  curve: np.ndarray | None
+
+
+def report(
+    answers: Sequence[ClientAnswers], *, restrict_f1: bool
+) -> ClientReport:
+  """Marks the answers of clients.
+
+  Args:
+    answers: Of all clients, at least one; all or none with `before` and with
+      `curve`.
+    restrict_f1: See `macro_f1`.
+
+  Returns:
+    The report, in the same order.
+  """
+
+  def share_right(given):
+    if given[0] is None:
+      return None
+    pairs = zip(given, answers, strict=True)
+    return np.array([np.mean(g == a.labels, axis=-1) for g, a in pairs])
+
+  return ClientReport(
+      client_ids=tuple(a.client_id for a in answers),
+      num_support=np.array([a.num_support for a in answers]),
+      num_examples=np.array([len(a.labels) for a in answers]),
+      accuracies=share_right([a.after for a in answers]),
+      macro_f1=np.array(
+          [
+              macro_f1(a.labels, a.after, restrict_to_labels=restrict_f1)
+              for a in answers
+          ]
+      ),
+      accuracies_before=share_right([a.before for a in answers]),
+      curves=share_right([a.curve for a in answers]),
+  )

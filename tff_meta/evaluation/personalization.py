@@ -1,0 +1,225 @@
+"""How good the models are that single clients get: one evaluation for all.
+
+A client adapts on some of its examples, as its algorithm's personalizer does,
+and is tested on others, before and after. It is a client of the training
+population (which may remember something), one that training never saw, or one
+of a group whose classes training never saw.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tff_meta import episodes
+from tff_meta.data import corpus as corpus_lib
+from tff_meta.data import federated_dataset
+from tff_meta.data import few_round_groups
+from tff_meta.evaluation import client_metrics
+from tff_meta.evaluation import few_round
+from tff_meta.learners import personalizer as personalizer_lib
+
+
+class ClientTask(NamedTuple):
+  """A client to be tested.
+
+  Attributes:
+    client_id: Its name.
+    support: What it adapts on, x float32 [n, ...] and y int32 [n].
+    query: What it is tested on, at least one example.
+    salt: int32, makes its random numbers its own.
+  """
+
+  client_id: str
+  support: corpus_lib.LabelledExamples
+  query: corpus_lib.LabelledExamples
+  salt: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientProtocol:
+  """Which clients are tested on which of their examples.
+
+  Attributes:
+    role: `'meta_train'`, clients of the training population, or `'meta_test'`,
+      held out of it.
+    part: What they are tested on, `'test'` or `'validation'`.
+    support_fraction: None to adapt on the client's train part and be tested on
+      all of `part`; otherwise the share, in (0, 1), of `part` to adapt on,
+      floor(fraction * n) examples at random, the rest being tested on.
+    seed: Of that split and of the adaptation.
+  """
+
+  role: str
+  part: str
+  support_fraction: float | None
+  seed: int
+
+  def __post_init__(self):
+    fraction = self.support_fraction
+    if fraction is not None and not 0 < fraction < 1:
+      raise ValueError(
+          'Expected `support_fraction` between 0 and 1, or None for the train'
+          f' part, found {fraction}.'
+      )
+
+  def tasks(
+      self, dataset: federated_dataset.FederatedDataset
+  ) -> Iterator[ClientTask]:
+    """Yields the clients; those with nothing to be tested on are left out."""
+    for client_id in dataset.client_ids(self.role):
+      if not dataset.num_examples(client_id, self.part):
+        continue
+      client, salt = dataset.client(client_id), dataset.salt(client_id)
+      support, query = client.train, getattr(client, self.part)
+      if self.support_fraction is not None:
+        support, query = _split(query, self.support_fraction, [self.seed, salt])
+      yield ClientTask(client_id, support, query, salt)
+
+
+def _split(examples, fraction, seed):
+  """Returns floor(fraction * n) random examples and the others."""
+  rows = np.random.default_rng(seed).permutation(len(examples.y))
+  num_support = int(fraction * len(rows) + 1e-9)  # 0.29 * 100 is 28.99...
+  return tuple(
+      corpus_lib.LabelledExamples(examples.x[chosen], examples.y[chosen])
+      for chosen in np.split(rows, [num_support])
+  )
+
+
+def new_class_tasks(
+    pools: few_round_groups.ClassPools, protocol: few_round.GroupProtocol
+) -> Iterator[ClientTask]:
+  """Yields the clients of groups of new classes, group by group.
+
+  Args:
+    pools: Images by class.
+    protocol: Which groups.
+
+  Yields:
+    `protocol.num_clients` clients a group, each with its own support and query.
+
+  Source: Lim et al., MetaVers, WACV 2024, table 6, where a client has all
+    classes of its group (deployment 'iid').
+  """
+  for index in range(protocol.num_groups):
+    group = protocol.sample(pools, index)
+    asked = np.where(group.query_mask > 0, group.query_clients, -1)
+    for k, salt in enumerate(group.salts):
+      held, own = group.support_mask[k] > 0, asked == k
+      yield ClientTask(
+          f'group_{index}_client_{k}',
+          corpus_lib.LabelledExamples(
+              group.support_x[k][held], group.support_y[k][held]
+          ),
+          corpus_lib.LabelledExamples(group.query_x[own], group.query_y[own]),
+          int(salt),
+      )
+
+
+def build_client_test(
+    client_personalizer: personalizer_lib.ClientPersonalizer,
+    *,
+    with_curve: bool = False,
+) -> Callable[..., tuple[Any, Any, Any]]:
+  """Builds the traced function that adapts to a client and asks the result.
+
+  Args:
+    client_personalizer: What a client does with trained weights.
+    with_curve: Whether to ask on the way, too, where the personalizer can.
+
+  Returns:
+    `(weights, memory, support, query, seed) -> (before, after, curve)`, with
+    `Examples` `[n, ...]` and `[Q, ...]`. The results are labels int32 `[Q]`,
+    `[Q]` and `[num_points, Q]`; None where there is no such thing.
+  """
+  personalizer = client_personalizer
+
+  @tf.function
+  def client_test(weights, memory, support, query, seed):
+    before, curve = None, None
+    if personalizer.start is not None:
+      start = personalizer.start(weights, memory)
+      before = personalizer.predict(start, query)
+    adapted = personalizer.adapt(weights, memory, support, seed)
+    if with_curve and personalizer.curve is not None:
+      curve = personalizer.curve(weights, memory, support, query, seed)
+    return before, personalizer.predict(adapted, query), curve
+
+  return client_test
+
+
+def evaluate_clients(
+    client_test: Callable[..., tuple[Any, Any, Any]],
+    weights: Any,
+    memory_of: Callable[[str], Any],
+    tasks: Iterable[ClientTask],
+    *,
+    seed: int,
+    restrict_f1: bool = False,
+) -> client_metrics.ClientReport:
+  """Adapts to each client and tests it.
+
+  Args:
+    client_test: From `build_client_test`; reuse it, it is traced for a few
+      shapes only.
+    weights: Trained weights, `OrderedDict(body, head)`.
+    memory_of: Client id -> what the personalizer takes for its `memory`.
+    tasks: The clients.
+    seed: Of the adaptation.
+    restrict_f1: See `client_metrics.macro_f1`.
+
+  Returns:
+    The report of every client.
+
+  Raises:
+    ValueError: If there is no client.
+  """
+  weights = tf.nest.map_structure(tf.convert_to_tensor, weights)
+  answers = []
+  for task in tasks:
+    arguments = (
+        weights,
+        tf.nest.map_structure(tf.convert_to_tensor, memory_of(task.client_id)),
+        _examples(task.support),
+        _examples(task.query),
+        tf.constant([seed, task.salt], tf.int32),
+    )
+    if not answers:
+      client_test.get_concrete_function(*_any_number(arguments))
+    before, after, curve = client_test(*arguments)
+    answers.append(
+        client_metrics.ClientAnswers(
+            client_id=task.client_id,
+            num_support=len(task.support.y),
+            labels=task.query.y,
+            before=None if before is None else before.numpy(),
+            after=after.numpy(),
+            curve=None if curve is None else curve.numpy(),
+        )
+    )
+  if not answers:
+    raise ValueError(
+        'Expected clients with examples to be tested on, found none. Tip: hold'
+        ' some out when the data set is partitioned.'
+    )
+  return client_metrics.report(answers, restrict_f1=restrict_f1)
+
+
+def _examples(labelled):
+  x, y = tf.constant(labelled.x), tf.constant(labelled.y)
+  return episodes.Examples(x, y, tf.ones(tf.shape(y), tf.float32))
+
+
+def _any_number(arguments):
+  """Returns what is to be traced: any number of examples."""
+  weights, memory, support, query, seed = tf.nest.map_structure(
+      tf.TensorSpec.from_tensor, arguments
+  )
+  support, query = tf.nest.map_structure(
+      lambda spec: tf.TensorSpec([None, *spec.shape[1:]], spec.dtype),
+      (support, query),
+  )
+  return weights, memory, support, query, seed
