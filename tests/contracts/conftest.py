@@ -6,7 +6,7 @@ learning rates for the toy problem and its important variants.
 """
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any, NamedTuple
@@ -79,6 +79,23 @@ _TOY_SETTINGS['fed_avg_proto'] = _TOY_SETTINGS['fed_avg']
 _METAVERS = dict(shots=1, queries=2, warm_up_rounds=2, learning_rate=0.01)
 for _name in ('metavers', 'metavers_ce', 'metavers_triplet'):
   _TOY_SETTINGS[_name] = _METAVERS
+_TOY_SETTINGS |= {
+    'cafeme': dict(
+        inner_steps=2,
+        query_batches=2,
+        batch_size=4,
+        outer_learning_rate=0.01,
+        fine_tuning_steps=3,
+    ),
+    'per_fed_avg': dict(
+        local_steps=3,
+        batch_size=4,
+        inner_learning_rate=0.1,
+        outer_learning_rate=0.1,
+        fine_tuning_steps=3,
+        fine_tuning_learning_rate=0.3,
+    ),
+}
 _LINEAR = dict(
     classifier='linear',
     inner_learning_rate=0.3,
@@ -113,6 +130,10 @@ _VARIANTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
     },
     'fed_rep': {
         'averaged_head': ('paper', dict(averaged_head=True), 'mlp'),
+    },
+    'per_fed_avg': {
+        'first_order': ('paper', dict(variant='first_order'), 'mlp'),
+        'second_order': ('paper', dict(variant='second_order'), 'mlp'),
     },
     'personalized_fl': {
         'linear': ('release', _LINEAR, 'mlp'),
@@ -359,6 +380,13 @@ class Subject:
   def states(self) -> list[Any]:
     """The initial state and those after each of the rounds of `outputs`."""
     return [self.process.initialize(), *(o.state for o in self.outputs)]
+
+  def rounds(self) -> Iterator[tuple[Any, list[Any], Round]]:
+    """Yields state before, client data and result of every round."""
+    memories = {}
+    for state, output in zip(self.states, self.outputs, strict=False):
+      yield state, [self.data(c, memories) for c in self.cohort], output
+      memories = output.memories
 
   @functools.cached_property
   def long_run(self) -> list[Round]:

@@ -38,8 +38,7 @@ def test_map_reduce_form_computes_the_same_rounds(subject):
   form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
       subject.process.next
   )
-  cohort = [client.data() for client in subject.cohort]
-  for state, expected in zip(subject.states, subject.outputs, strict=False):
+  for state, cohort, expected in subject.rounds():
     next_state, metrics = _map_reduce(form, state, cohort)
     _assert_close(next_state, expected.state)
     _assert_close(metrics, expected.metrics)
@@ -51,8 +50,7 @@ def test_distribute_aggregate_form_computes_the_same_rounds(subject):
       subject.process.next
   )
   next_round = forms.get_computation_for_distribute_aggregate_form(form)
-  cohort = [client.data() for client in subject.cohort]
-  for state, expected in zip(subject.states, subject.outputs, strict=False):
+  for state, cohort, expected in subject.rounds():
     next_state, metrics = next_round(state, cohort)
     _assert_close(next_state, expected.state)
     _assert_close(metrics, expected.metrics)

@@ -13,6 +13,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tree
 
+from tff_meta import composition
 from tff_meta.client_works import client_work
 from tff_meta.training import checkpoints
 
@@ -54,7 +55,13 @@ def _all_finite(structure):
 
 def test_process_is_a_learning_process(subject):
   assert isinstance(subject.process, tff.learning.templates.LearningProcess)
-  data_type = client_work.client_data_type(subject.model.input_shape)
+  memory_type = None
+  if isinstance(subject.process, composition.StatefulLearningProcess):
+    output_type = subject.process.next_with_memory.type_signature.result
+    memory_type = output_type[1].member.value
+  data_type = client_work.client_data_type(
+      subject.model.input_shape, memory_type
+  )
   assert subject.process.next.type_signature.parameter[1] == tff.FederatedType(
       data_type, tff.CLIENTS
   )
@@ -66,7 +73,7 @@ def test_model_weights_are_a_body_and_a_head(subject):
   assert isinstance(weights, tff.learning.models.ModelWeights)
   assert weights.non_trainable == ()
   assert isinstance(weights.trainable, collections.OrderedDict)
-  assert list(weights.trainable) == ['body', 'head']
+  assert list(weights.trainable)[:2] == ['body', 'head']
   assert weights.trainable['body']
   for leaf in tree.flatten(weights.trainable):
     assert np.asarray(leaf).dtype == np.float32
@@ -99,7 +106,7 @@ def test_weights_that_are_set_are_got(subject):
   _assert_identical(process.get_model_weights(changed), weights)
   assert _differ(subject.weights(changed), subject.weights(state))
   # And the round that follows is one of them.
-  trained = process.next(changed, [c.data() for c in subject.cohort]).state
+  trained = process.next(changed, [*map(subject.data, subject.cohort)]).state
   assert _all_finite(trained)
 
 
@@ -115,6 +122,72 @@ def test_same_seed_same_states(subject):
   ):
     _assert_identical(output.state, expected.state)
     _assert_identical(output.metrics, expected.metrics)
+
+
+def test_next_is_next_with_memory_without_the_memory(stateful_subject):
+  """For clients that are new, and for those that are known."""
+  subject = stateful_subject
+  for state, memories in (
+      (subject.states[0], {}),
+      (subject.states[1], subject.outputs[0].memories),
+  ):
+    data = [subject.data(client, memories) for client in subject.cohort]
+    whole, _ = subject.process.next_with_memory(state, data)
+    plain = subject.process.next(state, data)
+    _assert_identical(plain.state, whole.state)
+    _assert_identical(plain.metrics, whole.metrics)
+
+
+def test_every_client_that_took_part_keeps_something(stateful_subject):
+  subject = stateful_subject
+  salts = {client.salt for client in subject.cohort}
+  for output in subject.outputs:
+    assert output.memories.keys() == salts
+    assert _all_finite(output.memories)
+    for memory in output.memories.values():
+      tree.assert_same_structure(memory, subject.process.initial_memory)
+
+
+def test_what_a_client_keeps_leaves_it_in_no_array(stateful_subject):
+  """A round of one client alone, whose upload is the change of the weights.
+
+  Neither the server state nor the change holds an array of what the client
+  brought or keeps. Of what it keeps, that is not so where the algorithm says
+  that a client keeps the very model it uploads.
+  """
+  subject = stateful_subject
+  client = subject.cohort[0]
+  brought = subject.outputs[-1].memories[client.salt]
+  rng = np.random.default_rng(5)
+  brought = tree.map_structure(
+      lambda leaf: leaf + rng.uniform(0.01, 0.02, np.shape(leaf))
+      if np.asarray(leaf).dtype == np.float32
+      else leaf,
+      brought,
+  )
+  brought = tree.map_structure(
+      lambda leaf, like: np.asarray(leaf, np.asarray(like).dtype),
+      brought,
+      subject.process.initial_memory,
+  )
+  state = subject.states[-1]
+
+  output = subject.run(
+      [client], state=state, memories={client.salt: brought}, num_rounds=1
+  )[0]
+
+  before, after = map(subject.weights, (state, output.state))
+  change = tree.map_structure(lambda b, a: np.subtract(a, b), before, after)
+  private = tree.flatten(brought)
+  if not subject.case.keeps_what_it_uploads:
+    private += tree.flatten(output.memories[client.salt])
+  private = [np.asarray(leaf) for leaf in private if np.size(leaf) > 1]
+  public = [np.asarray(leaf) for leaf in tree.flatten((output.state, change))]
+  assert private
+  for leaf in private:
+    for other in public:
+      if other.shape == leaf.shape:
+        assert not np.allclose(np.abs(other), np.abs(leaf), rtol=1e-3)
 
 
 def test_another_seed_draws_other_weights_and_other_rounds(builder_subject):
@@ -168,12 +241,14 @@ def test_client_order_does_not_matter(subject):
 
   _assert_close(outputs[-1].state, subject.states[-1], **tolerance)
   _assert_close(outputs[-1].metrics, subject.outputs[-1].metrics, **tolerance)
+  _assert_close(outputs[-1].memories, subject.outputs[-1].memories, **tolerance)
 
 
 def test_batching_of_the_examples_does_not_matter(subject):
   """Clients' examples are made dense first, so the results are identical."""
-  outputs = subject.run([c.data(batch_size=2) for c in subject.cohort])
+  outputs = subject.run(subject.cohort, batch_size=2)
   _assert_identical(outputs[-1].state, subject.states[-1])
+  _assert_identical(outputs[-1].memories, subject.outputs[-1].memories)
 
 
 def test_non_finite_clients_count_nothing(subject):
@@ -188,27 +263,23 @@ def test_non_finite_clients_count_nothing(subject):
     assert _train(output)['num_non_finite_clients'] == 2
     assert _train(output)['num_clients'] == 5
     _assert_identical(output.state, expected.state)
+    _assert_identical(output.memories, expected.memories)
     assert _all_finite(output.metrics)
 
 
 def test_a_client_without_examples_changes_nothing(subject):
   """Neither one without a batch nor one with an empty batch."""
-  first, second, third = (c.data() for c in subject.cohort)
-  none = dataclasses.replace(subject.cohort[0], counts={}, salt=3).data()
-  empty_batch = none | {
-      'examples': tf.data.Dataset.from_tensors(
-          collections.OrderedDict(
-              x=tf.zeros([0, *subject.model.input_shape]),
-              y=tf.zeros([0], tf.int32),
-          )
-      )
-  }
-  assert len(list(none['examples'])) == 0
+  first, second, third = subject.cohort
+  none = dataclasses.replace(first, counts={}, salt=3)
+  empty_batch = dataclasses.replace(none, salt=4, empty_batch=True)
+  num_batches = [len(list(c.data()['examples'])) for c in (none, empty_batch)]
+  assert num_batches == [0, 1]
 
   outputs = subject.run([first, none, second, empty_batch, third])
 
   for output, expected in zip(outputs, subject.outputs, strict=True):
     _assert_identical(output.state, expected.state)
+    _assert_identical(output.memories, expected.memories)
     assert _train(output)['loss'] == _train(expected)['loss']
     assert _train(output)['num_non_finite_clients'] == 0
 
@@ -252,13 +323,18 @@ def test_a_restored_checkpoint_goes_on_as_if_never_interrupted(
     restored = checkpoints.from_arrays(
         rebuilt.initialize(), store.load_latest(pytest.fail).server_state
     )
+    memories = subject.outputs[rounds - 1].memories if rounds else {}
 
     output = subject.run(
-        subject.cohort, process=rebuilt, state=restored, num_rounds=1
+        subject.cohort,
+        process=rebuilt,
+        state=restored,
+        memories=memories,
+        num_rounds=1,
     )[0]
 
-    _assert_identical(output.state, expected.state)
-    _assert_identical(output.metrics, expected.metrics)
+    for actual, wanted in zip(output, expected, strict=True):
+      _assert_identical(actual, wanted)
 
 
 def _contents(state, weights, data):
@@ -271,7 +347,8 @@ def _contents(state, weights, data):
 def test_arguments_are_not_changed(subject):
   process, state = subject.process, subject.states[1]
   weights = process.get_model_weights(subject.states[0])
-  data = [c.data() for c in subject.cohort]
+  memories = subject.outputs[0].memories
+  data = [subject.data(client, memories) for client in subject.cohort]
   before = _contents(state, weights, data)
 
   process.next(state, data)
@@ -286,7 +363,7 @@ def test_later_rounds_trace_nothing(subject, monkeypatch):
   state = subject.outputs[0].state  # The first round compiles.
   first, second, _ = subject.cohort
   fewer = dataclasses.replace(first, counts={1: 2, 2: 3})
-  data = [fewer.data(), second.data(3)]
+  data = [subject.data(fewer), subject.data(second, batch_size=3)]
   graphs = []
   initialize = tf.Graph.__init__
 
