@@ -258,15 +258,13 @@ def main() -> int:
   try:
     with directory.locked():
       native.set_native_context()
-      with run.open_client_states(process, directory) as client_states:
-        summary = run.train_and_evaluate(
-            experiment,
-            process,
-            evaluator,
-            directory,
-            client_states,
-            report=command_line.report,
-        )
+      summary = run.train_and_evaluate(
+          experiment,
+          process,
+          evaluator,
+          directory,
+          report=command_line.report,
+      )
   except OSError as error:
     command_line.fail(error, command_line.FAILURE)
   except (

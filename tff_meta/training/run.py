@@ -136,7 +136,6 @@ def train_and_evaluate(
     process: tff.learning.templates.LearningProcess,
     evaluator: protocols_lib.Evaluator,
     directory: run_directory.RunDirectory,
-    client_states: client_state_store.ClientStateStore,
     *,
     report: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -147,7 +146,6 @@ def train_and_evaluate(
     process: From `experiment.build_process`.
     evaluator: Of the experiment.
     directory: Where the run is, locked by the caller.
-    client_states: From `open_client_states`.
     report: Called with lines for the user about what is found there and what
       goes wrong.
 
@@ -156,6 +154,7 @@ def train_and_evaluate(
 
   Raises:
     AnotherConfigurationError: If the directory holds another run.
+    ClientStateError: If what clients keep cannot be read or written.
     IncompatibleCheckpointError: If another version of the library wrote it.
     RunDirectoryError: If the directory's config.json cannot be read.
     StoppedError: If Ctrl-C (SIGINT) or SIGTERM stopped it between two rounds.
@@ -163,21 +162,72 @@ def train_and_evaluate(
   config = experiment.config
   run_identity = identity(experiment)
   old_file = _read_config_file(directory, run_identity)
-  checkpoint = find_checkpoint(directory, run_identity, client_states, report)
-  done = checkpoint.position.rounds if checkpoint else 0
-  if done > config.rounds:
-    raise AnotherConfigurationError(
-        f'Expected `rounds` to be at least {done}, which the run has done'
-        f' already, found {config.rounds}.'
+  with open_client_states(process, directory) as client_states:
+    checkpoint = find_checkpoint(directory, run_identity, client_states, report)
+    done = checkpoint.position.rounds if checkpoint else 0
+    if done > config.rounds:
+      raise AnotherConfigurationError(
+          f'Expected `rounds` to be at least {done}, which the run has done'
+          f' already, found {config.rounds}.'
+      )
+    if done == config.rounds:
+      summary = _finished_summary(directory, config)
+      if summary is not None:
+        report(f'{directory.root} holds this run, finished: {done} rounds.')
+        return summary
+    new_file = _config_file(experiment)
+    _report_beginning(experiment, directory, done, old_file, new_file, report)
+    atomic_files.write_json(directory.config, new_file)
+    trained = _train(
+        experiment,
+        process,
+        evaluator,
+        directory,
+        client_states,
+        checkpoint,
+        report,
     )
-  if done == config.rounds:
-    summary = _finished_summary(directory, config)
-    if summary is not None:
-      report(f'{directory.root} holds this run, finished: {done} rounds.')
-      return summary
-  new_file = _config_file(experiment)
+    if config.protocols:
+      report(f'Trained {config.rounds} rounds; evaluating.')
+    summary = _summary(experiment, directory) | _evaluate(
+        experiment, process, evaluator, directory, client_states, trained
+    )
+  atomic_files.write_json(directory.summary, summary)
+  return summary
+
+
+def _evaluate(
+    experiment, process, evaluator, directory, client_states, trained
+) -> dict[str, Any]:
+  """Returns the evaluation of the last round, and of the best if looked for."""
+
+  def evaluate(state, round_num, suffix=''):
+    return evaluator.evaluate_all(
+        experiment.config.protocols,
+        protocols_lib.model(process, state, client_states, round_num),
+        protocols_lib.untrained_model(process),
+        directory.root,
+        suffix,
+    )
+
+  evaluation = {'evaluation': evaluate(trained.state, trained.rounds)}
+  best = trained.best
+  if best is not None:
+    state = checkpoints.from_arrays(process.initialize(), best.server_state)
+    evaluation |= {
+        'best_round': best.rounds,
+        'evaluation_best': evaluate(state, best.rounds, '_best'),
+    }
+  return evaluation
+
+
+def _report_beginning(
+    experiment, directory, done, old_file, new_file, report
+) -> None:
+  """Says what the run goes on from, and what is odd about it."""
   if done:
-    report(f'Continuing after round {done} of {config.rounds}.')
+    rounds = experiment.config.rounds
+    report(f'Continuing after round {done} of {rounds}.')
     _report_other_code(old_file, new_file, report)
   elif directory.metrics.exists():
     report(
@@ -185,40 +235,6 @@ def train_and_evaluate(
         ' its rounds are done again.'
     )
   _report_unfinished_episode(experiment, done, report)
-  atomic_files.write_json(directory.config, new_file)
-  trained = _train(
-      experiment,
-      process,
-      evaluator,
-      directory,
-      client_states,
-      checkpoint,
-      report,
-  )
-  if config.protocols:
-    report(f'Trained {config.rounds} rounds; evaluating.')
-
-  def evaluate(state, round_num, suffix=''):
-    return evaluator.evaluate_all(
-        config.protocols,
-        protocols_lib.model(process, state, client_states, round_num),
-        protocols_lib.untrained_model(process),
-        directory.root,
-        suffix,
-    )
-
-  summary = _summary(experiment, directory) | {
-      'evaluation': evaluate(trained.state, trained.rounds)
-  }
-  best = trained.best
-  if best is not None:
-    state = checkpoints.from_arrays(process.initialize(), best.server_state)
-    summary |= {
-        'best_round': best.rounds,
-        'evaluation_best': evaluate(state, best.rounds, '_best'),
-    }
-  atomic_files.write_json(directory.summary, summary)
-  return summary
 
 
 def _report_unfinished_episode(experiment, done, report):
