@@ -151,61 +151,41 @@ def build_client_test(
   return client_test
 
 
-def evaluate_clients(
+def ask_client(
     client_test: Callable[..., tuple[Any, Any, Any]],
     weights: Any,
-    memory_of: Callable[[str], Any],
-    tasks: Iterable[ClientTask],
-    *,
+    memory: Any,
+    task: ClientTask,
     seed: int,
-    restrict_f1: bool = False,
-) -> client_metrics.ClientReport:
-  """Adapts to each client and tests it.
+) -> client_metrics.ClientAnswers:
+  """Adapts to a client and asks it for the labels of its query.
 
   Args:
-    client_test: From `build_client_test`; reuse it, it is traced for a few
-      shapes only.
+    client_test: From `build_client_test`; reuse it, it is traced once.
     weights: Trained weights, `OrderedDict(body, head)`.
-    memory_of: Client id -> what the personalizer takes for its `memory`.
-    tasks: The clients.
-    seed: Of the adaptation.
-    restrict_f1: See `client_metrics.macro_f1`.
+    memory: What the personalizer takes for its `memory`.
+    task: The client.
+    seed: Of the adaptation; the client's salt is added to it.
 
   Returns:
-    The report of every client.
-
-  Raises:
-    ValueError: If there is no client.
+    The answers.
   """
-  weights = tf.nest.map_structure(tf.convert_to_tensor, weights)
-  answers = []
-  for task in tasks:
-    arguments = (
-        weights,
-        tf.nest.map_structure(tf.convert_to_tensor, memory_of(task.client_id)),
-        _examples(task.support),
-        _examples(task.query),
-        tf.constant([seed, task.salt], tf.int32),
-    )
-    if not answers:
-      client_test.get_concrete_function(*_any_number(arguments))
-    before, after, curve = client_test(*arguments)
-    answers.append(
-        client_metrics.ClientAnswers(
-            client_id=task.client_id,
-            num_support=len(task.support.y),
-            labels=task.query.y,
-            before=None if before is None else before.numpy(),
-            after=after.numpy(),
-            curve=None if curve is None else curve.numpy(),
-        )
-    )
-  if not answers:
-    raise ValueError(
-        'Expected clients with examples to be tested on, found none. Tip: hold'
-        ' some out when the data set is partitioned.'
-    )
-  return client_metrics.report(answers, restrict_f1=restrict_f1)
+  arguments = (
+      *tf.nest.map_structure(tf.convert_to_tensor, (weights, memory)),
+      _examples(task.support),
+      _examples(task.query),
+      tf.constant([seed, task.salt], tf.int32),
+  )
+  client_test.get_concrete_function(*_any_number(arguments))
+  before, after, curve = client_test(*arguments)
+  return client_metrics.ClientAnswers(
+      client_id=task.client_id,
+      num_support=len(task.support.y),
+      labels=task.query.y,
+      before=None if before is None else before.numpy(),
+      after=after.numpy(),
+      curve=None if curve is None else curve.numpy(),
+  )
 
 
 def _examples(labelled):
@@ -223,3 +203,41 @@ def _any_number(arguments):
       (support, query),
   )
   return weights, memory, support, query, seed
+
+
+def evaluate_clients(
+    client_test: Callable[..., tuple[Any, Any, Any]],
+    weights: Any,
+    memory_of: Callable[[str], Any],
+    tasks: Iterable[ClientTask],
+    *,
+    seed: int,
+    restrict_f1: bool = False,
+) -> client_metrics.ClientReport:
+  """Adapts to each client and tests it.
+
+  Args:
+    client_test: As for `ask_client`.
+    weights: As for `ask_client`.
+    memory_of: Client id -> what the personalizer takes for its `memory`.
+    tasks: The clients.
+    seed: As for `ask_client`.
+    restrict_f1: See `client_metrics.macro_f1`.
+
+  Returns:
+    The report of every client.
+
+  Raises:
+    ValueError: If there is no client.
+  """
+  weights = tf.nest.map_structure(tf.convert_to_tensor, weights)
+  answers = [
+      ask_client(client_test, weights, memory_of(task.client_id), task, seed)
+      for task in tasks
+  ]
+  if not answers:
+    raise ValueError(
+        'Expected clients with examples to be tested on, found none. Tip: hold'
+        ' some out when the data set is partitioned.'
+    )
+  return client_metrics.report(answers, restrict_f1=restrict_f1)
