@@ -1,9 +1,15 @@
+import collections
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import client_state_store
+from tff_meta import composition
+from tff_meta.client_works import client_work
+from tff_meta.learners import local_sgd
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
 from tff_meta.training import loop
@@ -67,6 +73,9 @@ def _train(
     process,
     root,
     *,
+    cohort=_cohort,
+    client_data=_client_data,
+    evaluation=_EVALUATION,
     rounds=_ROUNDS,
     should_stop=lambda: False,
     report=pytest.fail,
@@ -75,19 +84,21 @@ def _train(
   directory = run_directory.RunDirectory(root)
   root.mkdir(exist_ok=True)
   store = checkpoints.CheckpointStore(directory.checkpoints)
-  return loop.train(
-      process,
-      _cohort,
-      _client_data,
-      _EVALUATION,
-      client_states=client_state_store.InMemoryStore(),
-      directory=directory,
-      config=_CONFIG,
-      schedule=loop.Schedule(rounds, checkpoint_every=3, eval_every=2),
-      checkpoint=store.load_latest(pytest.fail),
-      should_stop=should_stop,
-      report=report,
-  )
+  states = client_state_store.SqliteStore(directory.client_states)
+  with contextlib.closing(states):
+    return loop.train(
+        process,
+        cohort,
+        client_data,
+        evaluation,
+        client_states=states,
+        directory=directory,
+        config=_CONFIG,
+        schedule=loop.Schedule(rounds, checkpoint_every=3, eval_every=2),
+        checkpoint=store.load_latest(pytest.fail),
+        should_stop=should_stop,
+        report=report,
+    )
 
 
 def _files(root):
@@ -229,3 +240,163 @@ def test_a_checkpoint_of_another_process_is_refused(process, tmp_path):
 def test_an_impossible_schedule_is_refused(values):
   with pytest.raises(ValueError, match='at least'):
     loop.Schedule(*values)
+
+
+# Clients that remember: three of four take part in a round, the others wait.
+_CLIENTS = ('a', 'b', 'c', 'd')
+
+
+def _rotating_cohort(round_num):
+  return [c for k, c in enumerate(_CLIENTS) if (k - round_num) % 4]
+
+
+def _scalar_data(client_id):
+  x = np.float32([[1 + _CLIENTS.index(client_id)]])
+  batch = collections.OrderedDict(x=x, y=np.int32([0]))
+  return collections.OrderedDict(
+      examples=tf.data.Dataset.from_tensors(batch),
+      salt=tf.data.Dataset.from_tensors(np.int32(3)),
+  )
+
+
+def _remember(weights, client):
+  """Moves by the sum of what the client has seen, a random number included."""
+  drawn = tf.random.stateless_uniform([], client.seed)
+  total = client.memory.value + tf.reduce_sum(client.examples.x) + drawn
+  update = tf.nest.map_structure(lambda w: tf.fill(tf.shape(w), total), weights)
+  return client_work.ClientOutput(
+      update,
+      tf.constant(1.0),
+      local_sgd.LocalReport(total, tf.constant(1.0)),
+      memory=total,
+  )
+
+
+@pytest.fixture(scope='module')
+def stateful():
+  return composition.build_learning_process(
+      lambda: collections.OrderedDict(
+          body=collections.OrderedDict(w=tf.zeros([2])),
+          head=collections.OrderedDict(),
+      ),
+      (1,),
+      _remember,
+      seed=5,
+      memory=lambda: tf.constant(0.0),
+  )
+
+
+def _train_stateful(stateful, root, **options):
+  return _train(
+      stateful,
+      root,
+      cohort=_rotating_cohort,
+      client_data=_scalar_data,
+      evaluation=options.pop('evaluation', loop.NO_EVALUATION),
+      **options,
+  )
+
+
+def _client_states(root):
+  store = client_state_store.SqliteStore(root / 'client_states.sqlite')
+  with contextlib.closing(store):
+    return {c: float(store.read(c)['']) for c in store.client_ids()}
+
+
+@pytest.fixture(scope='module')
+def whole_stateful(stateful, tmp_path_factory):
+  root = tmp_path_factory.mktemp('whole') / 'run'
+  _train_stateful(stateful, root)
+  return (*_files(root), _client_states(root))
+
+
+def test_clients_keep_what_they_saw_last(whole_stateful):
+  """X = 1..4 plus a number in [0, 1) each of the rounds they took part in.
+
+  Rounds 1 to 7 leave out clients b, c, d, a, b, c, d in turn.
+  """
+  states = whole_stateful[2]
+  for client_id, x, times in (('a', 1, 6), ('b', 2, 5), ('c', 3, 5)):
+    assert x * times < states[client_id] < (x + 1) * times
+  assert states.keys() == set(_CLIENTS)
+
+
+@pytest.mark.parametrize('last_round', range(1, _ROUNDS + 1))
+@pytest.mark.parametrize('where', ['write', 'commit', 'save'])
+def test_a_crash_around_client_states_is_continued(
+    stateful, whole_stateful, tmp_path, monkeypatch, where, last_round
+):
+  """After a client's state, before or after the states are committed."""
+  owner, name = {
+      'write': (client_state_store.SqliteStore, 'write'),
+      'commit': (client_state_store.SqliteStore, 'commit'),
+      'save': (checkpoints.CheckpointStore, 'save'),
+  }[where]
+  original, calls = getattr(owner, name), []
+
+  def crash_after_or_before(self, *args):
+    calls.append(1)
+    # Three clients write in a round; checkpoints follow rounds 3, 6 and 7.
+    if len(calls) == (3 * last_round - 1 if where == 'write' else last_round):
+      raise _CrashError
+    return original(self, *args)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(owner, name, crash_after_or_before)
+    try:
+      _train_stateful(stateful, tmp_path / 'run')
+    except _CrashError:
+      pass
+    else:
+      assert where != 'write' and last_round > 3
+
+  _train_stateful(stateful, tmp_path / 'run')
+
+  root = tmp_path / 'run'
+  assert (*_files(root), _client_states(root)) == whole_stateful
+
+
+def test_states_after_the_checkpoint_are_rolled_back(
+    stateful, whole_stateful, tmp_path
+):
+  """The newest checkpoint is lost, so rounds 7 and then 4 to 7 are repeated."""
+  root = tmp_path / 'run'
+  for num_lost in (1, 2):
+    _train_stateful(stateful, root)
+    for path in sorted((root / 'checkpoints').iterdir())[-num_lost:]:
+      path.unlink()
+
+    _train_stateful(stateful, root)
+
+    assert (*_files(root), _client_states(root)) == whole_stateful
+
+
+def test_the_best_round_is_kept_with_its_client_states(stateful, tmp_path):
+  """Round 4 measures most; rounds 2 and 6 less. Its states are still read."""
+  values = {2: 0.5, 4: 0.75, 6: 0.75}
+  seen = {}
+
+  def measure(weights, client_states):
+    rounds = 2 * (len(seen) + 1)
+    seen[rounds] = float(client_states.read('a')[''])
+    weight = float(weights.trainable['body']['w'][0])
+    return {'value': values[rounds], 'weight': weight}
+
+  evaluation = loop.Evaluation(('value', 'weight'), measure, best_by='value')
+  root = tmp_path / 'run'
+  trained = _train_stateful(stateful, root, evaluation=evaluation)
+
+  assert trained.best[:2] == (4, 0.75)
+  columns = metric_writers.read_metrics(root / 'metrics.csv')
+  (weights,) = (
+      a for name, a in trained.best.server_state.items() if name.endswith('/w')
+  )
+  assert weights[0] == pytest.approx(columns['weight'][3], rel=1e-6)
+  store = client_state_store.SqliteStore(root / 'client_states.sqlite')
+  with contextlib.closing(store):
+    assert store.holds(4)
+    assert store.read('a', 4)[''] == pytest.approx(seen[4])
+    assert store.read('a')[''] > seen[6]
+  (newest, *_) = checkpoints.CheckpointStore(root / 'checkpoints').paths()
+  store = checkpoints.CheckpointStore(newest.parent)
+  assert store.load_latest(pytest.fail).best[:2] == (4, 0.75)
