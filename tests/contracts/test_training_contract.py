@@ -48,6 +48,11 @@ def _differ(actual, expected):
   return any(np.any(np.not_equal(a, b)) for a, b in pairs)
 
 
+def _learned(subject, output):
+  """What a round has changed: the weights, or only what clients keep."""
+  return subject.weights(output.state), list(output.memories.values())
+
+
 def _all_finite(structure):
   arrays = checkpoints.to_arrays(structure).values()
   return all(np.isfinite(array).all() for array in arrays)
@@ -201,8 +206,8 @@ def test_another_seed_draws_other_weights_and_other_rounds(builder_subject):
       builder_subject.cohort, process=other, state=state
   )
   assert _differ(
-      builder_subject.weights(outputs[-1].state),
-      builder_subject.weights(builder_subject.states[-1]),
+      _learned(builder_subject, outputs[-1]),
+      _learned(builder_subject, builder_subject.outputs[-1]),
   )
 
 
@@ -212,24 +217,22 @@ def test_another_salt_draws_other_rounds(subject):
   outputs = subject.run(cohort)
 
   assert _differ(
-      subject.weights(outputs[-1].state), subject.weights(subject.states[-1])
+      _learned(subject, outputs[-1]), _learned(subject, subject.outputs[-1])
   )
 
 
 def test_every_round_or_episode_draws_anew(subject):
   """From the initial weights again, but some rounds later."""
   initial = subject.process.get_model_weights(subject.states[0])
-  first = subject.run(subject.cohort, num_rounds=subject.rounds_per_cohort)[
-      -1
-  ].state
+  first = subject.run(subject.cohort, num_rounds=subject.rounds_per_cohort)[-1]
 
   again = subject.run(
       subject.cohort,
-      state=subject.process.set_model_weights(first, initial),
+      state=subject.process.set_model_weights(first.state, initial),
       num_rounds=subject.rounds_per_cohort,
-  )[-1].state
+  )[-1]
 
-  assert _differ(subject.weights(again), subject.weights(first))
+  assert _differ(_learned(subject, again), _learned(subject, first))
 
 
 def test_client_order_does_not_matter(subject):
@@ -300,7 +303,7 @@ def test_a_cohort_that_cannot_train_leaves_the_weights(subject):
   recovered = subject.run(subject.cohort, state=outputs[-1].state)
   assert _all_finite(recovered[-1].state)
   assert _differ(
-      subject.weights(recovered[-1].state), subject.weights(subject.states[0])
+      _learned(subject, recovered[-1]), _learned(subject, recovered[0])
   )
 
 
