@@ -1,5 +1,6 @@
 """Runs that are killed and continued end as the uninterrupted run does."""
 
+import contextlib
 import json
 import pathlib
 import random
@@ -11,34 +12,50 @@ import time
 import psutil
 import pytest
 
+from tff_meta import client_state_store
 from tff_meta.training import checkpoints
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _ROUNDS = 14  # Three and a half FRL episodes of four rounds.
 _TIMEOUT_SECONDS = 240
-_FLAGS = (
-    '--algorithm=frl',
+_COMMON_FLAGS = (
     '--dataset=synthetic',
     '--dataset_options=noise=3.0',
     '--model=mlp',
-    '--preset=release',
-    '--hparams=meta_learning_rate=0.05',
     '--num_clients=10',
     f'--rounds={_ROUNDS}',
     '--checkpoint_every=3',
+)
+_FLAGS = (
+    '--algorithm=frl',
+    *_COMMON_FLAGS,
+    '--preset=release',
+    '--hparams=meta_learning_rate=0.05',
     '--eval_every=5',
     '--validation_groups=1',
     '--protocol=none',
 )
+# Clients that keep a head and its learning rates, and a best round.
+_STATEFUL_FLAGS = (
+    '--algorithm=fedmeta_per',
+    *_COMMON_FLAGS,
+    '--preset=paper',
+    '--hparams=inner=meta_sgd,inner_learning_rate=0.01,outer_learning_rate=0.05',
+    '--clients_per_round=4',
+    '--num_new_clients=2',
+    '--validation_fraction=0.2',
+    '--eval_every=4',
+    '--select_best',
+)
 
 
-def _start(directory, *flags):
+def _start(directory, *flags, base=_FLAGS):
   log = open(f'{directory}.log', 'ab')
   with log:
     return subprocess.Popen(
         [
             *(sys.executable, '-m', 'binaries.train'),
-            *(*_FLAGS, f'--output_dir={directory}', *flags),
+            *(*base, f'--output_dir={directory}', *flags),
         ],
         cwd=_ROOT,
         stdout=log,
@@ -76,18 +93,40 @@ def _stop_after(directory, process, rows, delay, signal_num):
   return code
 
 
-def _finish(directory):
-  assert _start(directory).wait(_TIMEOUT_SECONDS) == 0, _log(directory)
+def _finish(directory, base=_FLAGS):
+  process = _start(directory, base=base)
+  assert process.wait(_TIMEOUT_SECONDS) == 0, _log(directory)
+
+
+def _contents(arrays):
+  return {
+      name: (array.dtype.str, array.shape, array.tobytes())
+      for name, array in arrays.items()
+  }
 
 
 def _final_state(directory):
   store = checkpoints.CheckpointStore(directory / 'checkpoints')
   checkpoint = store.load_latest(pytest.fail)
   assert checkpoint.position.rounds == _ROUNDS
-  return {
-      name: (array.dtype.str, array.shape, array.tobytes())
-      for name, array in checkpoint.server_state.items()
-  }
+  best = checkpoint.best
+  best = best and (best.rounds, best.value, _contents(best.server_state))
+  return _contents(checkpoint.server_state), best
+
+
+def _client_states(directory):
+  """What clients keep, after the last round and after the best."""
+  store = checkpoints.CheckpointStore(directory / 'checkpoints')
+  best_rounds = store.load_latest(pytest.fail).best.rounds
+  states = client_state_store.SqliteStore(
+      directory / 'client_states.sqlite', read_only=True
+  )
+  with contextlib.closing(states):
+    return {
+        (client_id, rounds): _contents(states.read(client_id, rounds))
+        for rounds in (_ROUNDS, best_rounds)
+        for client_id in states.client_ids(rounds)
+    }
 
 
 def _assert_same_run(directory, whole):
@@ -106,24 +145,47 @@ def whole(tmp_path_factory):
 
 
 def test_killed_thrice_and_continued_is_the_whole_run(whole, tmp_path):
+  directory = tmp_path / 'run'
+  _kill_thrice_and_finish(directory, _FLAGS)
+  _assert_same_run(directory, whole)
+
+
+def test_clients_of_a_killed_run_keep_what_those_of_the_whole_run_do(tmp_path):
+  """Their heads and rates, the last and those of the best round, bit by bit."""
+  whole, directory = tmp_path / 'whole', tmp_path / 'run'
+  _finish(whole, _STATEFUL_FLAGS)
+  _kill_thrice_and_finish(directory, _STATEFUL_FLAGS)
+
+  _assert_same_run(directory, whole)
+  states = _client_states(directory)
+  assert states == _client_states(whole)
+  last = [state for (_, rounds), state in states.items() if rounds == _ROUNDS]
+  assert len(last) == 10
+  assert all(len(state) > 1 for state in last)  # Heads and rates.
+  summaries = [
+      json.loads((d / 'summary.json').read_text()) for d in (directory, whole)
+  ]
+  for part in ('evaluation', 'evaluation_best', 'best_round'):
+    assert summaries[0][part] == summaries[1][part]
+
+
+def _kill_thrice_and_finish(directory, base):
+  """Kills the run twice and interrupts it once, at random rounds."""
   seed = random.randrange(2**31)
   print(f'kill points of seed {seed}')
   rng = random.Random(seed)
-  directory = tmp_path / 'run'
   for first, last, signal_num, code in (
       (1, 4, signal.SIGKILL, -9),
       (5, 8, signal.SIGKILL, -9),
       (9, 12, signal.SIGINT, 130),
   ):
-    process = _start(directory)
+    process = _start(directory, base=base)
     rows, delay = rng.randint(first, last), rng.uniform(0, 0.1)
     print(f'signal {signal_num} after {rows} rows and {delay:.3f} s')
     assert code == _stop_after(
         directory, process, rows, delay, signal_num
     ), _log(directory)
-  _finish(directory)
-
-  _assert_same_run(directory, whole)
+  _finish(directory, base)
   assert 'Traceback' not in _log(directory)
 
 
