@@ -1,0 +1,1 @@
+"""Measurements of what things cost; run by hand, never by the tests."""
