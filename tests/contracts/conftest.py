@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
+import tree
 
 from tff_meta import composition
 from tff_meta import models
@@ -22,6 +23,8 @@ from tff_meta.client_works import client_work
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import few_round_groups
 from tff_meta.datasets import synthetic
+from tff_meta.evaluation import few_round
+from tff_meta.evaluation import personalization
 from tff_meta.learners import personalizer
 
 # Fields of the configuration that the toy problem needs otherwise than the
@@ -53,12 +56,12 @@ _TOY_SETTINGS: Mapping[str, Mapping[str, Any]] = {
         deployment_batch_size=8,
     ),
 }
-_FEDEC = dict(inner_learning_rate=0.1, tau=2, batch_size=4)
+_FEDEC = dict(inner_learning_rate=0.3, tau=2, batch_size=4)
 _TOY_SETTINGS = {
     **_TOY_SETTINGS,
     'fedec': _FEDEC,
     'fedec_wo': _FEDEC,
-    'fedec_l2': _FEDEC,
+    'fedec_l2': _FEDEC | dict(constraint_weight=0.03),
     'local': dict(learning_rate=0.1, epochs=2, batch_size=4),
 }
 _FED_PER = dict(learning_rate=0.1, epochs=2, batch_size=4)
@@ -85,7 +88,8 @@ _TOY_SETTINGS |= {
         query_batches=2,
         batch_size=4,
         outer_learning_rate=0.01,
-        fine_tuning_steps=3,
+        fine_tuning_steps=5,
+        fine_tuning_learning_rate=0.3,
     ),
     'per_fed_avg': dict(
         local_steps=3,
@@ -103,6 +107,26 @@ _LINEAR = dict(
     deployment_learning_rate=1.0,
     deployment_batch_size=2,
 )
+
+_FEDMETA_ADAM = dict(inner_learning_rate=0.1, outer_learning_rate=0.02)
+# The clients are small: with a support fraction of 0.2 one would have none.
+_FEDMETA = dict(
+    inner_learning_rate=0.3,
+    outer_learning_rate=1.0,
+    support_fraction=0.4,
+    inner_batch_size=2,
+)
+_TOY_SETTINGS |= {
+    'fedmeta_per': _FEDMETA,
+    'fedmeta': _FEDMETA,
+    'fed_avg_meta': dict(
+        learning_rate=0.01,
+        batch_size=4,
+        rounds=2,
+        deployment_learning_rate=0.01,
+        deployment_batch_size=2,
+    ),
+}
 
 # Algorithm -> variant -> (preset, changes, network).
 _VARIANTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
@@ -123,7 +147,10 @@ _VARIANTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
         'steps': (
             'paper',
             dict(
-                tau_unit='steps', eval_model='finetune', outer_learning_rate=0.5
+                tau=5,
+                tau_unit='steps',
+                eval_model='finetune',
+                outer_learning_rate=0.5,
             ),
             'mlp',
         ),
@@ -134,6 +161,13 @@ _VARIANTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
     'per_fed_avg': {
         'first_order': ('paper', dict(variant='first_order'), 'mlp'),
         'second_order': ('paper', dict(variant='second_order'), 'mlp'),
+    },
+    'fedmeta_per': {
+        'release': ('release', _FEDMETA_ADAM, 'mlp'),
+        'meta_sgd': ('paper', dict(inner='meta_sgd'), 'mlp'),
+    },
+    'fedmeta': {
+        'release': ('release', _FEDMETA_ADAM | dict(inner='meta_sgd'), 'mlp'),
     },
     'personalized_fl': {
         'linear': ('release', _LINEAR, 'mlp'),
@@ -166,18 +200,31 @@ class Case:
     return f'{self.algorithm}-{self.variant}'
 
   @property
+  def has_a_fixed_order(self) -> bool:
+    """Whether a client's memory decides which examples come next."""
+    return getattr(self.config, 'client_adam_state', None) == 'persist'
+
+  @property
   def keeps_what_it_uploads(self) -> bool:
     """Whether a client keeps the very model that it uploads."""
-    return self.spec.module_name.endswith('.fedec')
+    return (
+        self.spec.module_name.endswith('.fedec')
+        or getattr(self.config, 'first_head', None) == 'averaged_head'
+    )
 
   @property
   def spec(self) -> registry.AlgorithmSpec:
     return registry.get(self.algorithm)
 
 
+def _network(spec):
+  """Returns a perceptron, of the kind that the algorithm needs."""
+  return 'modulated_mlp' if spec.model == 'modulated_cnn' else 'mlp'
+
+
 def _cases():
   for name, spec in registry.ALGORITHMS.items():
-    network = spec.model or 'mlp'
+    network = _network(spec)
     variants = {p: (p, {}, network) for p in ('paper', 'release')}
     variants |= _VARIANTS.get(name, {})
     for variant, (preset, changes, network) in variants.items():
@@ -405,13 +452,6 @@ class Subject:
     return build and build(self.model, self.case.config, way=_WAY)
 
   @functools.cached_property
-  def client_personalizer(self) -> personalizer.ClientPersonalizer | None:
-    build = self.case.spec.build_client_personalizer
-    return build and build(
-        self.model, self.case.config, num_classes=_NUM_CLASSES
-    )
-
-  @functools.cached_property
   def use_in_group(self) -> Callable[..., Any]:
     """`(weights, support, salts, query, seed) -> (adapted, labels)`."""
     adapt, predict = self.group_personalizer
@@ -468,32 +508,89 @@ def group_subject(request) -> Subject:
   return _subject(request.param)
 
 
+class ClientUse:
+  """What a single client does with what a case has trained."""
+
+  def __init__(self, case: Case, kind: str):
+    self.kind = kind
+    self.subject = _subject(case)
+    build = getattr(case.spec, f'build_{kind}_personalizer')
+    self.num_classes = _WAY if kind == 'new_class' else _NUM_CLASSES
+    self.personalizer = build(
+        self.subject.model, case.config, num_classes=self.num_classes
+    )
+    self.test = personalization.build_client_test(
+        self.personalizer, with_curve=True
+    )
+
+  def task(self, pools: few_round_groups.ClassPools, index: int = 0):
+    """Returns a client: of the cohort, unseen, or of a group of new classes."""
+    if self.kind == 'new_class':
+      protocol = few_round.GroupProtocol('meta_test', _WAY, 2, 'iid', 1, index)
+      return next(personalization.new_class_tasks(pools, protocol))
+    if self.kind == 'known_client':
+      support, query = _COHORT[0], Client({0: 6, 1: 9}, salt=11, first=30)
+    else:
+      support, query = (
+          Client({0: 3, 2: 5}, salt=21, first=24),
+          Client({0: 6, 2: 10}, salt=21, first=30),
+      )
+    parts = (corpus_lib.LabelledExamples(*c.arrays()) for c in (support, query))
+    return personalization.ClientTask('client', *parts, salt=support.salt)
+
+  def memory(self) -> Any:
+    """Returns what the personalizer is given of the clients' memories."""
+    memories = self.subject.long_run[-1].memories
+    if self.kind == 'known_client' and memories:
+      return client_work.ClientMemory(True, memories[_COHORT[0].salt])
+    if self.personalizer.uses_bank:
+      values = [value for _, value in sorted(memories.items())]
+      return tree.map_structure(lambda *leaves: np.stack(leaves), *values)
+    return ()
+
+  def ask(self, task: personalization.ClientTask, memory: Any = None) -> Any:
+    """Returns the client's answers before, after and while it adapts."""
+    return personalization.ask_client(
+        self.test,
+        self.subject.trained_weights,
+        self.memory() if memory is None else memory,
+        task,
+        seed=3,
+    )
+
+
+_CLIENT_KINDS = ('known_client', 'new_client', 'new_class')
+
+
+def _client_uses():
+  """Returns the first case of every personalizer, and every variant of it."""
+  uses = {}
+  for case in CASES:
+    variant = case.variant in _VARIANTS.get(case.algorithm, {}) and case.variant
+    for kind in _CLIENT_KINDS:
+      build = getattr(case.spec, f'build_{kind}_personalizer')
+      if build:
+        uses.setdefault((build, kind, variant), (case, kind))
+  return tuple(uses.values())
+
+
+_client_use = functools.cache(ClientUse)
+
+
 @pytest.fixture(
     scope='session',
-    params=[c for c in CASES if c.spec.known_client_personalizer],
-    ids=str,
+    params=_client_uses(),
+    ids=lambda use: f'{use[0]}-{use[1]}',
 )
-def client_subject(request) -> Subject:
-  """Every case that has a use for a single client."""
-  return _subject(request.param)
+def client_use(request) -> ClientUse:
+  """Every use of a single client in turn."""
+  return _client_use(*request.param)
 
 
 @pytest.fixture(scope='session')
 def way() -> int:
   """Returns the number of classes of a group."""
   return _WAY
-
-
-@pytest.fixture(scope='session')
-def unseen_client() -> Client:
-  """Returns a client of the trained classes that took no part in training."""
-  return Client({0: 3, 2: 5}, salt=21, first=24)
-
-
-@pytest.fixture(scope='session')
-def unseen_test() -> Client:
-  """Returns the test examples of `unseen_client`."""
-  return Client({0: 6, 2: 10}, salt=21, first=30)
 
 
 @pytest.fixture(scope='session')

@@ -21,6 +21,7 @@ MODELS: Mapping[str, Callable[..., model.Model]] = {
     'lenet': lenet.build_lenet,
     'mlp': mlp.build_mlp,
     'modulated_cnn': modulated_cnn.build_modulated_cnn,
+    'modulated_mlp': modulated_cnn.build_modulated_mlp,
 }
 
 

@@ -8,6 +8,7 @@ network, which gates there how much passes.
 import collections
 from collections.abc import Callable
 import dataclasses
+import math
 from typing import Literal, NamedTuple
 
 import tensorflow as tf
@@ -29,6 +30,7 @@ class _Layout(NamedTuple):
     num_filters: Of the blocks, which are the same in base and modulator.
     num_units: Of the base's dense layers.
     num_feature_units: Of the modulator's dense layers before the mean.
+    normalizes: Whether the base's dense layers have batch normalisation.
   """
 
   kernel_size: int
@@ -36,11 +38,13 @@ class _Layout(NamedTuple):
   num_filters: tuple[int, ...]
   num_units: tuple[int, ...]
   num_feature_units: tuple[int, ...]
+  normalizes: bool = True
 
 
 _R = _Layout(5, 'VALID', (32, 64), (512,), (100, _CONTEXT_UNITS))
 _C = _Layout(3, 'SAME', (64,) * 3, (576, 576), (100, 100, _CONTEXT_UNITS))
 _SMALL = _Layout(3, 'SAME', (32, 64), (128,), (100, _CONTEXT_UNITS))
+_MLP = _Layout(0, '', (), (100,), (100, _CONTEXT_UNITS), normalizes=False)
 
 # Every variant's number of vectors for a layer, and what they do with it.
 _GATINGS = {
@@ -130,12 +134,56 @@ def build_modulated_cnn(
   Learning with Contextual Modulation and Meta-Learning" (CAFeMe), and its
   released code, whose widths these are.
   """
+  return _build(
+      'modulated_cnn', _layout, input_shape, num_classes, gating, num_labels
+  )
+
+
+def build_modulated_mlp(
+    input_shape: tuple[int, ...] = (28, 28, 1),
+    num_classes: int | None = 10,
+    *,
+    gating: Gating = 'c1',
+    num_labels: int = 0,
+) -> ModulatedModel:
+  """Builds a modulated perceptron, for small examples that are no images.
+
+  The base is dense 100 with ReLU, the modulator as on 28x28 images but for the
+  convolutions. There is no batch normalisation: without a context of their own
+  examples do not see each other.
+
+  Args:
+    input_shape: The shape of one example; it is flattened.
+    num_classes: The number of classes of the head; None builds no head.
+    gating: As in `build_modulated_cnn`.
+    num_labels: As in `build_modulated_cnn`.
+
+  Returns:
+    The model.
+
+  Raises:
+    ValueError: `gating` is unknown.
+
+  Source: ours, after `build_modulated_cnn`.
+  """
+  return _build(
+      'modulated_mlp',
+      lambda _: _MLP,
+      input_shape,
+      num_classes,
+      gating,
+      num_labels,
+  )
+
+
+def _build(name, choose_layout, input_shape, num_classes, gating, num_labels):
+  """Builds a modulated network; `choose_layout` is a function of the shape."""
   if gating not in _GATINGS:
     raise ValueError(
         f'Expected `gating` to be one of {", ".join(_GATINGS)}, found'
         f' {gating!r}.'
     )
-  layout = _layout(input_shape)
+  layout = choose_layout(input_shape)
   num_vectors, gate = _GATINGS[gating]
   num_features = _num_features(layout, input_shape)
   gate_sizes = (*layout.num_filters, num_features, *layout.num_units)
@@ -179,15 +227,15 @@ def build_modulated_cnn(
     return embed_modulated(body, modulate(body, x, None, mask), x, mask)
 
   return ModulatedModel(
-      name='modulated_cnn',
+      name=name,
       num_classes=num_classes,
       init_body=init_body,
       embed=embed,
       num_labels=num_labels,
       modulate=modulate,
       embed_modulated=embed_modulated,
-      rebuild=lambda classes, **options: build_modulated_cnn(
-          input_shape, classes, **options
+      rebuild=lambda num_classes, *, gating, num_labels: _build(
+          name, choose_layout, input_shape, num_classes, gating, num_labels
       ),
       **_head(layout, input_shape),
   )
@@ -253,6 +301,8 @@ def _head(layout, input_shape):
 
 def _num_features(layout, input_shape):
   """The width after the blocks."""
+  if not layout.num_filters:
+    return math.prod(input_shape)
   lost = layout.kernel_size - 1 if layout.padding == 'VALID' else 0
   sides = input_shape[:2]
   for _ in layout.num_filters:
@@ -281,7 +331,7 @@ def _base_kernels(layout, input_shape):
   kernels = _conv_kernels(layout, input_shape)
   num_features = _num_features(layout, input_shape)
   kernels |= _dense_kernels(num_features, layout.num_units)
-  return kernels, tuple(kernels)
+  return kernels, tuple(kernels) if layout.normalizes else ()
 
 
 def _modulator_kernels(layout, input_shape, num_labels, num_outputs):
@@ -315,6 +365,15 @@ def _dense(parameters, name, x):
   )
 
 
+def _constant_bias(parameters, name):
+  """The bias of a layer with batch normalisation, which takes it out again.
+
+  Its gradient is 0; computed, it would be rounding noise, of which Adam's first
+  steps make full steps.
+  """
+  return tf.stop_gradient(parameters[f'{name}_bias'])
+
+
 def _normalize(parameters, name, x, mask):
   gamma, beta = parameters[f'{name}_gamma'], parameters[f'{name}_beta']
   return layers.batch_norm(x, gamma, beta, mask)
@@ -324,11 +383,22 @@ def _blocks(parameters, layout, x, mask, gate):
   """[conv, batch norm, ReLU, max-pool, gate] blocks, flattened."""
   for i in range(len(layout.num_filters)):
     name = f'conv{i + 1}'
-    kernel, bias = parameters[f'{name}_kernel'], parameters[f'{name}_bias']
-    x = layers.conv(x, kernel, bias, layout.padding)
+    bias = _constant_bias(parameters, name)
+    x = layers.conv(x, parameters[f'{name}_kernel'], bias, layout.padding)
     x = tf.nn.relu(_normalize(parameters, name, x, mask))
     x = gate(i, layers.max_pool(x))
-  return tf.reshape(x, [-1, x.shape[1] * x.shape[2] * x.shape[3]])
+  return tf.reshape(x, [-1, math.prod(x.shape[1:])])
+
+
+def _dense_block(parameters, name, x, mask, normalizes):
+  """[dense, batch norm, ReLU]."""
+  if not normalizes:
+    return tf.nn.relu(_dense(parameters, name, x))
+  bias = _constant_bias(parameters, name)
+  x = layers.dense(x, parameters[f'{name}_kernel'], bias)
+  # Batch normalisation is written for images: here, of one pixel.
+  x = x[:, tf.newaxis, tf.newaxis]
+  return tf.nn.relu(_normalize(parameters, name, x, mask)[:, 0, 0])
 
 
 def _embed_base(parameters, layout, x, mask, gate):
@@ -340,9 +410,7 @@ def _embed_base(parameters, layout, x, mask, gate):
     x = gate(num_blocks, _blocks(parameters, layout, x, mask, gate))
     for i in range(len(layout.num_units)):
       name = f'dense{i + 1}'
-      # Batch normalisation is written for images: here, of one pixel.
-      x = _dense(parameters, name, x)[:, tf.newaxis, tf.newaxis]
-      x = tf.nn.relu(_normalize(parameters, name, x, mask)[:, 0, 0])
+      x = _dense_block(parameters, name, x, mask, layout.normalizes)
       x = gate(num_blocks + 1 + i, x)
     return x
 
