@@ -139,23 +139,22 @@ def differences(function, point):
 
 
 def split(client, fraction, fixed_seed):
-  parts = episodes.split_support_query(
-      client.examples(), fraction, fold_in(fixed_seed, 0)
-  )
+  parts = episodes.split_support_query(client.examples(), fraction, fixed_seed)
   return tuple(
       oracle.Client(part.x.numpy(), part.y.numpy(), client.salt).pairs()
       for part in parts
   )
 
 
-def naive_client(config, client, w, alpha):
+def naive_client(config, client, w, alpha, round_num):
   """One client's round: w, alpha, the query loss and the query size."""
   fixed_seed = fold_in((0, oracle.RUN_SEED), client.salt)
   support, query = split(client, config.support_fraction, fixed_seed)
+  round_seed = fold_in((0, oracle.RUN_SEED), round_num)
   batches = oracle.batches_of(
       support,
       config.inner_batch_size,
-      fold_in(fixed_seed, 1),
+      fold_in(round_seed, client.salt),
       config.inner_epochs,
   )
   size = config.query_batch_size or len(query)
@@ -187,7 +186,7 @@ def naive_client(config, client, w, alpha):
   return *after, loss, len(query)
 
 
-def naive_round(config, w, alpha, own, cohort):
+def naive_round(config, w, alpha, own, cohort, round_num):
   """A round of the server; `own` is client -> (w, alpha) and is updated."""
   results = []
   for k in cohort:
@@ -196,7 +195,9 @@ def naive_round(config, w, alpha, own, cohort):
       mine[HEAD] = own[k][0][HEAD]
       if alpha is not None:
         mine_alpha[HEAD] = own[k][1][HEAD]
-    results.append(naive_client(config, CLIENTS[k], mine, mine_alpha))
+    results.append(
+        naive_client(config, CLIENTS[k], mine, mine_alpha, round_num)
+    )
     own[k] = results[-1][:2]
   sizes = [r[3] for r in results]
   loss = oracle.mean([r[2] for r in results], sizes)
@@ -226,7 +227,7 @@ def test_three_rounds_by_hand(name):
   own = {}
   for r, cohort in enumerate(COHORTS):
     before = w
-    w, alpha, loss = naive_round(config, w, alpha, own, cohort)
+    w, alpha, loss = naive_round(config, w, alpha, own, cohort, r)
     actual, rates = vector(weights[r + 1], initial)
     np.testing.assert_allclose(actual, w, rtol=1e-4, atol=1e-5)
     if alpha is not None:

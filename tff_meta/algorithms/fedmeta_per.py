@@ -68,7 +68,7 @@ class FedMetaPerConfig:
       query examples, the last of which may be short, of each one's mean; 0 is
       the mean over the whole query set.
     support_fraction: Share of a client's examples that is support; the split is
-      the same in all rounds.
+      the same in all rounds, the order of inner minibatches is not.
   """
 
   inner: Literal['maml', 'meta_sgd'] = 'maml'
@@ -258,13 +258,12 @@ def build_client_update(model: model_lib.Model, config: FedMetaPerConfig):
   personal = personal_layers.parameters(model, config.personal_layers)
 
   def client_update(received, client):
-    fold_in = tf.random.experimental.stateless_fold_in
     support, query = episodes.split_support_query(
-        client.examples, config.support_fraction, fold_in(client.fixed_seed, 0)
+        client.examples, config.support_fraction, client.fixed_seed
     )
     weights = _own_weights(config, personal, received, client.memory)
     loss, gradient = outer_gradient(
-        model, config, weights, support, query, fold_in(client.fixed_seed, 1)
+        model, config, weights, support, query, client.seed
     )
     weights = outer_step(config, weights, gradient)
     after, own = personal_layers.split(weights, personal)
