@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import episodes
+from tff_meta import registry
 from tff_meta.baselines import fed_avg
 
 CLIENTS = oracle.CLIENTS
@@ -312,6 +313,37 @@ def test_known_clients_use_the_global_model_or_train_it_first():
     predicted = personalizer.predict(adapted, query.examples()).numpy()
     assert predicted.tolist() == [predict(expected, x) for x in query.x]
   assert np.abs(tuned - w).max() > 0.1
+
+
+def test_prototypes_in_place_of_the_trained_head():
+  """The same training; then the nearest class mean of the averaged body."""
+  spec = registry.get('fed_avg_proto')
+  assert spec.build is fed_avg.build_fed_avg
+  client, query = CLIENTS[1], oracle.make_client((6, 7, 8), salt=9)
+  weights = trained_weights()
+  w = oracle.to_vector(weights)
+  means = oracle.class_means(w, client.pairs())
+  expected = [
+      min(
+          means,
+          key=lambda c, x=x: np.linalg.norm(oracle.embed(w, x) - means[c]),
+      )
+      for x in query.x
+  ]
+  for build_client in (
+      spec.build_known_client_personalizer,
+      spec.build_new_client_personalizer,
+      spec.build_new_class_personalizer,
+  ):
+    client_personalizer = build_client(
+        oracle.build_model(), fed_avg.PAPER, num_classes=3
+    )
+    adapted = client_personalizer.adapt(
+        weights, (), client.examples(), tf.constant([5, 6])
+    )
+    found = client_personalizer.predict(adapted, query.examples())
+    assert found.numpy().tolist() == expected
+  assert set(expected) == {1, 2}  # The client holds no example of class 0.
 
 
 def test_presets():
