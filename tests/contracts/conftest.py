@@ -529,11 +529,11 @@ class ClientUse:
       protocol = few_round.GroupProtocol('meta_test', _WAY, 2, 'iid', 1, index)
       return next(personalization.new_class_tasks(pools, protocol))
     if self.kind == 'known_client':
-      support, query = _COHORT[0], Client({0: 6, 1: 9}, salt=11, first=30)
+      support, query = _COHORT[0], Client({0: 8, 1: 8}, salt=11, first=30)
     else:
       support, query = (
           Client({0: 3, 2: 5}, salt=21, first=24),
-          Client({0: 6, 2: 10}, salt=21, first=30),
+          Client({0: 8, 2: 8}, salt=21, first=30),
       )
     parts = (corpus_lib.LabelledExamples(*c.arrays()) for c in (support, query))
     return personalization.ClientTask('client', *parts, salt=support.salt)

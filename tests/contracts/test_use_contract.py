@@ -11,6 +11,8 @@ import tree
 
 from tff_meta import episodes
 from tff_meta import registry
+from tff_meta.client_works import client_work
+from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import few_round_groups
 
 _SEED = tf.constant([3, 14])
@@ -64,7 +66,11 @@ def _assert_close(actual, expected):
     'spec', registry.ALGORITHMS.values(), ids=lambda spec: spec.name
 )
 def test_there_is_a_use(spec):
-  assert spec.group_personalizer or spec.client_personalizer
+  assert (
+      spec.group_personalizer
+      or spec.known_client_personalizer
+      or spec.new_client_personalizer
+  )
 
 
 def test_unseen_groups_are_classified_above_chance(group_subject, groups):
@@ -182,36 +188,74 @@ def test_the_trained_weights_are_not_changed(group_subject, group):
     assert all(part[key] is leaf for key, leaf in before[name].items())
 
 
-def _client_examples(client):
-  x, y = client.arrays()
-  return episodes.Examples(
-      tf.constant(x), tf.constant(y), tf.ones(len(y), tf.float32)
+def test_a_client_is_classified_above_chance(client_use, pools):
+  """Above a guess of one of its classes, too; and the same once more."""
+  task = client_use.task(pools)
+  answers = client_use.ask(task)
+
+  assert np.mean(answers.after == answers.labels) > 0.5
+  again = client_use.ask(task)
+  np.testing.assert_array_equal(again.after, answers.after)
+
+
+def test_clients_answer_with_their_classes(client_use, pools):
+  """Before, after and on the way; one trace serves all."""
+  for index in range(2):
+    task = client_use.task(pools, index)
+    answers = client_use.ask(task)
+    given = [a for a in (answers.before, answers.after) if a is not None]
+    given += [] if answers.curve is None else list(answers.curve)
+    for labels in given:
+      assert labels.dtype == np.int32 and labels.shape == task.query.y.shape
+      assert set(labels) <= set(range(client_use.num_classes))
+  assert client_use.test.experimental_get_tracing_count() == 1
+
+
+def test_a_curve_begins_before_adaptation(client_use, pools):
+  answers = client_use.ask(client_use.task(pools))
+  if answers.curve is None:
+    pytest.skip('Adaptation has no steps to look between.')
+  assert len(answers.curve) > 1
+  np.testing.assert_array_equal(answers.curve[0], answers.before)
+
+
+def test_a_client_without_examples_keeps_what_it_starts_with(client_use, pools):
+  task = client_use.task(pools)
+  none = corpus_lib.LabelledExamples(*(a[:0] for a in task.support))
+  answers = client_use.ask(task._replace(support=none))
+
+  assert set(answers.after) <= set(range(client_use.num_classes))
+  if answers.before is not None:
+    np.testing.assert_array_equal(answers.after, answers.before)
+
+
+def test_a_client_that_never_took_part_is_served(client_use, pools):
+  """It has the initial memory, and nobody else's."""
+  memory = client_use.memory()
+  if client_use.kind != 'known_client' or memory == ():
+    pytest.skip('Clients bring nothing along.')
+  initial = client_use.subject.process.initial_memory
+  task = client_use.task(pools)
+  never = client_work.ClientMemory(False, initial)
+  answers = client_use.ask(task, never)
+
+  assert set(answers.after) <= set(range(client_use.num_classes))
+  again = client_use.ask(task, never)
+  np.testing.assert_array_equal(again.after, answers.after)
+
+
+def test_adaptation_changes_neither_weights_nor_memory(client_use, pools):
+  """Run eagerly, because a traced function is given copies."""
+  weights = client_use.subject.trained_weights
+  memory = tree.map_structure(tf.convert_to_tensor, client_use.memory())
+  task = client_use.task(pools)
+  x, y = (tf.constant(a[:3]) for a in task.support)
+  before = tree.map_structure(lambda t: t, (weights, memory))
+
+  client_use.personalizer.adapt(
+      weights, memory, episodes.Examples(x, y, tf.ones(3)), _SEED
   )
 
-
-def test_an_unseen_client_is_classified_above_chance(
-    client_subject, unseen_client, unseen_test
-):
-  adapt, predict = client_subject.client_personalizer
-  weights = client_subject.trained_weights
-  train, test = map(_client_examples, (unseen_client, unseen_test))
-
-  adapted = adapt(weights, train, _SEED)
-  labels = predict(adapted, test)
-
-  assert labels.dtype == tf.int32
-  assert np.mean(labels == test.y) > 0.6  # Chance is 1/3.
-  again = adapt(weights, train, _SEED)
-  tree.map_structure(np.testing.assert_array_equal, again, adapted)
-
-
-def test_a_client_without_examples_keeps_the_trained_weights(
-    client_subject, unseen_client, unseen_test
-):
-  adapt, predict = client_subject.client_personalizer
-  none, test = map(_client_examples, (unseen_client, unseen_test))
-  none = tree.map_structure(lambda t: t[:0], none)
-
-  labels = predict(adapt(client_subject.trained_weights, none, _SEED), test)
-
-  assert np.mean(labels == test.y) > 0.6  # Chance is 1/3.
+  tree.assert_same_structure(before, (weights, memory))
+  leaves = zip(*map(tree.flatten, (before, (weights, memory))), strict=True)
+  assert all(old is new for old, new in leaves)
