@@ -424,15 +424,20 @@ _CELLS = {
 }
 
 
+def read_flags(name):
+  """Returns the flags of a preset and the configuration that they make."""
+  text = (_FLAGS / f'metavers_{name}.flags').read_text()
+  flags = dict(
+      argument.removeprefix('--').split('=', 1)
+      for argument in shlex.split(text, comments=True)
+  )
+  return flags, hyperparameters.override(metavers.RELEASE, flags['hparams'])
+
+
 @pytest.mark.parametrize('cell', _CELLS, ids=str)
 def test_published_settings(cell):
   dataset, num_clients = cell
-  path = _FLAGS / f'metavers_{dataset}_{num_clients}.flags'
-  flags = dict(
-      argument.removeprefix('--').split('=', 1)
-      for argument in shlex.split(path.read_text(), comments=True)
-  )
-  config = hyperparameters.override(metavers.RELEASE, flags['hparams'])
+  flags, config = read_flags(f'{dataset}_{num_clients}')
   found = (config.shots, config.queries, config.gamma, config.weight_decay)
   assert found == _CELLS[cell]
   assert (flags['dataset'], flags['num_clients']) == (dataset, str(num_clients))
@@ -442,6 +447,23 @@ def test_published_settings(cell):
   assert flags['partition_options'] == f'classes_per_client={classes}'
   assert flags['clients_per_round'] == '5' and flags['rounds'] == '1001'
   assert 'metavers' in cifar10.SCALINGS and 'lenet' == flags['model']
+
+
+@pytest.mark.parametrize('dataset', ['cifar100', 'mini_imagenet'])
+def test_published_settings_for_new_classes(dataset):
+  flags, config = read_flags(f'{dataset}_new_classes')
+  assert config == dataclasses.replace(
+      metavers.RELEASE,
+      shots=5,
+      queries=15,
+      gamma=0.5,
+      weight_decay=0.0,
+      initial_margin=1.0,
+      halving_rounds=5000,
+  )
+  assert flags['dataset'] == dataset and flags['partition'] == 'few_round'
+  assert (flags['num_clients'], flags['clients_per_round']) == ('64', '10')
+  assert (flags['way'], flags['group_clients']) == ('5', '10')
 
 
 @pytest.mark.parametrize(
