@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from tff_meta import registry
 from tff_meta.training import run_config
 
 _DEFAULTS = dict(
@@ -16,6 +17,10 @@ _DEFAULTS = dict(
     partition_options='',
     model=None,
     num_clients=None,
+    num_new_clients=None,
+    new_clients='held_out',
+    stratify=False,
+    validation_fraction=0.0,
     clients_per_round=None,
     way=None,
     group_clients=None,
@@ -24,6 +29,10 @@ _DEFAULTS = dict(
     seed=1,
     checkpoint_every=2,
     eval_every=0,
+    select_best=False,
+    eval_support_fraction=None,
+    restrict_f1_to_client_labels=False,
+    curve=False,
     validation_groups=2,
     protocols=('new_groups',),
     eval_groups=3,
@@ -69,6 +78,58 @@ def test_what_is_given_is_kept():
   assert config.partition_options == {'alpha': 2.0, 'min_examples': 10}
   assert (config.num_clients, config.clients_per_round) == (2, 2)
   assert (config.way, config.group_clients, config.model) == (4, 6, 'conv4')
+
+
+def test_digits_are_dealt_to_few_clients_and_learned_from_in_short_runs():
+  config = _resolve(
+      algorithm='fed_avg',
+      hparams='',
+      preset=None,
+      dataset='digits',
+      dataset_options='',
+  )
+  assert (config.preset, config.partition) == ('demo', 'shards')
+  assert (config.num_clients, config.num_new_clients) == (20, 5)
+  assert config.clients_per_round == 5
+
+
+def test_other_data_have_the_published_settings_and_many_clients():
+  config = _resolve(
+      algorithm='fed_avg',
+      hparams='',
+      preset=None,
+      dataset='mnist',
+      dataset_options='',
+  )
+  assert config.preset == 'paper'
+  assert (config.num_clients, config.num_new_clients) == (100, 0)
+  assert config.clients_per_round == 10
+
+
+def test_the_model_of_an_algorithm_goes_before_that_of_the_data(monkeypatch):
+  spec = dataclasses.replace(registry.get('frl'), model='conv4')
+  monkeypatch.setitem(registry.ALGORITHMS, 'frl', spec)
+  assert _resolve().model == 'conv4'
+  assert _resolve(model='lenet').model == 'lenet'
+
+
+@pytest.mark.parametrize(
+    'change, message',
+    [
+        (dict(test_fraction=0.2), 'no `test_fraction`'),
+        (dict(validation_fraction=0.2), 'no `validation_fraction`'),
+        (dict(num_new_clients=2), 'no `num_new_clients`'),
+        (dict(num_new_clients=-1), '`num_new_clients` to be at least 0'),
+        (dict(eval_support_fraction=1.0), 'between 0 and 1, found 1.0'),
+        (dict(new_clients='bought'), 'one of held_out, redealt'),
+        (dict(new_clients='redealt'), 'an `eval_support_fraction`'),
+        (dict(select_best=True), '`eval_every` to be at least 1'),
+    ],
+    ids=str,
+)
+def test_impossible_evaluations_are_refused(change, message):
+  with pytest.raises(ValueError, match=message):
+    _resolve(**change)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,236 @@
+"""Which protocols there are for whom, and what they report."""
+
+import csv
+
+import numpy as np
+import pytest
+import tree
+
+from tff_meta import client_state_store
+from tff_meta.training import checkpoints
+from tff_meta.training import experiment as experiment_lib
+from tff_meta.training import protocols
+from tff_meta.training import run_config
+
+_DEFAULTS = dict(
+    algorithm='fed_per',
+    preset='paper',
+    hparams='',
+    reference_hparams='',
+    dataset='synthetic',
+    dataset_options='num_classes=12,examples_per_class=20,noise=2.0',
+    data_dir=None,
+    partition=None,
+    partition_options='',
+    test_fraction=0.5,
+    stratify=False,
+    validation_fraction=0.0,
+    model=None,
+    num_clients=6,
+    num_new_clients=2,
+    new_clients='held_out',
+    clients_per_round=3,
+    way=None,
+    group_clients=None,
+    rounds=1,
+    seed=1,
+    checkpoint_every=1,
+    eval_every=0,
+    select_best=False,
+    validation_groups=1,
+    protocols=(),
+    eval_groups=3,
+    eval_support_fraction=None,
+    restrict_f1_to_client_labels=False,
+    curve=False,
+    execution='native',
+)
+_FEW_ROUND = dict(
+    partition='few_round', test_fraction=None, num_clients=3, num_new_clients=0
+)
+
+
+def prepare(**changes):
+  return experiment_lib.prepare(run_config.resolve(**(_DEFAULTS | changes)))
+
+
+@pytest.fixture(scope='module')
+def experiment():
+  return prepare()
+
+
+@pytest.fixture(scope='module')
+def process(experiment):
+  """Clients of FedPer keep their heads."""
+  return experiment.build_process()
+
+
+def constant_head(process, label):
+  """The memory of a client that answers the same label to everything."""
+  memory = tree.map_structure(np.zeros_like, process.initial_memory)
+  (bias,) = (leaf for leaf in tree.flatten(memory) if leaf.ndim == 1)
+  bias[label] = 1
+  return memory
+
+
+@pytest.fixture(scope='module')
+def states(experiment, process):
+  """The last client was never sampled; the others answer their first label."""
+  store = client_state_store.InMemoryStore()
+  for client_id in experiment.dataset.client_ids()[:-1]:
+    label = int(experiment.dataset.client(client_id).test.y[0])
+    memory = constant_head(process, label)
+    store.write(client_id, 1, checkpoints.to_arrays(memory))
+  return store
+
+
+@pytest.fixture(scope='module')
+def models(process, states):
+  return (
+      protocols.model(process, process.initialize(), states),
+      protocols.untrained_model(process),
+  )
+
+
+@pytest.mark.parametrize(
+    'changes, offered',
+    [
+        ({}, ('known_clients', 'new_clients')),
+        (dict(num_new_clients=0), ('known_clients',)),
+        (dict(test_fraction=0.0), ()),
+        (dict(algorithm='frl', partition='shards'), ()),
+        (
+            dict(algorithm='frl', **_FEW_ROUND),
+            (
+                'new_groups',
+                'new_groups_iid',
+                'new_groups_mixed',
+                'new_groups_mixed_iid',
+            ),
+        ),
+        (
+            dict(algorithm='fed_avg_proto', **_FEW_ROUND),
+            ('new_class_clients',),
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_offered(changes, offered):
+  evaluator = protocols.Evaluator(prepare(**changes))
+  assert evaluator.offered == offered
+  defaults = tuple(n for n in offered if n in protocols.DEFAULT_PROTOCOLS)
+  assert evaluator.choose(()) == defaults
+  assert evaluator.choose(('none',)) == ()
+  with pytest.raises(
+      ValueError, match='new_groups, .*new_class_clients, found'
+  ):
+    evaluator.choose(('new_people',))
+
+
+def test_known_clients_have_what_they_kept(experiment, models):
+  evaluator = protocols.Evaluator(experiment)
+  summary, report = evaluator.evaluate('known_clients', *models)
+  ids = experiment.dataset.client_ids()
+  assert report.client_ids == ids
+  tests = [experiment.dataset.client(client_id).test for client_id in ids]
+  expected = [np.mean(test.y == test.y[0]) for test in tests]
+  assert report.accuracies[:-1] == pytest.approx(expected[:-1])
+  # Without memories all have the initial head, as the last one has anyway.
+  untrained, reference = evaluator.evaluate('known_clients', *models[::-1])
+  assert reference.accuracies[-1] == report.accuracies[-1]
+  gain = report.accuracies - reference.accuracies
+  found = summary['references']['untrained']
+  assert found['accuracy_mean'] == untrained['accuracy_mean']
+  assert found['gain'] == pytest.approx(gain.mean()) and abs(gain.mean()) > 0.1
+  assert found['gain_half_width_95'] == pytest.approx(
+      1.96 * gain.std(ddof=1) / np.sqrt(6)
+  )
+
+
+def test_all_protocols_of_clients_have_the_same_keys(
+    experiment, models, tmp_path
+):
+  evaluator = protocols.Evaluator(experiment)
+  names = ('known_clients', 'new_clients')
+  found = evaluator.evaluate_all(names, *models, tmp_path, '_best')
+  assert tuple(found) == names
+  assert found['known_clients'].keys() == found['new_clients'].keys()
+  assert found['new_clients']['num_clients'] == 2
+  for name in names:
+    with open(tmp_path / f'clients_{name}_best.csv', newline='') as file:
+      rows = list(csv.DictReader(file))
+    assert len(rows) == found[name]['num_clients']
+    mean = np.mean([float(row['accuracy']) for row in rows])
+    assert mean == pytest.approx(found[name]['accuracy_mean'])
+  table = protocols.format_table(found)
+  for part in ('known_clients (6 clients', 'initial model', 'worst decile'):
+    assert part in table
+
+
+def test_evaluation_on_the_way_is_the_known_clients_or_their_validation(
+    experiment, process, states, models
+):
+  weights = process.get_model_weights(process.initialize())
+  evaluation = protocols.Evaluator(experiment).on_the_way(process)
+  assert evaluation.names == ('known_clients/accuracy',)
+  assert evaluation.best_by is None
+  final, _ = protocols.Evaluator(experiment).evaluate('known_clients', *models)
+  measured = evaluation.measure(weights, states)
+  assert measured == {'known_clients/accuracy': final['accuracy_mean']}
+
+  validated = prepare(
+      validation_fraction=0.3,
+      eval_every=1,
+      select_best=True,
+      eval_support_fraction=0.5,  # Not of the validation examples.
+  )
+  evaluation = protocols.Evaluator(validated).on_the_way(process)
+  column = 'known_clients/validation_accuracy'
+  assert evaluation.names == (column,) and evaluation.best_by == column
+  clients = [
+      validated.dataset.client(client_id)
+      for client_id in validated.dataset.client_ids()
+  ]
+  store = client_state_store.InMemoryStore()
+  labels = [int(client.validation.y[0]) for client in clients]
+  for client_id, label in zip(
+      validated.dataset.client_ids(), labels, strict=True
+  ):
+    memory = constant_head(process, label)
+    store.write(client_id, 1, checkpoints.to_arrays(memory))
+  expected = [
+      np.mean(client.validation.y == label)
+      for client, label in zip(clients, labels, strict=True)
+  ]
+  assert evaluation.measure(weights, store)[column] == pytest.approx(
+      np.mean(expected)
+  )
+
+
+def test_there_must_be_something_to_select_on():
+  evaluator = protocols.Evaluator(prepare(eval_every=1, select_best=True))
+  with pytest.raises(ValueError, match='--validation_fraction'):
+    evaluator.check_on_the_way()
+  nothing = protocols.Evaluator(prepare(eval_every=1, test_fraction=0.0))
+  with pytest.raises(ValueError, match='`eval_every` to be 0, found 1'):
+    nothing.check_on_the_way()
+  groups = protocols.Evaluator(prepare(algorithm='frl', **_FEW_ROUND))
+  assert groups.check_on_the_way() == 'validation_groups/accuracy'
+
+
+def test_clients_of_new_classes_are_averaged_by_group():
+  """Untrained against untrained: no gain, whatever the interval."""
+  experiment = prepare(algorithm='fed_avg_proto', **_FEW_ROUND)
+  evaluator = protocols.Evaluator(experiment)
+  untrained = protocols.untrained_model(experiment.build_process())
+  summary, report = evaluator.evaluate(
+      'new_class_clients', untrained, untrained
+  )
+  assert summary['num_groups'] == 3 and summary['num_clients'] == 9
+  means = report.accuracies.reshape(3, 3).mean(1)
+  assert summary['accuracy_mean'] == pytest.approx(means.mean())
+  assert summary['accuracy_half_width_95'] == pytest.approx(
+      1.96 * means.std(ddof=1) / np.sqrt(3)
+  )
+  assert summary['references']['untrained']['gain'] == 0
+  assert summary['share_hurt'] is None
