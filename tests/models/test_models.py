@@ -11,6 +11,7 @@ from tff_meta.losses import cross_entropy
 
 SEED = (3, 7)
 NETWORKS = [
+    ('cafeme_base', (9, 8, 1)),
     ('conv4', (32, 32, 3)),
     ('conv4', (9, 11, 1)),
     ('fedec_mlp', (5, 4)),
@@ -19,6 +20,8 @@ NETWORKS = [
     ('fedrep_cifar100', (16, 18, 1)),
     ('lenet', (28, 28, 1)),
     ('mlp', (4, 5)),
+    ('modulated_cnn', (8, 9, 2)),
+    ('modulated_mlp', (4, 5)),
 ]
 
 
@@ -150,7 +153,7 @@ def test_logits_need_a_head():
 
 
 def test_bad_requests_are_named():
-  with pytest.raises(ValueError, match="conv4, .*, mlp, found 'resnet'"):
+  with pytest.raises(ValueError, match="conv4, .*, mlp, .* found 'resnet'"):
     models.build('resnet', (32, 32, 3), None)
   with pytest.raises(ValueError, match=r'at least 16, found \(8, 8, 1\)'):
     models.build('lenet', (8, 8, 1), None)

@@ -371,7 +371,8 @@ def _constant_bias(parameters, name):
   Its gradient is 0; computed, it would be rounding noise, of which Adam's first
   steps make full steps.
   """
-  return tf.stop_gradient(parameters[f'{name}_bias'])
+  bias = parameters[f'{name}_bias']
+  return tf.stop_gradient(bias) + 0.0 * bias
 
 
 def _normalize(parameters, name, x, mask):
