@@ -426,7 +426,7 @@ def test_a_short_minibatch_of_the_query_set_counts_like_the_others(
   weights['head']['kernel'] = tf.concat(
       [tf.constant([[0.0, 1.0], [0.0, -1.0]]), tf.zeros([98, 2])], 0
   )
-  loss = fedmeta_per.query_loss(model, weights, query, size)
+  loss = fedmeta_per.mean_loss(model, weights, query, size)
   np.testing.assert_allclose(loss, expected, rtol=1e-6)
 
 

@@ -18,7 +18,6 @@ Deviations: BUILD_NOTES.md, FedMeta-Per.
 """
 
 import collections
-from collections.abc import Callable
 import dataclasses
 from typing import Literal
 
@@ -121,14 +120,30 @@ def _network(weights: Weights) -> Weights:
   return collections.OrderedDict(body=weights['body'], head=weights['head'])
 
 
-def _build_loss(model: model_lib.Model):
-  def loss(weights, examples):
-    logits = model.logits(weights, examples.x, examples.mask)
-    return cross_entropy.softmax_cross_entropy(
-        logits, examples.y, examples.mask
-    )
+def mean_loss(
+    model: model_lib.Model,
+    weights: Weights,
+    examples: episodes.Examples,
+    batch_size: int = 0,
+) -> tf.Tensor:
+  """The mean over minibatches of each one's mean cross-entropy.
 
-  return loss
+  Args:
+    model: The network, with a head.
+    weights: `OrderedDict(body, head)`.
+    examples: In the order of their minibatches.
+    batch_size: Examples of a minibatch; 0 is the plain mean over all examples.
+
+  Returns:
+    A scalar. The examples of a short last minibatch count for more each.
+  """
+  weight = examples.mask
+  if batch_size:
+    count = tf.size(examples.y)
+    start = tf.range(count) // batch_size * batch_size
+    weight = 1 / tf.cast(tf.minimum(batch_size, count - start), tf.float32)
+  logits = model.logits(weights, examples.x, examples.mask)
+  return cross_entropy.softmax_cross_entropy(logits, examples.y, weight)
 
 
 def _batches(config, support, seed):
@@ -141,7 +156,7 @@ def _batches(config, support, seed):
 
 
 def adapt(
-    loss_fn: Callable[..., tf.Tensor],
+    model: model_lib.Model,
     config: FedMetaPerConfig,
     weights: Weights,
     support: episodes.Examples,
@@ -152,9 +167,9 @@ def adapt(
     w <- w - alpha * grad L(w, batch), for the minibatches of the support set.
 
   Args:
-    loss_fn: `(weights, Examples) -> scalar`.
+    model: The network, with a head.
     config: The configuration.
-    weights: Where the steps begin.
+    weights: Where the steps begin; w, and alpha for Meta-SGD.
     support: What to adapt to.
     seed: int32 `[2]`, orders the minibatches.
 
@@ -163,39 +178,13 @@ def adapt(
     each step.
   """
   return adaptation.inner_loop_and_loss(
-      loss_fn,
+      lambda w, batch: mean_loss(model, w, batch),
       _network(weights),
       support,
       _batches(config, support, seed),
       weights.get('rates', config.inner_learning_rate),
       order=1,
   )
-
-
-def query_loss(
-    model: model_lib.Model,
-    weights: Weights,
-    query: episodes.Examples,
-    size: int,
-) -> tf.Tensor:
-  """The outer loss: the mean over minibatches of each one's mean loss.
-
-  Args:
-    model: The network.
-    weights: The adapted `OrderedDict(body, head)`.
-    query: The query set, in the order of its minibatches.
-    size: Examples of a minibatch; 0 is the plain mean over the query set.
-
-  Returns:
-    A scalar. The examples of a short last minibatch count for more each.
-  """
-  weight = query.mask
-  if size:
-    count = tf.size(query.y)
-    start = tf.range(count) // size * size
-    weight = 1 / tf.cast(tf.minimum(size, count - start), tf.float32)
-  logits = model.logits(weights, query.x, query.mask)
-  return cross_entropy.softmax_cross_entropy(logits, query.y, weight)
 
 
 def outer_gradient(
@@ -220,10 +209,8 @@ def outer_gradient(
     The query loss of the adapted model, and G in the structure of `weights`.
   """
   meta = adaptation.meta_gradient(
-      _build_loss(model),
-      lambda adapted: query_loss(
-          model, adapted, query, config.query_batch_size
-      ),
+      lambda w, batch: mean_loss(model, w, batch),
+      lambda w: mean_loss(model, w, query, config.query_batch_size),
       _network(weights),
       support,
       _batches(config, support, seed),
@@ -356,14 +343,13 @@ def build_fedmeta_per_known_client(
   """
   model = model.with_head(num_classes)
   personal = personal_layers.parameters(model, config.personal_layers)
-  loss_fn = _build_loss(model)
 
   def start(weights, memory):
     return _network(_own_weights(config, personal, weights, memory))
 
   def adapt_own(weights, memory, examples, seed):
     own = _own_weights(config, personal, weights, memory)
-    return adapt(loss_fn, config, own, examples, seed)[0]
+    return adapt(model, config, own, examples, seed)[0]
 
   def predict(adapted, query):
     logits = model.logits(adapted, query.x, query.mask)
@@ -394,15 +380,13 @@ def build_fedmeta_per_new_client(
   personal = personal_layers.parameters(model, config.personal_layers)
   if not personal:
     return known
-  loss_fn = _build_loss(model)
 
   def adapt_best(weights, bank, examples, seed):
     shared, _ = personal_layers.split(weights, personal)
 
     def adapt_with(own):
-      return adapt(
-          loss_fn, config, personal_layers.merge(shared, own), examples, seed
-      )
+      merged = personal_layers.merge(shared, own)
+      return adapt(model, config, merged, examples, seed)
 
     losses = tf.map_fn(
         lambda own: adapt_with(own)[1], bank, fn_output_signature=tf.float32
