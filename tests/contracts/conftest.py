@@ -64,9 +64,9 @@ _TOY_SETTINGS = {
     'fedec_l2': _FEDEC | dict(constraint_weight=0.03),
     'local': dict(learning_rate=0.1, epochs=2, batch_size=4),
 }
-_FED_PER = dict(learning_rate=0.1, epochs=2, batch_size=4)
+_FED_PER = dict(learning_rate=0.1, epochs=2, batch_size=4, weight_decay=0.05)
 _FED_REP = dict(learning_rate=0.1, head_epochs=2, batch_size=4)
-_FED_BABU = dict(learning_rate=0.1, epochs=1, batch_size=4)
+_FED_BABU = dict(learning_rate=0.1, epochs=4, batch_size=4)
 _TOY_SETTINGS = {
     **_TOY_SETTINGS,
     'fed_per': _FED_PER,
@@ -156,7 +156,11 @@ _VARIANTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
         ),
     },
     'fed_rep': {
-        'averaged_head': ('paper', dict(averaged_head=True), 'mlp'),
+        'averaged_head': (
+            'paper',
+            dict(averaged_head=True, known_client_epochs=5),
+            'mlp',
+        ),
     },
     'per_fed_avg': {
         'first_order': ('paper', dict(variant='first_order'), 'mlp'),
@@ -210,6 +214,7 @@ class Case:
     return (
         self.spec.module_name.endswith('.fedec')
         or getattr(self.config, 'first_head', None) == 'averaged_head'
+        or getattr(self.config, 'head_of_evaluation', None) == 'averaged'
     )
 
   @property
