@@ -150,17 +150,57 @@ def test_known_clients_and_evaluation_on_the_way(call, tmp_path):
       '--partition=dirichlet',
       '--partition_options=alpha=5.0,min_examples=2',
       '--test_fraction=0.5',
+      '--validation_fraction=0.2',
       '--num_clients=5',
+      '--num_new_clients=3',
       '--rounds=2',
       '--eval_every=2',
+      '--select_best',
       f'--output_dir={tmp_path}/run',
   )
   assert code == 0
-  assert 'known_clients (5 clients' in out
-  with open(tmp_path / 'run/metrics.csv', newline='') as file:
+  assert 'known_clients (5 clients' in out and 'new_clients (3 clients' in out
+  assert 'Best round, 2:' in out
+  directory = tmp_path / 'run'
+  with open(directory / 'metrics.csv', newline='') as file:
     first, second = csv.DictReader(file)
-  assert first['known_clients/accuracy'] == ''
-  assert 0 <= float(second['known_clients/accuracy']) <= 1
+  assert first['known_clients/validation_accuracy'] == ''
+  best = float(second['known_clients/validation_accuracy'])
+  assert 0 <= best <= 1
+  summary = json.loads((directory / 'summary.json').read_text())
+  assert summary['best_round'] == 2
+  assert summary['evaluation_best'] == summary['evaluation']  # The last one.
+  for name in ('known_clients', 'new_clients'):
+    result = summary['evaluation'][name]
+    assert 0 <= result['share_hurt'] <= 1
+    assert set(result['references']) == {'untrained'}
+    for suffix in ('', '_best'):
+      lines = (directory / f'clients_{name}{suffix}.csv').read_text()
+      assert len(lines.splitlines()) == result['num_clients'] + 1
+  _check_evaluation_of_clients(call, directory, summary)
+
+
+def _check_evaluation_of_clients(call, directory, summary):
+  """As in the run, and on a share of the test examples."""
+  code, _, _ = call(evaluate, f'--run_dir={directory}')
+  assert code == 0
+  found = json.loads((directory / 'evaluation/known_clients.json').read_text())
+  expected = summary['evaluation']['known_clients']
+  assert expected.items() <= found.items()
+  code, _, _ = call(
+      evaluate,
+      f'--run_dir={directory}',
+      '--protocol=new_clients',
+      '--eval_support_fraction=0.5',
+  )
+  assert code == 0
+  with open(directory / 'evaluation/clients_new_clients.csv') as file:
+    rows = list(csv.DictReader(file))
+  with open(directory / 'clients_new_clients.csv') as file:
+    for row, whole in zip(rows, csv.DictReader(file), strict=True):
+      parts = int(row['num_support']), int(row['num_examples'])
+      assert sum(parts) == int(whole['num_examples'])
+      assert 0 <= parts[1] - parts[0] <= 1
 
 
 @pytest.mark.parametrize(
@@ -179,7 +219,7 @@ def test_known_clients_and_evaluation_on_the_way(call, tmp_path):
         (['--rounds=many'], 2, 'rounds'),
         (['--rounds=0'], 2, '`rounds` to be at least 1'),
         (['--seed=-1'], 2, '`seed` to be at least 0'),
-        (['--model=vgg'], 2, 'one of conv4'),
+        (['--model=vgg'], 2, '`model` to be one of'),
         (['--partition=random'], 2, 'one of few_round, iid'),
         (['--partition=pieces_per_class'], 2, '`classes_per_client`'),
         (['--partition_options=alpha=1'], 2, 'Known: examples_per_class'),
@@ -199,6 +239,20 @@ def test_known_clients_and_evaluation_on_the_way(call, tmp_path):
         (['--protocol=new_people'], 2, 'protocols of new_groups'),
         (['--protocol=known_clients'], 2, 'offers: new_groups'),
         (['--test_fraction=0.2'], 2, 'no `test_fraction`'),
+        (['--num_new_clients=2'], 2, 'no `num_new_clients`'),
+        (['--eval_support_fraction=2'], 2, 'between 0 and 1'),
+        (['--new_clients=bought'], 2, 'one of held_out, redealt'),
+        (['--select_best'], 2, '`eval_every` to be at least 1'),
+        (
+            [
+                '--algorithm=fed_avg_ft',
+                '--partition=iid',
+                '--eval_every=1',
+                '--select_best',
+            ],
+            2,
+            '--validation_fraction',
+        ),
         (['--partition=iid', '--eval_every=1'], 2, '`eval_every` to be 0'),
         (['--dataset=mnist', '--data_dir=/nowhere'], 1, '/nowhere'),
         (['--output_dir='], 2, 'Expected --output_dir'),
@@ -256,6 +310,19 @@ def test_the_list_names_everything(call):
   assert code == 0
   for name in (*datasets.DATASETS, 'frl', 'fed_avg', 'personalized_fl'):
     assert f'  {name} ' in out
+
+
+def test_the_algorithm_alone_is_enough(call, tmp_path, monkeypatch):
+  """The digits, with rates that suit them, and a directory named after both."""
+  monkeypatch.chdir(tmp_path)
+  code, _, err = call(train, '--algorithm=fed_avg', '--rounds=0')
+  assert (code, err.count('`rounds` to be at least 1')) == (2, 1)
+  code, out, _ = call(train, '--algorithm=fed_avg', '--rounds=1', '--model=mlp')
+  assert code == 0 and 'known_clients (20 clients' in out
+  content = json.loads(
+      (tmp_path / 'runs/digits_fed_avg/config.json').read_text()
+  )
+  assert content['config']['preset'] == 'demo'
 
 
 def test_flags_of_a_file_are_read(call, tmp_path):
