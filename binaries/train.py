@@ -154,10 +154,10 @@ def _print_list() -> None:
   """Prints the names that --algorithm and --dataset take."""
   print('Algorithms (--algorithm)')
   for spec in registry.ALGORITHMS.values():
-    print(f'  {spec.name:16}{spec.summary} ({spec.paper})')
+    print(f'  {spec.name:18}{spec.summary} ({spec.paper})')
   print('\nData sets (--dataset)')
   for spec in datasets.DATASETS.values():
-    print(f'  {spec.name:16}{spec.description}')
+    print(f'  {spec.name:18}{spec.description}')
 
 
 def _eval_groups() -> int:

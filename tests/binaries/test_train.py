@@ -164,8 +164,8 @@ def test_known_clients_and_evaluation_on_the_way(call, tmp_path):
   directory = tmp_path / 'run'
   with open(directory / 'metrics.csv', newline='') as file:
     first, second = csv.DictReader(file)
-  assert first['known_clients/validation_accuracy'] == ''
-  best = float(second['known_clients/validation_accuracy'])
+  assert first['validation_clients/accuracy'] == ''
+  best = float(second['validation_clients/accuracy'])
   assert 0 <= best <= 1
   summary = json.loads((directory / 'summary.json').read_text())
   assert summary['best_round'] == 2

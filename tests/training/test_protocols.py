@@ -185,7 +185,7 @@ def test_evaluation_on_the_way_is_the_known_clients_or_their_validation(
       eval_support_fraction=0.5,  # Not of the validation examples.
   )
   evaluation = protocols.Evaluator(validated).on_the_way(process)
-  column = 'known_clients/validation_accuracy'
+  column = 'validation_clients/accuracy'
   assert evaluation.names == (column,) and evaluation.best_by == column
   clients = [
       validated.dataset.client(client_id)

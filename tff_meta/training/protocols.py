@@ -49,7 +49,7 @@ PROTOCOLS = (*_DEPLOYMENTS, *_ROLES, NEW_CLASS_CLIENTS)
 DEFAULT_PROTOCOLS = ('new_groups', *_ROLES, NEW_CLASS_CLIENTS)
 
 _VALIDATION_GROUPS = 'validation_groups/accuracy'
-_VALIDATION_CLIENTS = f'{KNOWN_CLIENTS}/validation_accuracy'
+_VALIDATION_CLIENTS = 'validation_clients/accuracy'
 _TEST_CLIENTS = f'{KNOWN_CLIENTS}/accuracy'
 _SCRATCH = 'fed_avg'
 
