@@ -118,8 +118,8 @@ RELEASE = dataclasses.replace(
     warm_up_rounds=51,
     weight_decay=1e-3,
 )
-# For the demonstration on the embedded digits only, whose clients have a class's
-# 20 to 30 images and 200 rounds.
+# For the demonstration on the embedded digits only, whose clients have 20 to 30
+# images of a class, in 200 rounds.
 DEMO = dataclasses.replace(PAPER, shots=10, queries=10, learning_rate=3e-3)
 
 
