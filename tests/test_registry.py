@@ -31,13 +31,15 @@ def test_an_unknown_name_lists_the_known_ones():
 @pytest.mark.parametrize('spec', SPECS, ids=lambda spec: spec.name)
 def test_what_is_named_is_there(spec):
   """Every callable takes the model and the configuration, then keywords."""
-  assert set(spec.presets) == {'paper', 'release'}
+  assert set(spec.presets) == {'paper', 'release', 'demo'}
   types = {type(preset) for preset in spec.presets.values()}
   assert len(types) == 1 and dataclasses.is_dataclass(types.pop())
   for callable_, keyword in (
       (spec.build, 'num_classes'),
       (spec.build_group_personalizer, 'way'),
-      (spec.build_client_personalizer, 'num_classes'),
+      (spec.build_known_client_personalizer, 'num_classes'),
+      (spec.build_new_client_personalizer, 'num_classes'),
+      (spec.build_new_class_personalizer, 'num_classes'),
   ):
     if callable_ is not None:
       parameters = list(inspect.signature(callable_).parameters)
@@ -45,7 +47,7 @@ def test_what_is_named_is_there(spec):
   assert spec.build is not None
   assert (
       spec.build_group_personalizer is not None
-      or spec.build_client_personalizer is not None
+      or spec.build_known_client_personalizer is not None
   )
   assert spec.summary and '20' in spec.paper
 
@@ -53,8 +55,14 @@ def test_what_is_named_is_there(spec):
 def test_the_right_ones():
   frl_spec = registry.get('frl')
   assert frl_spec.build is frl.build_frl
-  assert frl_spec.build_client_personalizer is None
-  assert frl_spec.presets == {'paper': frl.PAPER, 'release': frl.RELEASE}
+  assert frl_spec.build_known_client_personalizer is None
+  assert frl_spec.build_new_client_personalizer is None
+  assert frl_spec.build_new_class_personalizer is None
+  assert frl_spec.presets == {
+      'paper': frl.PAPER,
+      'release': frl.RELEASE,
+      'demo': frl.DEMO,
+  }
   plain, tuned = registry.get('fed_avg'), registry.get('fed_avg_ft')
   assert plain.build is tuned.build is fed_avg.build_fed_avg
   assert plain.build_group_personalizer is (
@@ -63,14 +71,22 @@ def test_the_right_ones():
   assert tuned.build_group_personalizer is (
       fed_avg.build_fine_tuning_group_personalizer
   )
-  assert plain.build_client_personalizer is (
-      fed_avg.build_global_client_personalizer
-  )
-  assert tuned.build_client_personalizer is (
-      fed_avg.build_fine_tuning_client_personalizer
-  )
+  for kind in ('known', 'new'):
+    name = f'build_{kind}_client_personalizer'
+    assert getattr(plain, name) is fed_avg.build_global_client_personalizer
+    assert getattr(tuned, name) is fed_avg.build_fine_tuning_client_personalizer
   personalized = registry.get('personalized_fl')
   assert personalized.build is personalized_fl.build_personalized_fl
+
+
+def test_a_variant_changes_every_preset():
+  for spec in SPECS:
+    for preset in spec.presets.values():
+      for name, value in spec.changes.items():
+        assert getattr(preset, name) == value
+  assert (
+      registry.get('fedec_l2').changes and registry.get('fedec').changes == {}
+  )
 
 
 def test_rounds_of_a_cohort():

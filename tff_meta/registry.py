@@ -337,7 +337,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
         AlgorithmSpec(
             name='local',
             summary='Every client trains its own model, alone',
-            paper='Baseline of FedEC and MetaVers',
+            paper='Baseline of Lan et al., 2023, and Lim et al., WACV 2024',
             module_name='tff_meta.baselines.local',
             builder='build_local',
             known_client_personalizer='build_local_known_client',

@@ -81,9 +81,12 @@ def check_group(group, corpus, *, way, num_clients, deployment):
     support_counts.append(count)
     held.append(classes)
   num_query = 0
+  asked = [{} for _ in range(num_clients)]
   for q in range(group.query_x.shape[0]):
     if group.query_mask[q]:
       visit(group.query_x[q], group.query_y[q])
+      own, label = asked[group.query_clients[q]], int(group.query_y[q])
+      own[label] = own.get(label, 0) + 1
       num_query += 1
     else:
       assert not group.query_x[q].any()
@@ -92,7 +95,10 @@ def check_group(group, corpus, *, way, num_clients, deployment):
       row for row, y in enumerate(pool.y) if int(y) in group.classes.tolist()
   }
   assert seen == everything
-  for classes in held:
+  for classes, own in zip(held, asked, strict=True):
+    # The odd image of each of up to two shards is asked.
+    assert all(0 <= own[c] - classes[c] <= 2 for c in classes)
+    assert own.keys() == classes.keys()
     if deployment == 'iid':
       assert len(classes) == way
     else:
@@ -131,13 +137,14 @@ def test_groups_against_the_naive_recount(
     assert set(group.classes[num_seen:]) <= set(corpus.class_split.test)
     shapes.add(tuple(a.shape for a in group))
     dtypes = [str(a.dtype) for a in group]
-    assert dtypes == ['float32', 'int32', 'float32'] * 2 + ['int32'] * 2
+    assert dtypes == ['float32', 'int32', 'float32'] * 2 + ['int32'] * 3
   assert shapes == {
       (
           (num_clients, sizes[0], 3, 2, 1),
           (num_clients, sizes[0]),
           (num_clients, sizes[0]),
           (sizes[1], 3, 2, 1),
+          (sizes[1],),
           (sizes[1],),
           (sizes[1],),
           (num_clients,),
