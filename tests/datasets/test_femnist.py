@@ -149,6 +149,19 @@ def test_only_digits(tff_file):
   assert max(corpus.class_split.test) <= 9
 
 
+def test_only_a_to_j(tmp_path):
+  train = {'f02_b': [35, 36, 61, 45], 'f01_a': [46, 38]}
+  _write_sqlite(tmp_path / 'mine.db', {'train': train, 'test': {'x': [10, 37]}})
+  corpus = femnist.load(str(tmp_path / 'mine.db'), only_a_to_j=True)
+  np.testing.assert_array_equal(corpus.train.y, [0, 9, 2])
+  np.testing.assert_array_equal(corpus.train.x[:, 2, 7, 0], [73, 93, 77])
+  np.testing.assert_array_equal(corpus.writers, ['f02_b', 'f02_b', 'f01_a'])
+  np.testing.assert_array_equal(corpus.test.y, [1])
+  assert corpus.num_classes == 10 and corpus.class_split is None
+  with pytest.raises(ValueError, match='one of `only_digits` and .*both'):
+    femnist.load(str(tmp_path / 'mine.db'), only_digits=True, only_a_to_j=True)
+
+
 @pytest.mark.parametrize('kind', ['sqlite', 'leaf'])
 @pytest.mark.parametrize(
     'scaling, background, pixel',

@@ -81,7 +81,7 @@ PAPER = FedEcConfig()
 # There is no released code, hence nothing that it does otherwise.
 RELEASE = PAPER
 # For the demonstration on the embedded digits only.
-DEMO = dataclasses.replace(PAPER, inner_learning_rate=0.05)
+DEMO = dataclasses.replace(PAPER, inner_learning_rate=0.05, tau=3)
 
 
 def client_loss(

@@ -60,7 +60,7 @@ class LocalConfig:
 PAPER = LocalConfig()
 RELEASE = PAPER
 # For the demonstration on the embedded digits only.
-DEMO = dataclasses.replace(PAPER, learning_rate=0.05)
+DEMO = dataclasses.replace(PAPER, learning_rate=0.1, epochs=2)
 
 
 def build_local(

@@ -27,6 +27,7 @@ SCALINGS = {
     'raw': scalings.RAW,
 }
 NUM_DIGITS, NUM_CLASSES = 10, 62
+_SMALL_A_TO_J = range(36, 46)
 _TFF_FILE = 'emnist_all.sqlite'
 _TFF_DIR = os.path.join('~', '.tff')
 _HOW_TO_GET = (
@@ -41,6 +42,7 @@ def load(
     download: bool = False,
     scaling: str = 'unit',
     only_digits: bool = False,
+    only_a_to_j: bool = False,
 ) -> corpus_lib.Corpus:
   """Loads FEMNIST into memory.
 
@@ -55,30 +57,50 @@ def load(
       (background -1, ink 1) or 'raw' (background 255, ink 0).
     only_digits: Whether there are 10 classes instead of 62 (digits 0-9, capital
       letters 10-35, small letters 36-61).
+    only_a_to_j: Whether there are only the small letters a to j, as classes
+      0-9 (FedRep and FedEC).
 
   Returns:
     The corpus, with the writer of every train example; x uint8
     [n, 28, 28, 1]. Its class split is FRL's: letters prepare, digits test; with
-    `only_digits` that of the digits.
+    `only_digits` that of the digits, with `only_a_to_j` there is none.
 
   Raises:
     DatasetNotFoundError: If it is not there, or cannot be fetched.
-    ValueError: If a file is not what it should be.
+    ValueError: If a file is not what it should be, or both `only_digits` and
+      `only_a_to_j` are asked for.
   """
+  if only_digits and only_a_to_j:
+    raise ValueError(
+        'Expected one of `only_digits` and `only_a_to_j`, found both.'
+    )
   preprocess = scalings.choose(SCALINGS, scaling)
   path = _find(data_dir, download)
   train, test = writer_files.read(path, _kind(only_digits))
-  letters = tuple(range(NUM_DIGITS, NUM_CLASSES))
+  if only_a_to_j:
+    class_split = None
+    train, test = _keep_a_to_j(train), _keep_a_to_j(test)
+  elif only_digits:
+    class_split = class_splits.digits()
+  else:
+    letters = tuple(range(NUM_DIGITS, NUM_CLASSES))
+    class_split = corpus_lib.ClassSplit(letters, (), tuple(range(NUM_DIGITS)))
   return corpus_lib.Corpus(
       name='femnist',
       train=corpus_lib.LabelledExamples(train.x, train.y),
       test=corpus_lib.LabelledExamples(test.x, test.y),
-      num_classes=NUM_DIGITS if only_digits else NUM_CLASSES,
+      num_classes=10 if only_digits or only_a_to_j else NUM_CLASSES,
       preprocess=preprocess,
-      class_split=class_splits.digits()
-      if only_digits
-      else corpus_lib.ClassSplit(letters, (), tuple(range(NUM_DIGITS))),
+      class_split=class_split,
       writers=train.writers,
+  )
+
+
+def _keep_a_to_j(part: writer_files.Part) -> writer_files.Part:
+  """Returns the small letters a to j, as classes 0 to 9."""
+  keep = np.isin(part.y, _SMALL_A_TO_J)
+  return writer_files.Part(
+      part.x[keep], part.y[keep] - _SMALL_A_TO_J[0], part.writers[keep]
   )
 
 
