@@ -87,7 +87,8 @@ def test_a_round(work):
           'num_examples': 5,
           'num_clients': 2,
           'num_non_finite_clients': 0,
-      }
+      },
+      'signal': (),
   }
   assert output.state[0] == 6
   again = work.next(output.state, [weights], clients[:1])

@@ -319,7 +319,8 @@ def build_client_work(
   Returns:
     A `ClientWork` whose measurements are `train` with `loss` (mean over the
     examples trained on), `num_examples`, `num_clients` and
-    `num_non_finite_clients`, all float32 scalars.
+    `num_non_finite_clients`, all float32 scalars; and `signal` with those of
+    the state's aggregator, if it has one.
   """
   message_tf, initial_state_tf = _message(state)
   message_type = message_tf.type_signature.result
@@ -364,11 +365,12 @@ def build_client_work(
     result, counts, signal, memory = tff.federated_map(
         client_update_tf, (weights, message, data)
     )
+    new_state, measured = signals.next_state(server_state, signal)
     train = tff.federated_map(metrics_tf, tff.federated_sum(counts))
     output = tff.templates.MeasuredProcessOutput(
-        signals.next_state(server_state, signal),
+        new_state,
         result,
-        tff.federated_zip(collections.OrderedDict(train=train)),
+        tff.federated_zip(collections.OrderedDict(train=train, **measured)),
     )
     return output, memory
 
@@ -418,10 +420,11 @@ class _SignalAggregation:
     return server_state if self._aggregation is None else server_state[0]
 
   def next_state(self, server_state, signal):
-    """The state after a round with the clients' signals."""
+    """The state after a round with the clients' signals, and measurements."""
     if self._aggregation is None:
       nothing = tff.federated_value((), tff.SERVER)
-      return tff.federated_map(self._next_tf, (server_state, nothing))
+      return tff.federated_map(self._next_tf, (server_state, nothing)), {}
     output = self._aggregation.next(server_state[1], signal)
     own = tff.federated_map(self._next_tf, (server_state[0], output.result))
-    return tff.federated_zip((own, output.state))
+    state = tff.federated_zip((own, output.state))
+    return state, {'signal': output.measurements}
