@@ -112,13 +112,15 @@ def test_clients_hurt_by_adaptation_are_those_that_lose():
 def test_what_does_not_exist_is_none():
   found = make_report([0.5, 0.7]).summary()
   assert found['share_hurt'] is found['accuracy_before_mean'] is None
-  assert found['curve'] is None
+  assert found['curve'] is found['curve_end_mean'] is None
   assert make_report([0.5]).summary()['accuracy_half_width_95'] is None
 
 
 def test_the_curve_is_the_mean_over_clients():
-  found = make_report([0.5, 0.7], curves=[[0.1, 0.2, 0.5], [0.5, 0.6, 0.7]])
-  assert found.summary()['curve'] == pytest.approx([0.3, 0.4, 0.6])
+  curves = [[0.1, 0.1, 0.2, 0.5], [0.9, 0.5, 0.6, 0.7]]
+  found = make_report([0.5, 0.7], curves=curves).summary()
+  assert found['curve'] == pytest.approx([0.5, 0.3, 0.4, 0.6])
+  assert found['curve_end_mean'] == pytest.approx(1.3 / 3)
 
 
 def test_groups_weigh_their_clients_alike():

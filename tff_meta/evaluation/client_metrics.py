@@ -96,16 +96,18 @@ class ClientReport(NamedTuple):
     `accuracy_worst_decile` the mean of the smallest tenth of `a_i` (rounded
     down, at least one), `accuracy_before_mean` the mean of `b_i`, `share_hurt`
     the share of clients with `a_i < b_i`, `macro_f1_mean` and `macro_f1_std`
-    those of `f_i`, `curve` the mean over clients per step. What does not exist
-    is None.
+    those of `f_i`, `curve` the mean over clients per step, `curve_end_mean` the
+    mean of its last three points (the number in CAFeMe's tables). What does not
+    exist is None.
     """
     worst = np.sort(self.accuracies)[: max(1, len(self.accuracies) // _WORST)]
-    before, hurt, curve = None, None, None
+    before, hurt, curve, curve_end = None, None, None, None
     if self.accuracies_before is not None:
       before = float(np.mean(self.accuracies_before))
       hurt = float(np.mean(self.accuracies < self.accuracies_before))
     if self.curves is not None:
       curve = np.mean(self.curves, 0).tolist()
+      curve_end = float(np.mean(curve[-3:]))
     return self.accuracy.summary() | {
         'accuracy_std': float(np.std(self.accuracies)),
         'accuracy_worst_decile': float(np.mean(worst)),
@@ -114,6 +116,7 @@ class ClientReport(NamedTuple):
         'macro_f1_mean': float(np.mean(self.macro_f1)),
         'macro_f1_std': float(np.std(self.macro_f1)),
         'curve': curve,
+        'curve_end_mean': curve_end,
         'num_clients': len(self.client_ids),
     }
 

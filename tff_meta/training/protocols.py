@@ -454,6 +454,8 @@ def _client_line(result) -> str:
         f'before adaptation {100 * result["accuracy_before_mean"]:.2f}',
         f'{100 * result["share_hurt"]:.0f} % of clients hurt by it',
     ]
+  if result['curve_end_mean'] is not None:
+    parts.append(f'last three steps {100 * result["curve_end_mean"]:.2f}')
   return f'  trained: {", ".join(parts)}'
 
 
