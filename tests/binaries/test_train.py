@@ -143,10 +143,11 @@ def _check_refusals(call, directory):
 
 
 def test_known_clients_and_evaluation_on_the_way(call, tmp_path):
+  """With FedPer, whose clients keep their heads."""
   code, out, _ = call(
       train,
       *_TINY,
-      '--algorithm=fed_avg_ft',
+      '--algorithm=fed_per',
       '--partition=dirichlet',
       '--partition_options=alpha=5.0,min_examples=2',
       '--test_fraction=0.5',
