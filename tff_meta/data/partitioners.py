@@ -469,8 +469,8 @@ def fedec_femnist(
   It has n_u = lognormal(4, 1) + 100 examples: int(n_u / c) of each of them, the
   next ones of the shuffled class. Not exhaustive.
 
-  Published totals: 150 clients with 3 classes each, 34,674 images, of which 10 %
-  of each client's are for testing. The draws have a mean of 190 images a client.
+  Published totals: 150 clients with 3 classes each, 34,674 images, of which a
+  tenth of each client's is for testing. The draws have a mean of 190 images.
 
   Args:
     labels: Labels [n]; every distinct one is a class, in ascending order.
