@@ -24,7 +24,7 @@ def test_names():
 
 
 def test_an_unknown_name_lists_the_known_ones():
-  with pytest.raises(ValueError, match="frl, fed_avg, .*found 'frll'"):
+  with pytest.raises(ValueError, match="frl, metavers, .*found 'frll'"):
     registry.get('frll')
 
 
