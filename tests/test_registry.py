@@ -90,7 +90,7 @@ def test_a_variant_changes_every_preset():
 
 
 def test_rounds_of_a_cohort():
-  """Spec 5.6, fact 9: R + 1 = 4 rounds for FRL; one for all others."""
+  """R + 1 = 4 rounds for FRL; one for all others."""
   for spec in SPECS:
     for preset in spec.presets.values():
       expected = 4 if spec.name == 'frl' else 1

@@ -42,7 +42,7 @@ def aggregate(updates, weights, process=None):
 
 
 def test_disjoint_classes_keep_their_prototypes():
-  """Spec 5.6, fact 1: the mean over all clients would give halves."""
+  """The mean over all clients would give halves."""
   updates = [update((2, 4), c0=(1, 0)), update((4, 8), c1=(0, 1))]
   result = aggregate(updates, [1.0, 1.0]).result
   assert result.model.tolist() == [3, 6]

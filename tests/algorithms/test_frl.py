@@ -220,7 +220,7 @@ class Quadratic:
 
 
 def test_first_order_meta_step(monkeypatch):
-  """Spec 5.6, fact 2: f_k = (theta - t_k)^2 / 2, t = (1, 3), phi = 0, a = 1/2.
+  """f_k = (theta - t_k)^2 / 2, t = (1, 3), phi = 0, a = 1/2.
 
   Round: theta_k = 0 - a (0 - t_k) = (0.5, 1.5), so theta^1 = 1. At theta^1 the
   gradients are (1 - 1, 1 - 3) = (0, -2), and phi' = 0 - b mean(0, -2) = b. With
@@ -248,7 +248,7 @@ def test_first_order_meta_step(monkeypatch):
 
 
 def test_identical_clients_are_one_client():
-  """Spec 5.6, fact 3; the same salt gives them the same order, too."""
+  """The same salt gives them the same order, too."""
   (alone, _), (group, _) = (
       run(PAPER, 3, clients=[CLIENTS[1]] * count) for count in (1, 3)
   )
@@ -261,7 +261,7 @@ def test_identical_clients_are_one_client():
 
 
 def test_without_rounds_it_is_fed_sgd_on_the_query_loss():
-  """Spec 5.6, fact 3: R = 0, phi' = phi - b sum_k n_k grad L_local(phi) / n."""
+  """R = 0, phi' = phi - b sum_k n_k grad L_local(phi) / n."""
   config = dataclasses.replace(PAPER, rounds=0)
   states, _ = run(config, 2)
   phi = phi_of(states[0])
@@ -296,7 +296,7 @@ def find_support(client, mean_embeddings, w):
 
 
 def test_an_episode_has_four_rounds_and_one_split():
-  """Spec 5.6, facts 3 and 9.
+  """A new split comes with the next episode.
 
   With a = 0 every round uploads prototypes at phi: they name the support set,
   whatever the seeds are.
@@ -332,7 +332,7 @@ def test_an_episode_has_four_rounds_and_one_split():
 
 
 def test_a_client_with_one_class():
-  """Spec 5.6, fact 5: L_local is zero at r = 0, L_aux moves it afterwards."""
+  """L_local is zero at r = 0, L_aux moves it afterwards."""
   states, outputs = run(PAPER, 1, clients=CLIENTS[2:])
   assert outputs[0].metrics['client_work']['train']['loss'] == 0
   np.testing.assert_array_equal(theta_of(states[1]), theta_of(states[0]))
@@ -344,14 +344,14 @@ def test_a_client_with_one_class():
 
 
 def test_decay_alone_shrinks_the_weights():
-  """Spec 5.6, fact 8: (1 - a wd) for each of the two minibatches."""
+  """(1 - a wd) for each of the two minibatches."""
   states, _ = run(RELEASE, 1, clients=CLIENTS[2:])
   expected = (1 - 0.5 * 0.05) ** 2 * theta_of(states[0])
   np.testing.assert_allclose(theta_of(states[1]), expected, rtol=1e-6)
 
 
 def test_the_first_round_ignores_prototypes():
-  """Spec 5.6, fact 4: garbage where no class is present changes nothing."""
+  """Garbage where no class is present changes nothing."""
   (start, expected), _ = run(PAPER, 1)
   garbage = prototypical.Prototypes(
       np.full((4, 3), 7.0, np.float32), np.zeros(4, np.float32)
@@ -407,7 +407,7 @@ def eager_update(config, phase, classifier=None, state=None):
 @pytest.mark.parametrize('phase', [1, 2], ids=['train', 'meta'])
 @pytest.mark.parametrize('preset', [PAPER, RELEASE], ids=['paper', 'release'])
 def test_release_combines_to_1_2_times_paper(phase, preset):
-  """Spec 5.6, fact 6: (1, 0.2) = 1.2 (5/6, 1/6), so a step is 1.2 as long."""
+  """(1, 0.2) = 1.2 (5/6, 1/6), so a step is 1.2 as long."""
   # At rate 0 the round that is replayed in the meta-update stores the same.
   common = dataclasses.replace(
       preset,
@@ -546,7 +546,7 @@ def test_deployment_has_its_own_rate_and_batch_size():
 
 
 def test_no_gpal_is_the_local_loss_alone():
-  """Spec 5.6, fact 4: gamma = 1 removes GPAL in all rounds."""
+  """The weight gamma = 1 removes GPAL in all rounds."""
   without, prototypes = adapt(dataclasses.replace(DEPLOYED, gpal=False))
   gamma_1, same_prototypes = adapt(
       dataclasses.replace(DEPLOYED, local_weight=1.0, aux_weight=0.0)
@@ -589,7 +589,7 @@ def test_the_options_of_the_prototypes_reach_deployment():
 
 
 def test_a_new_group_is_classified_by_its_own_prototypes():
-  """Spec 5.6, fact 7: the zero row of the absent class 3 attracts nothing."""
+  """The zero row of the absent class 3 attracts nothing."""
   config = dataclasses.replace(DEPLOYED, rounds=1)
   deployed = frl.build_frl_personalizer(oracle.build_model(), config, way=4)
   weights = oracle.build_model().initialize(tf.constant([1, 2]))

@@ -334,7 +334,7 @@ def sorted_pairs(pairs):
 
 
 def test_margin_and_loss_of_an_episode():
-  """Fact 5: prototypes 0 and 2, queries 0.5 and 1. Fact 8: the larger margin.
+  """Prototypes 0 and 2, queries 0.5 and 1. The larger margin.
 
   L_S is (log(1 + e^-2) + log 2) / 2. Centroids are 1 / 6 and 5 / 3, so the
   client's margin is 1.5; no loss grows when a smaller global margin does.

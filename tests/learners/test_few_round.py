@@ -205,7 +205,7 @@ def averaged(uploads, over='holders'):
 
 
 def test_prototypes_are_averaged_over_their_holders():
-  """Spec 5.6, fact 1: .25 * 0 + .75 * 4 = 3; class 1 is that of its holder.
+  """.25 * 0 + .75 * 4 = 3; class 1 is that of its holder.
 
   Over all clients class 1, of weight 1/4, would be a quarter of it.
   """

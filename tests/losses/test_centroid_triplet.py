@@ -1,4 +1,4 @@
-"""Facts of the specification (MetaVers), and naive NumPy as the oracle."""
+"""Facts of MetaVers, and naive NumPy as the oracle."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Facts of the specification, and naive NumPy with loops as the oracle."""
+"""Facts of the papers, and naive NumPy with loops as the oracle."""
 
 import numpy as np
 import pytest
