@@ -92,8 +92,11 @@ RELEASE = dataclasses.replace(
     disjoint_support_query=False,
     client_adam_state='persist',
 )
-# Only for the demonstration: small batches for the embedded digits.
-DEMO = dataclasses.replace(PAPER, batch_size=10, query_batches=2)
+# Only for the demonstration: small batches for the embedded digits, and so few
+# steps at the end that one sees what was trained before.
+DEMO = dataclasses.replace(
+    PAPER, batch_size=10, query_batches=2, fine_tuning_steps=5
+)
 
 
 class Personalized(NamedTuple):

@@ -90,10 +90,9 @@ RELEASE = dataclasses.replace(
 DEMO = dataclasses.replace(
     PAPER,
     batch_size=10,
-    inner_learning_rate=0.1,
+    inner_learning_rate=0.3,
     outer_learning_rate=0.1,
-    fine_tuning_steps=10,
-    fine_tuning_learning_rate=0.1,
+    fine_tuning_learning_rate=0.3,
 )
 
 
