@@ -25,7 +25,8 @@ class Config:
 def wrong_values(hint):
   """Values that a field of this annotation must refuse."""
   if typing.get_origin(hint) is Literal:
-    return ['neither', typing.get_args(hint)[0].upper(), None, 0, True]
+    similar = str(typing.get_args(hint)[0]).upper()
+    return ['neither', similar, None, 0, True]
   return {
       bool: [0, 1, 'True', None],
       int: [-1, 2.0, 1.5, '3', True, None],
@@ -34,11 +35,11 @@ def wrong_values(hint):
 
 
 def cases():
-  """All wrong values of all fields of the registered configurations."""
-  configs = [('toy', Config())]
-  for name, spec in registry.ALGORITHMS.items():
-    configs += [(f'{name} {p}', c) for p, c in spec.presets.items()]
-  for name, config in configs:
+  """All wrong values of all fields of every kind of configuration."""
+  configs = [Config()]
+  configs += [spec.presets['paper'] for spec in registry.ALGORITHMS.values()]
+  for kind, config in {type(config): config for config in configs}.items():
+    name = kind.__name__
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
       yield pytest.param(

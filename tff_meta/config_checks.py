@@ -24,7 +24,8 @@ def check_fields(config: Any) -> None:
     value, hint = getattr(config, field.name), hints[field.name]
     if typing.get_origin(hint) is typing.Literal:
       choices = typing.get_args(hint)
-      valid = value in choices
+      # True equals 1 but is no choice of it.
+      valid = any(type(value) is type(c) and value == c for c in choices)
       expected = f'one of {", ".join(map(repr, choices))}'
     elif hint is bool:
       valid, expected = isinstance(value, bool), 'True or False'
