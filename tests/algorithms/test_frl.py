@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_meta import episodes
 from tff_meta.algorithms import frl
+from tff_meta.client_works import client_work
 from tff_meta.learners import few_round
 from tff_meta.losses import prototypical
 
@@ -396,12 +398,15 @@ def eager_update(config, phase, classifier=None, state=None):
   client_update = frl.build_client_update(
       classifier, config, oracle.NUM_CLASSES
   )
-  result, _ = client_update(
+  data = CLIENTS[1].data()
+  return client_update(
       state or state_in(config, phase),
       tf.constant([5, 6]),
-      CLIENTS[1].data(),
+      client_work.ClientData(
+          episodes.to_examples(data['examples']),
+          episodes.to_salt(data['salt']),
+      ),
   )
-  return result
 
 
 @pytest.mark.parametrize('phase', [1, 2], ids=['train', 'meta'])
