@@ -204,6 +204,11 @@ class Case:
     return f'{self.algorithm}-{self.variant}'
 
   @property
+  def is_slow(self) -> bool:
+    """Whether its contracts are left to the slow tests."""
+    return self.variant == 'release' and self.algorithm in _SAME_BUT_FOR_NUMBERS
+
+  @property
   def has_a_fixed_order(self) -> bool:
     """Whether a client's memory decides which examples come next."""
     return getattr(self.config, 'client_adam_state', None) == 'persist'
@@ -220,6 +225,25 @@ class Case:
   @property
   def spec(self) -> registry.AlgorithmSpec:
     return registry.get(self.algorithm)
+
+
+# Algorithms whose released code differs from the paper by numbers alone, or by
+# what another algorithm of the same builder has, too: the contracts of their
+# `release` preset are left to the slow tests.
+_SAME_BUT_FOR_NUMBERS = (
+    'metavers_ce',
+    'metavers_triplet',
+    'fed_avg',
+    'fed_avg_ft',
+    'fed_avg_meta',
+    'fed_avg_proto',
+    'fed_per_meta',
+    'fed_rep',
+    'fed_rep_proto',
+    'fed_babu',
+    'fed_babu_proto',
+    'per_fed_avg',
+)
 
 
 def _network(spec):
@@ -477,9 +501,19 @@ def _first_of_each(key):
   return tuple({key(case): case for case in reversed(CASES)}.values())[::-1]
 
 
+def _with_marks(cases):
+  """Returns the cases as parameters, those for the slow tests marked."""
+  return [
+      pytest.param(case, marks=[pytest.mark.slow] if case.is_slow else [])
+      for case in cases
+  ]
+
+
 @pytest.fixture(
     scope='session',
-    params=_first_of_each(lambda c: (c.spec.build, c.config, c.network)),
+    params=_with_marks(
+        _first_of_each(lambda c: (c.spec.build, c.config, c.network))
+    ),
     ids=str,
 )
 def subject(request) -> Subject:
@@ -505,7 +539,7 @@ def builder_subject(request) -> Subject:
 
 @pytest.fixture(
     scope='session',
-    params=[c for c in CASES if c.spec.group_personalizer],
+    params=_with_marks(c for c in CASES if c.spec.group_personalizer),
     ids=str,
 )
 def group_subject(request) -> Subject:
