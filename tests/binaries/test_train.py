@@ -207,7 +207,7 @@ def _check_evaluation_of_clients(call, directory, summary):
 @pytest.mark.parametrize(
     'flags, code, message',
     [
-        (['--algorithm=fedd'], 2, 'algorithm of frl, fed_avg'),
+        (['--algorithm=fedd'], 2, 'algorithm of frl, metavers'),
         (['--algorithm='], 2, 'Expected --algorithm, found none'),
         (['--dataset=imagenet'], 2, 'one of digits, synthetic'),
         (['--dataset_options=sigma=1'], 2, 'Known: num_classes'),

@@ -48,6 +48,8 @@ def test_robust_aggregation_bounds_a_round(builder_subject):
   """Zeroing and clipping at a norm that begins at 1e-3 and follows slowly."""
   if builder_subject.case.algorithm == 'local':
     pytest.skip('Local training uploads nothing that could be bounded.')
+  if builder_subject.case.algorithm == 'metavers':
+    pytest.skip("The server's Adam moves by its rate, however small the mean.")
   norm = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(
       initial_estimate=1e-3, target_quantile=0.8, learning_rate=0.2
   )
