@@ -206,7 +206,9 @@ class Case:
   @property
   def is_slow(self) -> bool:
     """Whether its contracts are left to the slow tests."""
-    return self.variant == 'release' and self.algorithm in _SAME_BUT_FOR_NUMBERS
+    return self.algorithm in _MADE_OF_OTHERS or (
+        self.variant == 'release' and self.algorithm in _SAME_BUT_FOR_NUMBERS
+    )
 
   @property
   def has_a_fixed_order(self) -> bool:
@@ -232,17 +234,21 @@ class Case:
 # `release` preset are left to the slow tests.
 _SAME_BUT_FOR_NUMBERS = (
     'metavers_ce',
-    'metavers_triplet',
     'fed_avg',
     'fed_avg_ft',
-    'fed_avg_meta',
     'fed_avg_proto',
-    'fed_per_meta',
     'fed_rep',
     'fed_rep_proto',
     'fed_babu',
     'fed_babu_proto',
     'per_fed_avg',
+)
+# Variants made of what the cases of others have: all of their contracts are.
+_MADE_OF_OTHERS = (
+    'metavers_triplet',
+    'fedec_l2',
+    'fed_avg_meta',
+    'fed_per_meta',
 )
 
 

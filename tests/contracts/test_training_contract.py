@@ -23,6 +23,9 @@ _TRAIN_METRICS = {'loss', 'num_examples', 'num_clients'}
 _OTHER_ORDER = dict(rtol=1e-5, atol=1e-5)
 # Batch normalisation divides by standard deviations well below 1.
 _OTHER_ORDER_CONV4 = dict(rtol=1e-3, atol=1e-4)
+# An Adam that starts anew divides a gradient by its own size: where that is
+# rounding noise, the weight moves by the noise times a rate of 0.1.
+_OTHER_ORDER_ADAM = dict(rtol=1e-3, atol=1e-3)
 
 
 def _train(output):
@@ -238,8 +241,11 @@ def test_every_round_or_episode_draws_anew(subject):
 
 
 def test_client_order_does_not_matter(subject):
-  conv4 = subject.case.network == 'conv4'
-  tolerance = _OTHER_ORDER_CONV4 if conv4 else _OTHER_ORDER
+  tolerance = _OTHER_ORDER
+  if subject.case.network == 'conv4':
+    tolerance = _OTHER_ORDER_CONV4
+  elif getattr(subject.case.config, 'optimizer', None) == 'adam':
+    tolerance = _OTHER_ORDER_ADAM
   first, second, third = subject.cohort
 
   outputs = subject.run([third, first, second])
