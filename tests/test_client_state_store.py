@@ -137,8 +137,11 @@ def test_a_reader_sees_what_was_committed_while_another_writes(tmp_path):
   reader = client_state_store.SqliteStore(path, read_only=True)
 
   assert reader.read('a')['step'] == 1
-  writer.commit([2])
-  assert reader.read('a')['step'] == 2
+  writer.commit([2])  # Drops what the reader reads.
+  assert reader.read('a')['step'] == 1 and reader.holds(1)
+  reader.close()
+  reader = client_state_store.SqliteStore(path, read_only=True)
+  assert reader.read('a')['step'] == 2 and not reader.holds(1)
   with pytest.raises(client_state_store.ClientStateError, match='readonly'):
     reader.write('a', 3, state(3))
 

@@ -181,8 +181,8 @@ CREATE TABLE IF NOT EXISTS kept_rounds (round INTEGER PRIMARY KEY);
 class SqliteStore(ClientStateStore):
   """States in an SQLite file, as NumPy archives without pickles.
 
-  One process writes at a time; others may read meanwhile and see what was
-  committed last.
+  One process writes at a time. Others may read meanwhile; they see what was
+  committed last before they opened the file, and nothing later.
   """
 
   is_durable = True
@@ -207,6 +207,8 @@ class SqliteStore(ClientStateStore):
           timeout=60,
       )
       if read_only:
+        # A transaction that stays open: all that is read is of one commit.
+        self._database.execute('BEGIN')
         self._database.execute('SELECT client_id FROM states LIMIT 1')
         return
       # Readers do not wait for the writer, nor it for them; a commit is synced.

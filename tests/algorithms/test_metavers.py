@@ -446,6 +446,8 @@ def test_published_settings(cell):
   assert flags['partition'] == 'proportions_per_class'
   assert flags['partition_options'] == f'classes_per_client={classes}'
   assert flags['clients_per_round'] == '5' and flags['rounds'] == '1001'
+  assert flags['select_best'] == 'true' and flags['eval_every'] == '50'
+  assert float(flags['validation_fraction']) > 0
   assert 'metavers' in cifar10.SCALINGS and 'lenet' == flags['model']
 
 

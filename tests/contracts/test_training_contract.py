@@ -1,4 +1,4 @@
-"""What every registered training process promises (DESIGN.md, section 8.1).
+"""What every registered training process promises.
 
 That the in-process execution context agrees with the native one belongs here
 too, as soon as there is one.

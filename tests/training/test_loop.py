@@ -14,6 +14,7 @@ from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
 from tff_meta.training import loop
 from tff_meta.training import metric_writers
+from tff_meta.training import run
 from tff_meta.training import run_directory
 
 _CONFIG = {'algorithm': 'fed_avg', 'seed': 3}
@@ -79,8 +80,9 @@ def _train(
     rounds=_ROUNDS,
     should_stop=lambda: False,
     report=pytest.fail,
+    **options,
 ):
-  """Begins or continues the run in `root`."""
+  """Begins or continues the run in `root`, unless a checkpoint is given."""
   directory = run_directory.RunDirectory(root)
   root.mkdir(exist_ok=True)
   store = checkpoints.CheckpointStore(directory.checkpoints)
@@ -95,7 +97,7 @@ def _train(
         directory=directory,
         config=_CONFIG,
         schedule=loop.Schedule(rounds, checkpoint_every=3, eval_every=2),
-        checkpoint=store.load_latest(pytest.fail),
+        checkpoint=options.get('checkpoint', store.load_latest(pytest.fail)),
         should_stop=should_stop,
         report=report,
     )
@@ -400,3 +402,55 @@ def test_the_best_round_is_kept_with_its_client_states(stateful, tmp_path):
   (newest, *_) = checkpoints.CheckpointStore(root / 'checkpoints').paths()
   store = checkpoints.CheckpointStore(newest.parent)
   assert store.load_latest(pytest.fail).best[:2] == (4, 0.75)
+
+
+def _find(root, reports):
+  """What a run in `root` would go on from."""
+  directory = run_directory.RunDirectory(root)
+  states = client_state_store.SqliteStore(directory.client_states)
+  with contextlib.closing(states):
+    return run.find_checkpoint(directory, _CONFIG, states, reports.append)
+
+
+def test_checkpoints_without_their_client_states_are_refused_and_redone(
+    stateful, whole_stateful, tmp_path
+):
+  """Lost states: the old checkpoints must not seem to be those of new ones."""
+  root = tmp_path / 'run'
+  _train_stateful(stateful, root)
+  reports = []
+  assert _find(root, reports).position.rounds == _ROUNDS
+  (root / 'client_states.sqlite').unlink()
+
+  assert _find(root, reports) is None
+  assert len(reports) == 3
+  assert 'does not hold the states of clients after round 7' in reports[0]
+
+  _train_stateful(stateful, root, rounds=4, checkpoint=None)
+  assert _find(root, []).position.rounds == 4
+  store = checkpoints.CheckpointStore(root / 'checkpoints')
+  assert store.rounds() == [4, 3]
+  _train_stateful(stateful, root)
+  assert (*_files(root), _client_states(root)) == whole_stateful
+
+
+def test_a_checkpoint_whose_best_round_is_dropped_is_refused(
+    stateful, tmp_path
+):
+  """Rounds 2, 4 and 6 measure ever more; the best of each is kept with it."""
+  values = iter([0.5, 0.6, 0.7])
+  evaluation = loop.Evaluation(
+      ('value',), lambda *_: {'value': next(values)}, best_by='value'
+  )
+  root = tmp_path / 'run'
+  _train_stateful(stateful, root, evaluation=evaluation)
+  # The checkpoints of rounds 3, 6 and 7 have 2, 6 and 6 for their best.
+  store = client_state_store.SqliteStore(root / 'client_states.sqlite')
+  with contextlib.closing(store):
+    assert [r for r in range(8) if store.holds(r)] == [2, 3, 6, 7]
+    store.commit([3, 6, 7])
+  for path in sorted((root / 'checkpoints').iterdir())[1:]:
+    path.unlink()
+  reports = []
+  assert _find(root, reports) is None
+  assert 'after round 2' in reports[0]

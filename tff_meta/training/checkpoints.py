@@ -176,6 +176,12 @@ class CheckpointStore:
     """Returns the rounds that there are checkpoints of, the newest first."""
     return [int(_FILE_NAME.fullmatch(p.name).group(1)) for p in self.paths()]
 
+  def drop_after(self, num_rounds: int) -> None:
+    """Deletes the checkpoints of later rounds, which are to be done again."""
+    for path, rounds in zip(self.paths(), self.rounds(), strict=True):
+      if rounds > num_rounds:
+        path.unlink(missing_ok=True)
+
   def load_latest(
       self,
       report: Callable[[str], None],

@@ -95,12 +95,17 @@ class _Recorder:
       directory: run_directory.RunDirectory,
       config: Mapping[str, Any],
       position: checkpoints.Position,
+      best: checkpoints.Best | None,
       evaluation_names: Sequence[str],
       client_states: client_state_store.ClientStateStore,
   ):
     """Opens the files and cuts them back to `position`."""
     self._config = config
     self._store = checkpoints.CheckpointStore(directory.checkpoints)
+    # Those that could not be gone on from: a later commit must not take them
+    # for checkpoints whose client states it keeps.
+    self._store.drop_after(position.rounds)
+    self._best_rounds = {} if best is None else {position.rounds: best.rounds}
     self._client_states = client_states
     self._client_states.roll_back(position.rounds)
     self._metrics = metric_writers.MetricsFile(
@@ -128,8 +133,9 @@ class _Recorder:
     """Writes a checkpoint, after everything that it relies on."""
     kept_rounds = {trained.rounds, *self._store.rounds()}
     if trained.best is not None:
-      kept_rounds.add(trained.best.rounds)
-    self._client_states.commit(kept_rounds)
+      self._best_rounds[trained.rounds] = trained.best.rounds
+    best_rounds = {r for k, r in self._best_rounds.items() if k in kept_rounds}
+    self._client_states.commit(kept_rounds | best_rounds)
     self._events.flush()
     position = checkpoints.Position(trained.rounds, *self._metrics.sync())
     self._store.save(
@@ -197,7 +203,12 @@ def train(
         checkpoint.best,
     )
   recorder = _Recorder(
-      directory, config, position, evaluation.names, client_states
+      directory,
+      config,
+      position,
+      trained.best,
+      evaluation.names,
+      client_states,
   )
   progress = progress_lib.Progress(position.rounds, schedule.num_rounds)
   stop, diverged = False, False

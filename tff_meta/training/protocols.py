@@ -399,8 +399,11 @@ class Evaluator:
     return report.accuracy
 
   def _client_summary(self, name, report) -> dict[str, Any]:
-    summary = report.summary() | self._accuracies(name, report).summary()
+    summary = report.summary()
     if name == NEW_CLASS_CLIENTS:
+      # The mean and its interval are over groups, all else over clients.
+      by_group = self._accuracies(name, report).summary()
+      summary |= by_group | {'accuracy_micro': summary['accuracy_micro']}
       summary['num_groups'] = self._config.eval_groups
     return summary
 

@@ -107,11 +107,15 @@ def find_checkpoint(
           f'it needs {position.metrics_bytes} bytes of'
           f' {directory.metrics.name}, which has {size}'
       )
-    if client_states.is_durable and not client_states.holds(position.rounds):
-      return (
-          f'{directory.client_states.name} does not hold the states of clients'
-          f' after round {position.rounds}'
-      )
+    needed = [position.rounds]
+    if checkpoint.best is not None:
+      needed.append(checkpoint.best.rounds)
+    for rounds in needed:
+      if client_states.is_durable and not client_states.holds(rounds):
+        return (
+            f'{directory.client_states.name} does not hold the states of'
+            f' clients after round {rounds}'
+        )
     return None
 
   store = checkpoints.CheckpointStore(directory.checkpoints)
