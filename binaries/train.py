@@ -84,8 +84,9 @@ STRATIFY = flags.DEFINE_bool(
 VALIDATION_FRACTION = flags.DEFINE_float(
     'validation_fraction',
     0.0,
-    "Share of each client's training examples that --eval_every measures on"
-    ' instead of the test examples, 0..1.',
+    'Share of the examples, 0..1, that --eval_every measures on instead of the'
+    " test examples: of each client's with --test_fraction, otherwise of the"
+    ' published training part before it is dealt.',
 )
 NUM_CLIENTS = flags.DEFINE_integer(
     'num_clients', None, 'Training clients; by default what suits the data.'

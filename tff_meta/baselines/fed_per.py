@@ -72,7 +72,7 @@ class FedPerConfig:
     )
 
 
-# Arivazhagan et al.: SGD, E = 4, B = 128, weights by number of examples.
+# As a public reproduction of Arivazhagan et al. has it: SGD, E = 4, B = 128.
 PAPER = FedPerConfig()
 # FedMeta-Per's code: Adam, one epoch, B = 32; 1e-4 on CIFAR-10 (5e-6 in its
 # runs on MNIST); the averaged head is tested.
