@@ -69,8 +69,8 @@ class FedBabuConfig:
     )
 
 
-# As public reproductions of Oh et al. have it: SGD 0.1, momentum 0.9, B = 50, E =
-# 4. Ten steps of fine-tuning: MetaVers.
+# As public reproductions have it: SGD 0.1, momentum 0.9, B = 50, E = 4. Ten
+# steps of fine-tuning: MetaVers.
 PAPER = FedBabuConfig()
 # FedBABU's own fine-tuning: epochs of minibatches.
 RELEASE = dataclasses.replace(
