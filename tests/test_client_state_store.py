@@ -144,6 +144,10 @@ def test_a_reader_sees_what_was_committed_while_another_writes(tmp_path):
   assert reader.read('a')['step'] == 2 and not reader.holds(1)
   with pytest.raises(client_state_store.ClientStateError, match='readonly'):
     reader.write('a', 3, state(3))
+  reader.close()
+  writer.close()
+  client_state_store.SqliteStore(path, read_only=True).close()
+  assert [p.name for p in tmp_path.iterdir()] == ['states.sqlite']
 
 
 def test_a_file_that_is_missing_or_damaged_is_named(tmp_path):

@@ -201,12 +201,14 @@ class SqliteStore(ClientStateStore):
     self._written = set()  # Clients written since the last commit.
     with self._errors():
       self._database = sqlite3.connect(
-          f'{path.absolute().as_uri()}?mode={"ro" if read_only else "rwc"}',
+          f'{path.absolute().as_uri()}?mode={"rw" if read_only else "rwc"}',
           uri=True,
           isolation_level=None,  # Transactions begin where they are asked for.
           timeout=60,
       )
       if read_only:
+        # Not mode=ro, which would leave SQLite's files for readers behind.
+        self._database.execute('PRAGMA query_only = ON')
         # A transaction that stays open: all that is read is of one commit.
         self._database.execute('BEGIN')
         self._database.execute('SELECT client_id FROM states LIMIT 1')
