@@ -507,19 +507,21 @@ def _first_of_each(key):
   return tuple({key(case): case for case in reversed(CASES)}.values())[::-1]
 
 
-def _with_marks(cases):
+_PROCESSES = _first_of_each(lambda c: (c.spec.build, c.config, c.network))
+_BUILDERS = _first_of_each(lambda c: c.spec.build)
+
+
+def _with_marks(cases, is_slow=lambda case: case.is_slow):
   """Returns the cases as parameters, those for the slow tests marked."""
   return [
-      pytest.param(case, marks=[pytest.mark.slow] if case.is_slow else [])
+      pytest.param(case, marks=[pytest.mark.slow] if is_slow(case) else [])
       for case in cases
   ]
 
 
 @pytest.fixture(
     scope='session',
-    params=_with_marks(
-        _first_of_each(lambda c: (c.spec.build, c.config, c.network))
-    ),
+    params=_with_marks(_PROCESSES),
     ids=str,
 )
 def subject(request) -> Subject:
@@ -536,8 +538,16 @@ def stateful_subject(subject) -> Subject:
 
 
 @pytest.fixture(
-    scope='session', params=_first_of_each(lambda c: c.spec.build), ids=str
+    scope='session',
+    params=_with_marks(_PROCESSES, lambda case: case not in _BUILDERS),
+    ids=str,
 )
+def converted_subject(request) -> Subject:
+  """Every process in turn; but for one of each builder they are slow tests."""
+  return _subject(request.param)
+
+
+@pytest.fixture(scope='session', params=_BUILDERS, ids=str)
 def builder_subject(request) -> Subject:
   """A case of every builder, for what needs a process of its own."""
   return _subject(request.param)
