@@ -82,7 +82,7 @@ RELEASE = dataclasses.replace(
 # a few hundred rounds.
 DEMO = dataclasses.replace(
     PAPER,
-    inner_learning_rate=0.5,
+    inner_learning_rate=0.1,
     meta_learning_rate=0.5,
     deployment_learning_rate=0.5,
 )
