@@ -48,6 +48,13 @@ CONFIGS = {
         metavers.PAPER, loss='triplet', **SMALL | SGD
     ),
     'ce': dataclasses.replace(metavers.PAPER, loss='ce', **SMALL | SGD),
+    'as printed': dataclasses.replace(
+        metavers.PAPER,
+        squared_distance=False,
+        triplet_reduction='sum',
+        margin_normalizer='printed',
+        **SMALL | dict(gamma=0.9),
+    ),
 }
 
 
@@ -82,43 +89,52 @@ def run(config, num_rounds, clients=CLIENTS):
   return weights, [margin_of(s) for s in states], metrics
 
 
-def naive_margin(w, pairs):
+def naive_margin(config, w, pairs):
   """The mean distance of two centroids; None with fewer than two."""
   centroids = list(oracle.class_means(w, pairs).values())
   distances = [
       np.linalg.norm(a - b) for a, b in itertools.combinations(centroids, 2)
   ]
-  return sum(distances) / len(distances) if distances else None
+  if not distances:
+    return None
+  if config.margin_normalizer == 'printed':
+    return 2 * sum(distances) / (len(centroids) - 1) ** 2
+  return sum(distances) / len(distances)
 
 
-def naive_triplet(w, pairs, margin, variant):
-  """The mean over classes, over positives, over negatives."""
-  per_class = []
+def naive_triplet(config, w, pairs, margin):
+  """The mean over classes, over positives, over negatives; or the sum."""
+  per_class, total = [], 0.0
   for k, anchor in oracle.class_means(w, pairs).items():
     own = [oracle.embed(w, x) for x, label in pairs if label == k]
     others = [oracle.embed(w, x) for x, label in pairs if label != k]
     terms = []
     for p, n in itertools.product(own, others):
-      if variant == 'eq4':
+      if config.triplet_variant == 'eq4':
         difference = math.dist(anchor, p) - math.dist(p, n)
       else:
         difference = math.dist(anchor, p) ** 2 - math.dist(anchor, n) ** 2
       terms.append(max(difference + margin, 0.0))
     per_class.append(sum(terms) / len(terms) if terms else 0.0)
+    total += sum(terms)
+  if config.triplet_reduction == 'sum':
+    return total
   return sum(per_class) / len(per_class)
 
 
 def naive_loss(config, w, support, query, global_margin, is_hybrid, own=None):
   """`own` is the client's margin where it is a constant of the loss."""
-  ce = oracle.distance_loss(w, query, oracle.class_means(w, support))
+  ce = oracle.distance_loss(
+      w, query, oracle.class_means(w, support), config.squared_distance
+  )
   pairs = support + query
   if config.loss == 'ce' or (config.loss == 'hybrid' and not is_hybrid):
     return ce
   margin = config.fixed_margin
   if config.loss == 'hybrid':
-    own = naive_margin(w, pairs) if own is None else own
+    own = naive_margin(config, w, pairs) if own is None else own
     margin = max(global_margin, own or 0.0)
-  triplet = naive_triplet(w, pairs, margin, config.triplet_variant)
+  triplet = naive_triplet(config, w, pairs, margin)
   if config.loss == 'triplet':
     return triplet
   return config.gamma * ce + (1 - config.gamma) * triplet
@@ -146,7 +162,7 @@ def naive_round(config, w, round_num, global_margin, clients=CLIENTS):
   gradients, own_margins, loss_sum, count = [], [], 0.0, 0
   for client in clients:
     support, query = episode_of(config, client, round_num)
-    own = naive_margin(w, support + query)
+    own = naive_margin(config, w, support + query)
     if own is not None and config.loss == 'hybrid':
       own_margins.append(own)
 
@@ -403,6 +419,8 @@ def test_presets():
   assert (paper.fixed_margin, release.fixed_margin) == (0.75, 3.0)
   for preset in (paper, release):
     assert (preset.optimizer, preset.learning_rate) == ('adam', 1e-3)
+    assert preset.triplet_reduction == 'mean' and preset.squared_distance
+    assert preset.margin_normalizer == 'pairs'
   for name, loss in (('metavers_ce', 'ce'), ('metavers_triplet', 'triplet')):
     for preset, config in registry.get(name).presets.items():
       expected = registry.get('metavers').presets[preset]

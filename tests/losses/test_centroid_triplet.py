@@ -15,9 +15,9 @@ MASK = np.array([1.0, 1, 1, 1, 1, 0, 1, 1, 1, 1])
 NUM_CLASSES = 4
 
 
-def naive_triplet(e, y, mask, margin, variant):
+def naive_triplet(e, y, mask, margin, variant, reduction='mean'):
   e, y = e[mask > 0], y[mask > 0]
-  per_class = []
+  total, per_class = 0.0, []
   for k in np.unique(y):
     anchor = e[y == k].mean(0)
     per_positive = []
@@ -30,23 +30,29 @@ def naive_triplet(e, y, mask, margin, variant):
         else:
           near, far = np.sum((anchor - p) ** 2), np.sum((anchor - n) ** 2)
         terms.append(max(near - far + margin, 0.0))
+      total += sum(terms)
       per_positive.append(np.mean(terms))
     per_class.append(np.mean(per_positive))
-  return np.mean(per_class)
+  return total if reduction == 'sum' else np.mean(per_class)
 
 
-def triplet(e, y, mask, margin, variant, num_classes=NUM_CLASSES):
+def triplet(
+    e, y, mask, margin, variant, num_classes=NUM_CLASSES, reduction='mean'
+):
   e = tf.convert_to_tensor(e)
   centroids = prototypical.prototypes(e, y, mask, num_classes)
   margin = tf.cast(margin, e.dtype)
-  return centroid_triplet.triplet_loss(e, y, mask, centroids, margin, variant)
+  return centroid_triplet.triplet_loss(
+      e, y, mask, centroids, margin, variant, reduction
+  )
 
 
-def margin_of(*points):
+def margin_of(*points, normalizer='pairs'):
   return centroid_triplet.local_margin(
       prototypical.Prototypes(
           tf.constant([[float(p)] for p in points]), tf.ones(len(points))
-      )
+      ),
+      normalizer,
   ).numpy()
 
 
@@ -55,6 +61,15 @@ def test_margin_by_hand():
   np.testing.assert_allclose(margin_of(1, 11), 10.0, rtol=1e-6)
   np.testing.assert_allclose(margin_of(0, 3, 6), 4.0, rtol=1e-6)
   assert margin_of(7) == 0
+
+
+def test_printed_margin_by_hand():
+  """Both ways, 2 * 10 over 1 and 2 * (3 + 6 + 3) over 4."""
+  margin = margin_of(1, 11, normalizer='printed')
+  np.testing.assert_allclose(margin, 20.0, rtol=1e-6)
+  margin = margin_of(0, 3, 6, normalizer='printed')
+  np.testing.assert_allclose(margin, 6.0, rtol=1e-6)
+  assert margin_of(7, normalizer='printed') == 0
 
 
 def test_margin_ignores_absent_classes():
@@ -66,14 +81,19 @@ def test_margin_ignores_absent_classes():
 
 
 @pytest.mark.parametrize(
-    'variant, margin, expected',
-    [('eq4', 10.0, 1.25), ('release', 10.0, 0.0), ('release', 90.0, 5.0)],
+    'variant, margin, reduction, expected',
+    [
+        ('eq4', 10.0, 'mean', 1.25),
+        ('eq4', 10.0, 'sum', 10.0),
+        ('release', 10.0, 'mean', 0.0),
+        ('release', 90.0, 'mean', 5.0),
+    ],
 )
-def test_triplet_toy(variant, margin, expected):
+def test_triplet_toy(variant, margin, reduction, expected):
   """Class 0 is {0, 2} and class 1 {10, 12}; centroids 1 and 11.
 
   eq4, margin 10: 1 - |p - n| + 10 is 1, 0 for p = 0 and 3, 1 for p = 2: mean
-  1.25, by symmetry for class 1 too.
+  1.25, by symmetry for class 1 too. The sum of class 0 is 5.
   """
   loss = triplet(
       np.array([[0.0], [2.0], [10.0], [12.0]]),
@@ -82,16 +102,20 @@ def test_triplet_toy(variant, margin, expected):
       margin,
       variant,
       2,
+      reduction,
   )
   np.testing.assert_allclose(loss, expected, atol=1e-12)
 
 
+@pytest.mark.parametrize('reduction', ['mean', 'sum'])
 @pytest.mark.parametrize('variant', ['eq4', 'release'])
-def test_triplet_against_the_oracle(variant):
-  expected = naive_triplet(E, Y, MASK, 1.5, variant)
+def test_triplet_against_the_oracle(variant, reduction):
+  expected = naive_triplet(E, Y, MASK, 1.5, variant, reduction)
   assert expected > 0
   np.testing.assert_allclose(
-      triplet(E, Y, MASK, 1.5, variant), expected, rtol=1e-10
+      triplet(E, Y, MASK, 1.5, variant, reduction=reduction),
+      expected,
+      rtol=1e-10,
   )
 
 
@@ -162,6 +186,10 @@ def test_coinciding_points_have_finite_gradients(variant):
   assert np.isfinite(tape.gradient(loss, e)).all()
 
 
-def test_unknown_variant():
+def test_unknown_choices():
   with pytest.raises(ValueError, match="'eq4' or 'release', found 'sum'"):
     triplet(E, Y, MASK, 1.0, 'sum')
+  with pytest.raises(ValueError, match="'mean' or 'sum', found 'eq4'"):
+    triplet(E, Y, MASK, 1.0, 'eq4', reduction='eq4')
+  with pytest.raises(ValueError, match="'pairs' or 'printed', found 'mean'"):
+    margin_of(1, 11, normalizer='mean')

@@ -46,26 +46,27 @@ class MetaVersConfig:
     loss: `'hybrid'`; or only `'ce'` or only `'triplet'`, the paper's ablations,
       in which no margin is federated.
     gamma: Weight of the prototypical loss in the hybrid one, at most 1.
+    squared_distance: Whether that loss uses the squared Euclidean distance.
     triplet_variant: Negatives by their distance to the positive (`'eq4'`), or
       squared and to the centroid (`'release'`).
-    fixed_margin: Margin of the loss `'triplet'`. The paper prints 0.75, the
-      released code's command has 3.
+    triplet_reduction: The mean over all triplets, or their printed sum.
+    fixed_margin: Margin of the loss `'triplet'`.
+    margin_normalizer: Divides a client's sum of distances by the number of
+      `'pairs'`, N (N - 1), or by the `'printed'` (N - 1)^2.
     margin_rule: The server's margin by `'eq7'`, or as the mean of a `'window'`
       of all single margins.
     margin_window: W, rounds that the server's margin looks back.
     warm_start: Whether `'eq7'` takes the mean margin of a round as it is, in
       the first W rounds.
     initial_margin: The server's margin at first.
-    margin_stop_gradient: Whether a client's own margin is a constant of the
-      loss; otherwise it pulls the client's centroids together.
+    margin_stop_gradient: Whether a client's margin is a constant of its loss.
     warm_up_rounds: Rounds at first whose loss is the prototypical one alone.
     local_update: Whether a client sends its `'gradient'`, to which the server
       applies the optimizer; or takes a step of SGD and sends the `'model'`, of
       which the server takes the mean (eqs. 5 and 6). With SGD this is the same.
     optimizer: Its state stays on the server.
     learning_rate: eta.
-    halving_rounds: Rounds after which the learning rate halves, again and
-      again; 0 for never.
+    halving_rounds: Rounds in which the learning rate halves; 0 for never.
     weight_decay: Coupled L2 coefficient.
   """
 
@@ -75,8 +76,11 @@ class MetaVersConfig:
   max_whole_examples: int = 450
   loss: Literal['hybrid', 'ce', 'triplet'] = 'hybrid'
   gamma: float = 0.4
+  squared_distance: bool = True
   triplet_variant: Literal['eq4', 'release'] = 'eq4'
+  triplet_reduction: Literal['mean', 'sum'] = 'mean'
   fixed_margin: float = 0.75
+  margin_normalizer: Literal['pairs', 'printed'] = 'pairs'
   margin_rule: Literal['eq7', 'window'] = 'eq7'
   margin_window: int = 50
   warm_start: bool = True
@@ -118,8 +122,7 @@ RELEASE = dataclasses.replace(
     warm_up_rounds=51,
     weight_decay=1e-3,
 )
-# For the demonstration on the embedded digits only, whose clients have 20 to 30
-# images of a class, in 200 rounds.
+# Demonstrates on the embedded digits, 20 to 30 images of a class, 200 rounds.
 DEMO = dataclasses.replace(PAPER, shots=10, queries=10, learning_rate=3e-3)
 
 
@@ -148,7 +151,7 @@ class Message(NamedTuple):
 
 
 def episode_loss(
-    embeddings: tf.Tensor,
+    e: tf.Tensor,
     y: tf.Tensor,
     is_support: tf.Tensor,
     message: Message,
@@ -165,7 +168,7 @@ def episode_loss(
   class it is 0, and so is its gradient.
 
   Args:
-    embeddings: Of the episode, float32 [n, D].
+    e: Embeddings of the episode, float32 [n, D].
     y: int32 [n], labels in 0..C-1.
     is_support: float32 [n], 1 for support and 0 for query.
     message: From the server.
@@ -176,13 +179,15 @@ def episode_loss(
     A scalar; and the margin to upload, which has weight 0 with fewer than two
     classes, or if the loss federates no margin.
   """
-  prototypes = prototypical.prototypes(embeddings, y, is_support, num_classes)
-  ce = prototypical.prototypical_loss(embeddings, y, 1 - is_support, prototypes)
+  prototypes = prototypical.prototypes(e, y, is_support, num_classes)
+  ce = prototypical.prototypical_loss(
+      e, y, 1 - is_support, prototypes, squared=config.squared_distance
+  )
   if config.loss == 'ce':
     return ce, margins_lib.Margin(tf.constant(0.0), tf.constant(0.0))
   ones = tf.ones_like(is_support)
-  centroids = prototypical.prototypes(embeddings, y, ones, num_classes)
-  own = centroid_triplet.local_margin(centroids)
+  centroids = prototypical.prototypes(e, y, ones, num_classes)
+  own = centroid_triplet.local_margin(centroids, config.margin_normalizer)
   margin, has_margin = tf.constant(config.fixed_margin), tf.constant(0.0)
   if config.loss == 'hybrid':
     margin = centroid_triplet.effective_margin(
@@ -190,7 +195,13 @@ def episode_loss(
     )
     has_margin = tf.cast(tf.reduce_sum(centroids.present) > 1, tf.float32)
   triplet = centroid_triplet.triplet_loss(
-      embeddings, y, ones, centroids, margin, config.triplet_variant
+      e,
+      y,
+      ones,
+      centroids,
+      margin,
+      config.triplet_variant,
+      config.triplet_reduction,
   )
   uploaded = margins_lib.Margin(own, has_margin)
   if config.loss == 'triplet':
@@ -273,19 +284,16 @@ def build_server_optimizer(
   """What the server does with the mean update, see `local_update`."""
   if config.local_update == 'model':
     return composition.build_optimizer('sgd', 1.0)
-  optimizer = composition.build_optimizer(
-      config.optimizer, config.learning_rate
-  )
+  rate = config.learning_rate
+  optimizer = composition.build_optimizer(config.optimizer, rate)
   if not config.halving_rounds:
     return optimizer
 
-  def learning_rate(round_num):
+  def halved(round_num):
     num_halvings = tf.cast(round_num // config.halving_rounds, tf.float32)
-    return config.learning_rate * 0.5**num_halvings
+    return rate * 0.5**num_halvings
 
-  return tff.learning.optimizers.schedule_learning_rate(
-      optimizer, learning_rate
-  )
+  return tff.learning.optimizers.schedule_learning_rate(optimizer, halved)
 
 
 def build_metavers(
@@ -303,8 +311,7 @@ def build_metavers(
     config: The configuration.
     num_classes: Number of classes of the clients' labels.
     seed: The run's seed, in the int32 range.
-    aggregator: Of the gradients (or models); by default the mean. Margins have
-      their own.
+    aggregator: Of gradients (or models), not margins; by default the mean.
 
   Returns:
     A `LearningProcess` on `<examples, salt>` client data.

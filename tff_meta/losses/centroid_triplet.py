@@ -13,27 +13,40 @@ import tensorflow as tf
 from tff_meta.losses import prototypical
 
 
-def local_margin(centroids: prototypical.Prototypes) -> tf.Tensor:
+def local_margin(
+    centroids: prototypical.Prototypes,
+    normalizer: Literal['pairs', 'printed'] = 'pairs',
+) -> tf.Tensor:
   """The mean Euclidean distance between two different centroids.
 
-  `m = 1 / (N (N - 1)) * sum_k sum_{l != k} ||a_k - a_l||`. (The paper prints
-  (N - 1)^2, against its own text and its code.)
+      pairs:    m = 1 / (N (N - 1)) * sum_k sum_{l != k} ||a_k - a_l||
+      printed:  m = 1 / (N - 1)^2   * sum_k sum_{l != k} ||a_k - a_l||
+
+  The latter, against the paper's own text and its code, is no mean: it is twice
+  the distance for two classes.
 
   Args:
     centroids: Of C classes, N of them present.
+    normalizer: What the sum is divided by.
 
   Returns:
     A scalar; 0 for N < 2, where the margin is undefined.
 
+  Raises:
+    ValueError: The normalizer is not known.
+
   Source: MetaVers, eq. 3.
   """
+  _check_choice('normalizer', normalizer, ('pairs', 'printed'))
   means, present = centroids
   pair = present[:, tf.newaxis] * present
   pair = tf.linalg.set_diag(pair, tf.zeros_like(present))
   distances = prototypical.root(prototypical.squared_distances(means, means))
   # `where` and not a product alone: no gradient through the diagonal's noise.
   distances = tf.where(pair > 0, distances, 0.0)
-  return tf.math.divide_no_nan(tf.reduce_sum(distances), tf.reduce_sum(pair))
+  num_others = tf.reduce_sum(present) - 1
+  divisor = tf.reduce_sum(pair) if normalizer == 'pairs' else num_others**2
+  return tf.math.divide_no_nan(tf.reduce_sum(distances), divisor)
 
 
 def effective_margin(
@@ -61,6 +74,7 @@ def triplet_loss(
     centroids: prototypical.Prototypes,
     margin: tf.Tensor,
     variant: Literal['eq4', 'release'],
+    reduction: Literal['mean', 'sum'] = 'mean',
 ) -> tf.Tensor:
   """The mean over classes, positives p and negatives n of the triplet term.
 
@@ -68,7 +82,7 @@ def triplet_loss(
       release:  max(||a_k - e_p||^2 - ||a_k - e_n||^2 + margin, 0)
 
   for all examples p of class k and n of the other classes: first the mean over
-  n, then over p, then over the classes that are present.
+  n, then over p, then over the classes that are present; or the sum over all.
 
   Args:
     e: Embeddings of support and query, [n, D].
@@ -77,19 +91,18 @@ def triplet_loss(
     centroids: Of C classes, made of these embeddings.
     margin: Scalar (`effective_margin`).
     variant: As printed, or as released.
+    reduction: The mean, as released, or the sum over all triples, as printed.
 
   Returns:
     A scalar; 0 with fewer than two classes.
 
   Raises:
-    ValueError: The variant is not known.
+    ValueError: The variant or the reduction is not known.
 
-  Source: MetaVers, eq. 4 (mean instead of the printed sum), and its code.
+  Source: MetaVers, eq. 4, and its code.
   """
-  if variant not in ('eq4', 'release'):
-    raise ValueError(
-        f"Expected `variant` to be 'eq4' or 'release', found {variant!r}."
-    )
+  _check_choice('variant', variant, ('eq4', 'release'))
+  _check_choice('reduction', reduction, ('mean', 'sum'))
   positive = tf.reduce_sum((e - tf.gather(centroids.means, y)) ** 2, 1)
   if variant == 'eq4':
     positive = prototypical.root(positive)
@@ -102,6 +115,8 @@ def triplet_loss(
   pair = mask[:, tf.newaxis] * mask * differs  # [p, n].
   triplets = tf.nn.relu(positive[:, tf.newaxis] - negative + margin)
   triplets = tf.where(pair > 0, triplets, 0.0)
+  if reduction == 'sum':
+    return tf.reduce_sum(triplets)
   per_positive = tf.math.divide_no_nan(
       tf.reduce_sum(triplets, 1), tf.reduce_sum(pair, 1)
   )
@@ -113,3 +128,11 @@ def triplet_loss(
   return tf.math.divide_no_nan(
       tf.reduce_sum(per_class.means), tf.reduce_sum(per_class.present)
   )
+
+
+def _check_choice(name, value, choices):
+  if value not in choices:
+    raise ValueError(
+        f'Expected `{name}` to be {choices[0]!r} or {choices[1]!r}, found'
+        f' {value!r}.'
+    )
