@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_meta import episodes
+from tff_meta.learners import cyclic_batches
 from tff_meta.models import layers
 from tff_meta.models import model as model_lib
 
@@ -242,3 +243,33 @@ def assert_prototypes(actual, expected, **tolerance):
     np.testing.assert_allclose(
         row, expected.get(label, np.zeros(3)), **(tolerance or TOLERANCE)
     )
+
+
+def assert_fine_tunes(use, batch_size, rates):
+  """Holds a client that fine-tunes, and its curve, against steps by hand.
+
+  Args:
+    use: A `ClientPersonalizer` of `build_model()` for `NUM_CLASSES`.
+    batch_size: Of a step.
+    rates: Of the steps.
+  """
+  weights = build_model().with_head(NUM_CLASSES).initialize([1, 2])
+  client, query = CLIENTS[0], make_client((3, 4, 5), salt=9)
+  seed = tf.constant([6, 7])
+  curve = use.curve(weights, (), client.examples(), query.examples(), seed)
+  assert curve.shape == (len(rates) + 1, 12)
+  pairs = list(client.pairs())
+  rows = cyclic_batches.cyclic_minibatches(
+      len(pairs), batch_size, len(rates), seed
+  ).indices.numpy()
+  w = to_vector(weights)
+  for step, labels in enumerate(curve.numpy().tolist()):
+    if step:
+      batch = [pairs[i] for i in rows[step - 1]]
+      w = w - rates[step - 1] * gradient(cross_entropy, w, batch)
+    assert labels == [
+        np.argmin([cross_entropy(w, [(x, c)]) for c in range(NUM_CLASSES)])
+        for x, _ in query.pairs()
+    ]
+  adapted = use.adapt(weights, (), client.examples(), seed)
+  np.testing.assert_allclose(to_vector(adapted), w, **TOLERANCE)

@@ -156,7 +156,7 @@ def train(w, pairs, config, seed, num_epochs, part=ALL, **options):
     seed: Of the order of the examples.
     num_epochs: How many.
     part: What moves.
-    **options: `rate` and `batch_size`.
+    **options: `rate`, `batch_size` and `max_steps`, after which it ends.
   """
   rate = options.get('rate', getattr(config, 'learning_rate', None))
   batch_size = options.get('batch_size', getattr(config, 'batch_size', None))
@@ -164,7 +164,9 @@ def train(w, pairs, config, seed, num_epochs, part=ALL, **options):
   return oracle.descend(
       lambda w, pairs: oracle.cross_entropy(w, pairs, num_classes),
       w,
-      oracle.batches_of(pairs, batch_size, seed, num_epochs),
+      oracle.batches_of(pairs, batch_size, seed, num_epochs)[
+          : options.get('max_steps')
+      ],
       naive_optimizer(config.optimizer, rate, config.momentum, part),
       config.weight_decay,
   )

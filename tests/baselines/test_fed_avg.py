@@ -315,6 +315,22 @@ def test_known_clients_use_the_global_model_or_train_it_first():
   assert np.abs(tuned - w).max() > 0.1
 
 
+def test_fine_tuning_by_steps_has_a_curve():
+  """Plain SGD at a falling rate, whatever FedAvg's optimizer is."""
+  config = dataclasses.replace(
+      MOMENTUM,
+      deployment_learning_rate=0.5,
+      deployment_batch_size=3,
+      fine_tuning_steps=3,
+      fine_tuning_decay=0.5,
+      fine_tuning_decay_steps=2,
+  )
+  use = fed_avg.build_fine_tuning_client_personalizer(
+      oracle.build_model(), config, num_classes=oracle.NUM_CLASSES
+  )
+  oracle.assert_fine_tunes(use, batch_size=3, rates=(0.5, 0.5, 0.25))
+
+
 def test_prototypes_in_place_of_the_trained_head():
   """The same training; then the nearest class mean of the averaged body."""
   spec = registry.get('fed_avg_proto')
@@ -367,6 +383,11 @@ def test_presets():
         ({'momentum': 1.5}, '`momentum`.*found 1.5'),
         ({'optimizer': 'adam', 'momentum': 0.5}, 'momentum.*found 0.5'),
         ({'rounds': 0}, '`rounds` of at least 1, found 0'),
+        ({'fine_tuning_decay_steps': 0}, '`fine_tuning_decay_steps`.*found 0'),
+        (
+            {'fine_tuning_steps': 1, 'deployment_batch_size': 0},
+            '`deployment_batch_size` of at least 1, found 0',
+        ),
     ],
     ids=str,
 )

@@ -57,12 +57,25 @@ def test_one_round_by_hand(uniform, body):
   personal.assert_same(result.weights[1]['head'], result.weights[0]['head'])
 
 
-@pytest.mark.parametrize('config', [CONFIG, ADAM], ids=['sgd', 'adam'])
-def test_two_rounds_by_a_naive_implementation(config):
-  """The head stays as it was drawn, bit by bit, weight decay or not."""
-  result = personal.run(build(config), [CLIENTS] * 2)
+@pytest.mark.parametrize(
+    'config, decay_rounds, factors',
+    [
+        (CONFIG, 0, [1, 1]),
+        (ADAM, 0, [1, 1]),
+        (CONFIG, 4, [1, 1, 0.1, 0.01]),
+        (ADAM, 3, [1, 1, 0.1, 0.01]),
+    ],
+    ids=['sgd', 'adam', 'falling', 'adam-falling'],
+)
+def test_rounds_by_a_naive_implementation(config, decay_rounds, factors):
+  """The head stays as it was drawn, bit by bit, weight decay or not.
+
+  The rate falls after 2 and 3 of 4 rounds, and of 3 (1.5 and 2.25 rounded up).
+  """
+  config = dataclasses.replace(config, decay_rounds=decay_rounds)
+  result = personal.run(build(config), [CLIENTS] * len(factors))
   w = oracle.to_vector(result.weights[0])
-  for round_num in range(2):
+  for round_num, factor in enumerate(factors):
     before = w
     trained = [
         personal.train(
@@ -72,6 +85,7 @@ def test_two_rounds_by_a_naive_implementation(config):
             personal.client_seed(round_num, client),
             config.epochs,
             personal.BODY,
+            rate=factor * config.learning_rate,
         )[0]
         for client in CLIENTS
     ]
@@ -82,7 +96,7 @@ def test_two_rounds_by_a_naive_implementation(config):
         oracle.to_vector(weights), w, rtol=1e-4, atol=2e-5
     )
     personal.assert_same(weights['head'], result.weights[0]['head'])
-    assert np.abs(w - before).max() > 0.02
+    assert np.abs(w - before).max() > 0.01 * factor
   assert np.ptp(result.weights[0]['head']['kernel']) > 0.1
 
 

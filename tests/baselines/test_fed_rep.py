@@ -33,6 +33,9 @@ AVERAGED = dataclasses.replace(
     uniform=True,
     averaged_head=True,
 )
+STEPS = dataclasses.replace(
+    AVERAGED, head_epochs=3, body_epochs=1, local_unit='steps'
+)
 
 
 @functools.cache
@@ -96,12 +99,21 @@ def naive_client(w, client, config, round_num):
       (personal.HEAD, config.head_epochs, seeds[0]),
       (personal.BODY, config.body_epochs, seeds[1]),
   ):
-    w, _, _ = personal.train(w, client.pairs(), config, seed, num_epochs, part)
+    max_steps = num_epochs if config.local_unit == 'steps' else None
+    w, _, _ = personal.train(
+        w,
+        client.pairs(),
+        config,
+        seed,
+        num_epochs,
+        part,
+        max_steps=max_steps,
+    )
   return w
 
 
 @pytest.mark.parametrize(
-    'config', [PERSONAL, AVERAGED], ids=['personal', 'averaged']
+    'config', [PERSONAL, AVERAGED, STEPS], ids=['personal', 'averaged', 'steps']
 )
 def test_two_rounds_by_a_naive_implementation(config):
   """Momentum and Adam's moments start anew for the body, and every round."""
@@ -170,15 +182,13 @@ def test_without_epochs_on_the_body_it_never_changes():
     'builder, averaged, start_head, num_epochs',
     [
         (fed_rep.build_fed_rep_known_client, False, 'own', 3),
-        (fed_rep.build_fed_rep_known_client, True, 'server', 3),
         (fed_rep.build_fed_rep_new_client, False, 'unseen', 2),
-        (fed_rep.build_fed_rep_new_client, True, 'server', 2),
         (fed_rep.build_fed_rep_new_classes, False, 'unseen', 2),
         (fed_rep.build_fed_rep_new_classes, True, 'unseen', 2),
     ],
 )
 def test_use(builder, averaged, start_head, num_epochs):
-  """A head alone is trained; all of the model if it is the server's."""
+  """A head alone is trained."""
   config = dataclasses.replace(
       PERSONAL,
       averaged_head=averaged,
@@ -191,17 +201,15 @@ def test_use(builder, averaged, start_head, num_epochs):
   weights = model.with_head(4).initialize(tf.constant([8, 9]))
   heads = {
       'own': model.with_head(4).initialize(tf.constant([5, 5]))['head'],
-      'server': weights['head'],
       'unseen': personal_head.unseen_head(model, num_classes),
   }
   memory = personal.memory(heads['own']) if start_head == 'own' else ()
   if not averaged:
     weights = personal_head.split(weights)[0]
   start = oracle.to_vector(personal_head.merge(weights, heads[start_head]))
-  part = personal.ALL if start_head == 'server' else personal.HEAD
   client, seed = CLIENTS[1], tf.constant([4, 4])
   tuned, _, _ = personal.train(
-      start, client.pairs(), config, seed, num_epochs, part
+      start, client.pairs(), config, seed, num_epochs, personal.HEAD
   )
   query = oracle.make_client((6, 7, 8), salt=9)
 
@@ -222,6 +230,24 @@ def test_use(builder, averaged, start_head, num_epochs):
   predicted = use.predict(adapted, query.examples()).numpy().tolist()
   assert predicted == personal.predict(tuned, query.pairs())
   assert np.abs(tuned - start).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    'builder',
+    [fed_rep.build_fed_rep_known_client, fed_rep.build_fed_rep_new_client],
+    ids=['known', 'new'],
+)
+def test_an_averaged_model_is_fine_tuned_as_a_whole(builder):
+  """By plain SGD at a falling rate, whatever the optimizer of training is."""
+  config = dataclasses.replace(
+      AVERAGED,
+      fine_tuning_steps=3,
+      fine_tuning_learning_rate=0.5,
+      fine_tuning_decay=0.5,
+      fine_tuning_decay_steps=2,
+  )
+  use = builder(oracle.build_model(), config, num_classes=oracle.NUM_CLASSES)
+  oracle.assert_fine_tunes(use, batch_size=4, rates=(0.5, 0.5, 0.25))
 
 
 def test_a_known_client_of_the_paper_trains_nothing():

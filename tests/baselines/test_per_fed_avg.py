@@ -283,29 +283,10 @@ def test_a_client_without_examples_takes_no_part():
 
 def test_fine_tuning_by_hand():
   """Rates 0.5, 0.5 and 0.25; a known client and a new one alike."""
-  model = oracle.build_model()
   use = per_fed_avg.build_per_fed_avg_client(
-      model, CONFIG, num_classes=oracle.NUM_CLASSES
+      oracle.build_model(), CONFIG, num_classes=oracle.NUM_CLASSES
   )
-  weights = model.with_head(oracle.NUM_CLASSES).initialize([1, 2])
-  client, query = CLIENTS[0], oracle.make_client((3, 4, 5), salt=9)
-  curve = use.curve(
-      weights, (), client.examples(), query.examples(), tf.constant([6, 7])
-  )
-  assert curve.shape == (4, 12)
-  batches = cyclic_batches.cyclic_minibatches(9, 3, 3, [6, 7]).indices
-  w = oracle.to_vector(weights)
-  for step, row in enumerate([None, *batches.numpy()]):
-    if step:
-      batch, rate = pairs(client, row), (0.5, 0.5, 0.25)[step - 1]
-      w = w - rate * oracle.gradient(oracle.cross_entropy, w, batch)
-    expected = [
-        np.argmin([oracle.cross_entropy(w, [(x, c)]) for c in range(4)])
-        for x, _ in query.pairs()
-    ]
-    assert curve[step].numpy().tolist() == expected
-  adapted = use.adapt(weights, (), client.examples(), tf.constant([6, 7]))
-  np.testing.assert_allclose(oracle.to_vector(adapted), w, **oracle.TOLERANCE)
+  oracle.assert_fine_tunes(use, batch_size=3, rates=(0.5, 0.5, 0.25))
 
 
 @pytest.mark.parametrize(

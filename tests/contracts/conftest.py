@@ -158,9 +158,17 @@ _VARIANTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
     'fed_rep': {
         'averaged_head': (
             'paper',
-            dict(averaged_head=True, known_client_epochs=5),
+            dict(
+                averaged_head=True,
+                local_unit='steps',
+                fine_tuning_steps=20,
+                fine_tuning_learning_rate=0.3,
+            ),
             'mlp',
         ),
+    },
+    'fed_babu': {
+        'falling_rate': ('paper', dict(decay_rounds=40), 'mlp'),
     },
     'per_fed_avg': {
         'first_order': ('paper', dict(variant='first_order'), 'mlp'),

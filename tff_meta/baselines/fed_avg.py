@@ -26,6 +26,7 @@ from tff_meta import config_checks
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import few_round
+from tff_meta.learners import fine_tuning
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
 from tff_meta.learners import prototype_classifier
@@ -47,8 +48,12 @@ class FedAvgConfig:
     rounds: R, federated rounds of a new group, at least 1.
     deployment_learning_rate: Of a new group's clients, and of fine-tuning.
     deployment_batch_size: Of a new group's clients, and of fine-tuning.
-    fine_tuning_epochs: Epochs a known client trains before it is tested, with
+    fine_tuning_epochs: Epochs that a client trains before it is tested, with
       fine-tuning.
+    fine_tuning_steps: Steps of plain SGD in place of these epochs, with a curve
+      of accuracy by steps; 0 for none.
+    fine_tuning_decay: Factor of the rate every `fine_tuning_decay_steps` steps.
+    fine_tuning_decay_steps: At least 1.
   """
 
   optimizer: Literal['sgd', 'adam'] = 'sgd'
@@ -62,10 +67,16 @@ class FedAvgConfig:
   deployment_learning_rate: float = 0.1
   deployment_batch_size: int = 10
   fine_tuning_epochs: int = 1
+  fine_tuning_steps: int = 0
+  fine_tuning_decay: float = 1.0
+  fine_tuning_decay_steps: int = 5
 
   def __post_init__(self):
     config_checks.check_fields(self)
-    config_checks.check_at_least_one(self, 'rounds')
+    for name in ('rounds', 'fine_tuning_decay_steps'):
+      config_checks.check_at_least_one(self, name)
+    if self.fine_tuning_steps:
+      config_checks.check_at_least_one(self, 'deployment_batch_size')
     composition.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
@@ -177,18 +188,18 @@ def build_from_scratch_group_personalizer(
     A `GroupPersonalizer` that ignores the weights it is given.
   """
   classifier = few_round.LinearClassifier(model, way)
-  fine_tuning = build_fine_tuning_group_personalizer(model, config, way=way)
+  tuned = build_fine_tuning_group_personalizer(model, config, way=way)
 
   def adapt(weights, support, salts, seed):
     del weights  # A group from scratch has only its own examples.
     weights_seed, rounds_seed = tf.unstack(
         tf.random.experimental.stateless_split(seed)
     )
-    return fine_tuning.adapt(
+    return tuned.adapt(
         classifier.initialize(weights_seed), support, salts, rounds_seed
     )
 
-  return personalizer.GroupPersonalizer(adapt, fine_tuning.predict)
+  return personalizer.GroupPersonalizer(adapt, tuned.predict)
 
 
 def build_global_client_personalizer(
@@ -233,17 +244,33 @@ def build_fine_tuning_client_personalizer(
     num_classes: Number of classes of the clients' labels.
 
   Returns:
-    A `ClientPersonalizer`, for known and new clients alike.
+    A `ClientPersonalizer`, for known and new clients alike; with
+    `config.fine_tuning_steps` it has a curve of that many points and one.
   """
   classifier = few_round.LinearClassifier(model, num_classes)
   none = build_global_client_personalizer(
       model, config, num_classes=num_classes
   )
 
+  def loss_fn(weights, batch):
+    return classifier.loss(weights, batch, classifier.no_prototypes())
+
+  if config.fine_tuning_steps:
+    settings = fine_tuning.FineTuning(
+        num_steps=config.fine_tuning_steps,
+        learning_rate=config.deployment_learning_rate,
+        batch_size=config.deployment_batch_size,
+        decay=config.fine_tuning_decay,
+        decay_steps=config.fine_tuning_decay_steps,
+    )
+    return fine_tuning.build_client_personalizer(
+        settings, model.input_shape, loss_fn, none.predict
+    )
+
   def adapt(weights, memory, examples, seed):
     del memory  # Clients keep none.
     adapted, _ = local_sgd.local_sgd(
-        lambda w, batch: classifier.loss(w, batch, classifier.no_prototypes()),
+        loss_fn,
         weights,
         examples,
         composition.build_optimizer(

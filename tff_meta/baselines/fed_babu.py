@@ -37,7 +37,10 @@ class FedBabuConfig:
 
   Attributes:
     optimizer: Of the clients; its state starts anew every round.
-    learning_rate: Of the body in training, the same in all rounds.
+    learning_rate: Of the body in training, in the first rounds.
+    decay_rounds: T, the rounds of the whole training: the rate is a tenth after
+      half of them and a hundredth after three quarters (rounded up). 0 keeps
+      it.
     momentum: Of SGD, in [0, 1).
     epochs: Local epochs of a round, on the body.
     batch_size: Examples of a minibatch; 0 is the whole set.
@@ -52,6 +55,7 @@ class FedBabuConfig:
 
   optimizer: Literal['sgd', 'adam'] = 'sgd'
   learning_rate: float = 0.1
+  decay_rounds: int = 0
   momentum: float = 0.9
   epochs: int = 4
   batch_size: int = 50
@@ -112,7 +116,7 @@ def build_fed_babu(
         weights,
         client.examples,
         composition.build_optimizer(
-            config.optimizer, config.learning_rate, config.momentum
+            config.optimizer, _rate(config, client.message), config.momentum
         ),
         batch_size=config.batch_size or None,
         num_epochs=config.epochs,
@@ -133,7 +137,29 @@ def build_fed_babu(
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer,
+      state=_rounds_done() if config.decay_rounds else None,
   )
+
+
+def _rounds_done() -> client_work.ClientWorkState:
+  """The server counts the rounds and tells the clients."""
+  return client_work.ClientWorkState(
+      lambda: tf.constant(0),
+      lambda rounds_done: rounds_done,
+      lambda rounds_done, _: rounds_done + 1,
+  )
+
+
+def _rate(config, rounds_done):
+  """The body's rate: a tenth of it from T/2 on, a hundredth from 3T/4 on."""
+  if not config.decay_rounds:
+    return config.learning_rate
+  past_half = 2 * rounds_done >= config.decay_rounds
+  past_three_quarters = 4 * rounds_done >= 3 * config.decay_rounds
+  factor = tf.where(past_half, 0.1, 1.0) * tf.where(
+      past_three_quarters, 0.1, 1.0
+  )
+  return config.learning_rate * factor
 
 
 def _loss(classifier):

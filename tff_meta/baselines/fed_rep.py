@@ -6,8 +6,9 @@ and the server averages the bodies. A new client only trains a head. Without
 heads ("FedRep-Proto" in MetaVers), a client classifies by the class prototypes
 of the trained body.
 
-CAFeMe's code averages and broadcasts the head too, and fine-tunes the whole
-model before a test (`averaged_head`).
+CAFeMe's code averages and broadcasts the head too, counts steps instead of
+epochs, and fine-tunes the whole model before a test (`averaged_head`,
+`local_unit`).
 
 Source: Liam Collins, Hamed Hassani, Aryan Mokhtari and Sanjay Shakkottai,
 "Exploiting Shared Representations for Personalized Federated Learning", ICML
@@ -27,6 +28,7 @@ from tff_meta import config_checks
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import few_round
+from tff_meta.learners import fine_tuning
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personal_head
 from tff_meta.learners import personalizer
@@ -45,14 +47,20 @@ class FedRepConfig:
     momentum: Of SGD, in [0, 1).
     head_epochs: Epochs of a round on the head, first.
     body_epochs: Epochs of a round on the body, then.
+    local_unit: Whether these two count `'epochs'` or `'steps'` of minibatches.
     batch_size: Examples of a minibatch; 0 is the whole set.
     weight_decay: Coupled L2 coefficient, of the part that learns.
     uniform: Clients count alike; otherwise by their number of examples.
     averaged_head: Heads are averaged and broadcast like bodies, no client has
-      one of its own, and every client fine-tunes the whole model.
-    known_client_epochs: Epochs before a known client is tested: on its head
-      (0 keeps the one of its last round), or on all with an averaged head.
-    new_client_epochs: The same for a new client; its head is random at first.
+      one of its own, and every client fine-tunes the whole model by SGD steps,
+      with a curve of accuracy by steps.
+    known_client_epochs: Epochs on its own head before a known client is tested;
+      0 keeps that of its last round.
+    new_client_epochs: The same for a new client, whose head is random at first.
+    fine_tuning_steps: SGD steps of any client, with an averaged head.
+    fine_tuning_learning_rate: Of the first of them.
+    fine_tuning_decay: Factor of that rate every `fine_tuning_decay_steps`.
+    fine_tuning_decay_steps: At least 1.
   """
 
   optimizer: Literal['sgd', 'adam'] = 'sgd'
@@ -60,15 +68,23 @@ class FedRepConfig:
   momentum: float = 0.5
   head_epochs: int = 10
   body_epochs: int = 1
+  local_unit: Literal['epochs', 'steps'] = 'epochs'
   batch_size: int = 10
   weight_decay: float = 0.0
   uniform: bool = True
   averaged_head: bool = False
   known_client_epochs: int = 0
   new_client_epochs: int = 10
+  fine_tuning_steps: int = 50
+  fine_tuning_learning_rate: float = 0.01
+  fine_tuning_decay: float = 0.8
+  fine_tuning_decay_steps: int = 5
 
   def __post_init__(self):
     config_checks.check_fields(self)
+    config_checks.check_at_least_one(self, 'fine_tuning_decay_steps')
+    if self.averaged_head:
+      config_checks.check_at_least_one(self, 'batch_size')
     composition.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
@@ -145,20 +161,24 @@ def _share(config, weights):
   return personal_head.split(weights)
 
 
-def _train(classifier, config, weights, examples, seed, num_epochs, trainable):
-  """Epochs on some of the parts: the weights and a `LocalReport`."""
+def _loss(classifier):
+  return lambda w, batch: classifier.loss(w, batch, classifier.no_prototypes())
+
+
+def _train(classifier, config, weights, examples, seed, part, **length):
+  """Trains the head or the body: the weights and a `LocalReport`."""
   return local_sgd.local_sgd(
-      lambda w, batch: classifier.loss(w, batch, classifier.no_prototypes()),
+      _loss(classifier),
       weights,
       examples,
       composition.build_optimizer(
           config.optimizer, config.learning_rate, config.momentum
       ),
       batch_size=config.batch_size or None,
-      num_epochs=num_epochs,
       seed=seed,
       weight_decay=config.weight_decay,
-      trainable=trainable,
+      trainable=(part,),
+      **length,
   )
 
 
@@ -166,27 +186,53 @@ def _train_head_then_body(classifier, config, weights, examples, seed):
   """A client's round: Algorithm 1, the head's updates and then the body's."""
   seeds = tf.unstack(tf.random.experimental.stateless_split(seed))
   reports = []
-  for part, num_epochs, part_seed in (
+  for part, length, part_seed in (
       ('head', config.head_epochs, seeds[0]),
       ('body', config.body_epochs, seeds[1]),
   ):
     weights, report = _train(
-        classifier, config, weights, examples, part_seed, num_epochs, (part,)
+        classifier,
+        config,
+        weights,
+        examples,
+        part_seed,
+        part,
+        # An epoch has at least one step.
+        num_epochs=length,
+        max_steps=length if config.local_unit == 'steps' else None,
     )
     reports.append(report)
   return weights, weights_lib.add(*reports)
 
 
-def _build_client(classifier, config, start, num_epochs, trainable=('head',)):
-  """A client that trains some parts, from `start(weights, memory)`."""
+def _build_client_with_head(model, config, num_classes, start, num_epochs):
+  """A client that trains a head of its own, from `start(weights, memory)`."""
+  classifier = few_round.LinearClassifier(model, num_classes)
 
   def train(weights, examples, seed):
     trained, _ = _train(
-        classifier, config, weights, examples, seed, num_epochs, trainable
+        classifier,
+        config,
+        weights,
+        examples,
+        seed,
+        'head',
+        num_epochs=num_epochs,
     )
     return trained
 
   return personal_head.build_client_personalizer(classifier, start, train)
+
+
+def _build_fine_tuning_client(model, config, num_classes):
+  """A client that fine-tunes the server's whole model, step by step."""
+  classifier = few_round.LinearClassifier(model, num_classes)
+  return fine_tuning.build_client_personalizer(
+      fine_tuning.of_config(config),
+      model.input_shape,
+      _loss(classifier),
+      lambda w, query: classifier.predict(w, classifier.no_prototypes(), query),
+  )
 
 
 def build_fed_rep_known_client(
@@ -194,29 +240,25 @@ def build_fed_rep_known_client(
 ) -> personalizer.ClientPersonalizer:
   """A known client has the server's body under its own head.
 
+  With an averaged head it fine-tunes the server's whole model.
+
   Args:
     model: The network.
     config: The configuration.
     num_classes: Number of classes of the clients' labels.
 
   Returns:
-    A `ClientPersonalizer` that trains `config.known_client_epochs`.
+    A `ClientPersonalizer`; with an averaged head it has a curve.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
-  num_epochs = config.known_client_epochs
   if config.averaged_head:
-    return _build_client(classifier, config, _global_model, num_epochs, None)
-
-  def start(weights, memory):
-    return personal_head.merge(weights, memory.value)
-
-  return _build_client(classifier, config, start, num_epochs)
-
-
-def _global_model(weights, memory):
-  """The model of a client that has nothing of its own."""
-  del memory  # There is none, or training never saw the client.
-  return weights
+    return _build_fine_tuning_client(model, config, num_classes)
+  return _build_client_with_head(
+      model,
+      config,
+      num_classes,
+      lambda weights, memory: personal_head.merge(weights, memory.value),
+      config.known_client_epochs,
+  )
 
 
 def build_fed_rep_new_client(
@@ -232,17 +274,12 @@ def build_fed_rep_new_client(
     num_classes: Number of classes of the clients' labels.
 
   Returns:
-    A `ClientPersonalizer` that uses no memory.
+    A `ClientPersonalizer` that uses no memory; with an averaged head it has a
+    curve.
   """
-  if not config.averaged_head:
-    return build_fed_rep_new_classes(model, config, num_classes=num_classes)
-  return _build_client(
-      few_round.LinearClassifier(model, num_classes),
-      config,
-      _global_model,
-      config.new_client_epochs,
-      None,
-  )
+  if config.averaged_head:
+    return _build_fine_tuning_client(model, config, num_classes)
+  return build_fed_rep_new_classes(model, config, num_classes=num_classes)
 
 
 def build_fed_rep_new_classes(
@@ -264,11 +301,8 @@ def build_fed_rep_new_classes(
     head = personal_head.unseen_head(model, num_classes)
     return personal_head.merge(weights, head)
 
-  return _build_client(
-      few_round.LinearClassifier(model, num_classes),
-      config,
-      start,
-      config.new_client_epochs,
+  return _build_client_with_head(
+      model, config, num_classes, start, config.new_client_epochs
   )
 
 
