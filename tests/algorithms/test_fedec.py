@@ -13,6 +13,7 @@ import few_round_oracle as oracle
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 import tree
 
 from tff_meta import episodes
@@ -28,6 +29,7 @@ PLAIN = dataclasses.replace(
     weight_decay=0.0,
     tau=2,
     batch_size=4,
+    eval_model='stored',
 )
 CONFIGS = {
     'kl': dataclasses.replace(
@@ -40,6 +42,18 @@ CONFIGS = {
     'l2': dataclasses.replace(PLAIN, constraint='l2', constraint_weight=0.2),
     'none': dataclasses.replace(PLAIN, constraint='none', batch_size=0),
     'steps': dataclasses.replace(PLAIN, tau_unit='steps', tau=4),
+    'student_first': dataclasses.replace(
+        PLAIN, kl_direction='student_first', constraint_weight=1.5
+    ),
+    'first': dataclasses.replace(
+        PLAIN, constrain='first', constraint_weight=1.5
+    ),
+    'first_l2': dataclasses.replace(
+        PLAIN, constrain='first', constraint='l2', constraint_weight=0.2
+    ),
+    'sum': dataclasses.replace(
+        PLAIN, server_aggregate='sum', outer_learning_rate=0.4
+    ),
 }
 NO_MEMORY = client_work.ClientMemory(tf.constant(False), ())
 
@@ -95,7 +109,7 @@ def probabilities(w, x):
 
 
 def naive_loss(config, last):
-  """The loss of a client that trained the model `last` before, or None."""
+  """The loss of a client that is held to the model `last`, or to None."""
   kernels = np.r_[0:6, 9:21]
 
   def loss(w, pairs):
@@ -106,6 +120,10 @@ def naive_loss(config, last):
         total -= math.log(p[label])
         continue
       a, teacher = config.constraint_weight, probabilities(last, x)
+      if config.kl_direction == 'student_first':
+        total -= math.log(p[label])
+        total += a * np.sum(p * (np.log(p) - np.log(teacher)))
+        continue
       target = (np.eye(4)[label] + a * teacher) / (1 + a)
       total -= (1 + a) * np.sum(target * np.log(p))
       total += a * np.sum(teacher * np.log(teacher))
@@ -119,6 +137,9 @@ def naive_loss(config, last):
 
 def naive_update(config, w, last, client, seed):
   """Returns theta, and sum of losses and number of examples over all steps."""
+  held_to = last
+  if config.constrain == 'first':
+    held_to = w if last is None else None
   batches = oracle.batches_of(
       client.pairs(), config.batch_size, seed, config.tau
   )
@@ -129,7 +150,7 @@ def naive_update(config, w, last, client, seed):
     state['v'] = config.momentum * state.get('v', 0.0) + gradient
     return config.inner_learning_rate * state['v']
 
-  return oracle.descend(naive_loss(config, last), w, batches, momentum)
+  return oracle.descend(naive_loss(config, held_to), w, batches, momentum)
 
 
 @pytest.mark.parametrize('name', CONFIGS)
@@ -148,7 +169,8 @@ def test_three_rounds_by_hand(name):
       )
       loss_sum, count = loss_sum + client_loss, count + client_count
     moves = [theta - w for theta in trained.values()]
-    w = w + config.outer_learning_rate * sum(moves) / len(moves)
+    scale = 1 if config.server_aggregate == 'sum' else len(moves)
+    w = w + config.outer_learning_rate * sum(moves) / scale
     last |= trained
     tolerance = {'rtol': 1e-3, 'atol': 3e-5}  # Up to 18 steps of order 1.
     np.testing.assert_allclose(
@@ -184,6 +206,47 @@ def test_the_constraint_begins_with_the_second_participation():
   (free, *_), (held, *_) = (run(c, [(0, 1), (1,)]) for c in configs)
   assert not differ(free[1], held[1])
   assert differ(free[2], held[2])
+
+
+def test_the_printed_algorithm_constrains_the_first_participation():
+  """Algorithm 1 as printed: then free, even where a model is remembered."""
+  configs = [
+      dataclasses.replace(PLAIN, constrain='first', constraint_weight=a)
+      for a in (0.0, 1.0)
+  ]
+  first, both = (run(config, [(0, 1)])[0][1] for config in configs)
+  assert differ(first, both)
+  memories = {1: another_model()}
+  first, both = (run(config, [(1,)], memories)[0][1] for config in configs)
+  assert not differ(first, both)
+
+
+def test_updates_are_summed_if_asked_for():
+  """With phi = 0 and models 2 and 4: 6 at a rate of 1; the empty adds none."""
+  config = dataclasses.replace(PLAIN, server_aggregate='sum')
+  process = build(config)
+  state = process.initialize()
+  data, none = [], client_work.memory_dataset(process.initial_memory, None)
+  for client in (*CLIENTS[:2], oracle.make_client((0, 0, 0), salt=4)):
+    data.append(client.data() | {'memory': none})
+  output, memories = process.next_with_memory(state, data)
+  before, after = (
+      oracle.to_vector(process.get_model_weights(s).trainable)
+      for s in (state, output.state)
+  )
+  moves = [oracle.to_vector(m.value) - before for m in memories[:2]]
+  np.testing.assert_allclose(after, before + sum(moves), rtol=1e-6, atol=1e-6)
+
+
+def test_an_aggregator_is_no_sum():
+  config = dataclasses.replace(PLAIN, server_aggregate='sum')
+  with pytest.raises(ValueError, match='no `aggregator` with.*MeanFactory'):
+    fedec.build_fedec(
+        oracle.build_model(),
+        config,
+        num_classes=4,
+        aggregator=tff.aggregators.MeanFactory(),
+    )
 
 
 def test_without_constraint_and_server_rate_it_is_uniform_fed_avg():
@@ -417,6 +480,33 @@ def test_a_known_client_uses_the_model_it_trained_last(sampled):
   )
 
 
+@pytest.mark.parametrize(
+    'eval_model, asked_during, asked_after',
+    [
+        ('stored', 'stored', 'stored'),
+        ('finetune', 'trained', 'trained'),
+        ('stored_then_finetune', 'stored', 'trained'),
+    ],
+)
+def test_what_evaluations_ask(eval_model, asked_during, asked_after):
+  """The stored model is what a client has before it trains, in all cases."""
+  weights, last = models()
+  memory = client_work.ClientMemory(tf.constant(True), last)
+  known = fedec.build_fedec_known_client(
+      oracle.build_model(),
+      dataclasses.replace(PLAIN, eval_model=eval_model),
+      num_classes=4,
+  )
+  arguments = weights, memory, CLIENTS[1].examples(), tf.constant([3, 4])
+  for use, expected in (
+      (known.during_training(), asked_during),
+      (known, asked_after),
+  ):
+    adapted = use.adapt(*arguments)
+    assert differ(adapted, last) == (expected == 'trained')
+    assert not differ(use.start(weights, memory), last)
+
+
 @pytest.mark.parametrize('sampled', [True, False])
 def test_a_known_client_can_train_the_initialisation_once_more(sampled):
   """With the constraint, if it was ever sampled."""
@@ -441,9 +531,11 @@ def test_a_known_client_can_train_the_initialisation_once_more(sampled):
   assert not differ(known.start(weights, memory), last if sampled else weights)
 
 
-def test_a_new_client_trains_the_initialisation_unconstrained():
+@pytest.mark.parametrize('name', ['kl', 'l2', 'first'])
+def test_a_new_client_trains_as_in_its_first_round(name):
+  """Unconstrained, unless the constraint is on first rounds."""
   weights, _ = models()
-  config, seed = CONFIGS['kl'], tf.constant([3, 4])
+  config, seed = CONFIGS[name], tf.constant([3, 4])
   new = fedec.build_fedec_new_client(
       oracle.build_model(), config, num_classes=4
   )
@@ -470,7 +562,13 @@ def test_presets():
   assert (paper.optimizer, paper.inner_learning_rate) == ('sgd', 0.01)
   assert (paper.momentum, paper.weight_decay) == (0.5, 1e-4)
   assert (paper.tau, paper.tau_unit, paper.batch_size) == (5, 'epochs', 10)
-  assert (paper.outer_learning_rate, paper.eval_model) == (1.0, 'stored')
+  assert (paper.kl_direction, paper.constrain) == (
+      'teacher_first',
+      'returning',
+  )
+  assert (paper.outer_learning_rate, paper.server_aggregate) == (1.0, 'mean')
+  assert paper.eval_model == 'stored_then_finetune'
+  assert fedec.DEMO.eval_model == 'stored'
 
 
 @pytest.mark.parametrize(
@@ -479,6 +577,10 @@ def test_presets():
         ({'momentum': 1.0}, '`momentum`.*found 1.0'),
         ({'optimizer': 'rmsprop'}, "momentum.*'rmsprop'.*found 0.5"),
         ({'constraint': 'L2'}, "`constraint` as one of 'kl', 'l2', 'none'"),
+        ({'kl_direction': 'kl'}, "'teacher_first', 'student_first'.*'kl'"),
+        ({'constrain': 'all'}, "`constrain`.*'returning', 'first'.*'all'"),
+        ({'server_aggregate': 'median'}, "'mean', 'sum'.*'median'"),
+        ({'eval_model': 'last'}, "`eval_model`.*'last'"),
         ({'constraint_weight': -0.1}, '`constraint_weight`.*found -0.1'),
         ({'tau': 1.5}, '`tau` as a whole number .* found 1.5'),
     ],

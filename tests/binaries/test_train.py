@@ -170,6 +170,9 @@ def test_known_clients_and_evaluation_on_the_way(call, tmp_path):
   assert 0 <= best <= 1
   summary = json.loads((directory / 'summary.json').read_text())
   assert summary['best_round'] == 2
+  assert summary['last_ten_evaluations_mean'] == {
+      'validation_clients/accuracy': best
+  }
   assert summary['evaluation_best'] == summary['evaluation']  # The last one.
   for name in ('known_clients', 'new_clients'):
     result = summary['evaluation'][name]

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tff_meta.losses import distillation
@@ -43,19 +44,52 @@ def test_loss_identity():
   np.testing.assert_allclose(loss, soft, rtol=1e-12)
 
 
-def test_kl_against_the_oracle():
+@pytest.mark.parametrize('direction', ['teacher_first', 'student_first'])
+def test_kl_against_the_oracle(direction):
   expected = []
-  for teacher, student, real in zip(
+  for first, second, real in zip(
       softmax(TEACHER), softmax(LOGITS), MASK, strict=True
   ):
+    if direction == 'student_first':
+      first, second = second, first
     if real:
       expected.append(
-          sum(teacher[c] * np.log(teacher[c] / student[c]) for c in range(3))
+          sum(first[c] * np.log(first[c] / second[c]) for c in range(3))
       )
   actual = distillation.kl_to_teacher(
-      tf.constant(TEACHER), tf.constant(LOGITS), tf.constant(MASK)
+      tf.constant(TEACHER), tf.constant(LOGITS), tf.constant(MASK), direction
   )
   np.testing.assert_allclose(actual, np.mean(expected), rtol=1e-12)
+
+
+def test_the_student_first_learns_and_the_teacher_does_not():
+  """By the logits z of p = softmax(z): `p_c (log p_c / t_c - KL)`."""
+  logits, teacher = tf.constant(LOGITS), tf.constant(TEACHER)
+  with tf.GradientTape() as tape:
+    tape.watch([logits, teacher])
+    divergence = distillation.kl_to_teacher(
+        teacher, logits, tf.constant(MASK), 'student_first'
+    )
+  gradient, teacher_gradient = tape.gradient(divergence, [logits, teacher])
+  p = softmax(LOGITS)
+  log_ratio = np.log(p / softmax(TEACHER))
+  kl = np.sum(p * log_ratio, 1, keepdims=True)
+  expected = p * (log_ratio - kl) * MASK[:, np.newaxis] / 3
+  np.testing.assert_allclose(gradient, expected, atol=1e-12)
+  assert teacher_gradient is None
+
+
+def test_the_loss_takes_the_direction():
+  """With p = (.8, .2), teacher (.5, .5): .8 log 1.6 + .2 log .4 = .192745."""
+  loss = distillation.elastic_loss(
+      tf.constant(np.log([[0.8, 0.2]])),
+      tf.constant([0]),
+      tf.constant([1.0]),
+      tf.zeros([1, 2], tf.float64),
+      2.0,
+      'student_first',
+  )
+  np.testing.assert_allclose(loss, -np.log(0.8) + 2 * 0.192745, atol=1e-6)
 
 
 def test_gradient_is_scaled_prediction_minus_soft_target():

@@ -60,6 +60,28 @@ def test_sparse_columns_are_empty_where_there_is_no_value(tmp_path):
   assert math.isnan(metric_writers.read_metrics(path)['new'][0])
 
 
+@pytest.mark.parametrize(
+    'count, expected', [(1, 8), (2, 6), (3, 13 / 3), (9, 13 / 3)]
+)
+def test_the_mean_of_the_last_values(tmp_path, count, expected):
+  """Of 1, 4 and 8, between rows without a value."""
+  path = tmp_path / 'metrics.csv'
+  values = [1, None, 4, 8, None]
+  rows = [
+      (i, {'loss': 2} | ({} if v is None else {'new': v}))
+      for i, v in enumerate(values, 1)
+  ]
+  _rows(path, rows, sparse=['new'])
+  mean = metric_writers.mean_of_last(path, 'new', count)
+  assert mean == pytest.approx(expected)
+
+
+def test_the_mean_of_no_values(tmp_path):
+  path = tmp_path / 'metrics.csv'
+  _rows(path, [(1, {'loss': 2})], sparse=['new'])
+  assert metric_writers.mean_of_last(path, 'new', 3) is None
+
+
 @pytest.mark.parametrize('rest', ['', '3,1', '3,1\n4,0\n', 'garbage\n\n'])
 def test_a_continued_file_is_the_file_of_one_go(tmp_path, rest):
   rows = [(n, {'loss': np.float32(1 / n)}) for n in range(1, 6)]

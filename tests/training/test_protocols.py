@@ -37,6 +37,7 @@ _DEFAULTS = dict(
     checkpoint_every=1,
     eval_every=0,
     select_best=False,
+    select_by='macro',
     validation_groups=1,
     protocols=(),
     eval_groups=3,
@@ -205,6 +206,23 @@ def test_evaluation_on_the_way_is_the_known_clients_or_their_validation(
   assert evaluation.measure(weights, store)[column] == pytest.approx(
       np.mean(expected)
   )
+
+
+def test_what_clients_only_do_after_training_is_not_measured_on_the_way():
+  """FedEC's stored models are, those trained once more are not."""
+  changes = dict(algorithm='fedec', hparams='inner_learning_rate=0.3,tau=2')
+  experiment = prepare(**changes)
+  process = experiment.build_process()
+  trained = protocols.untrained_model(process)
+  evaluator = protocols.Evaluator(experiment)
+  final, _ = evaluator.evaluate('known_clients', trained, trained)
+  evaluation = evaluator.on_the_way(process)
+  measured = evaluation.measure(
+      process.get_model_weights(process.initialize()),
+      client_state_store.InMemoryStore(),
+  )
+  assert measured == {'known_clients/accuracy': final['accuracy_before_mean']}
+  assert final['accuracy_mean'] != final['accuracy_before_mean']
 
 
 def test_there_must_be_something_to_select_on():

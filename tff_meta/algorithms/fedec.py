@@ -43,7 +43,13 @@ class FedEcConfig:
     constraint: What holds a client to the model it trained last: `'kl'` its
       predictions (FedEC), `'l2'` its weights (FedEC-l2), `'none'` nothing
       (FedEC-wo, federated Reptile).
+    kl_direction: KL of the last model's predictions and then the model's
+      (`'teacher_first'`, eq. 9 and 13), or the other way round.
     constraint_weight: a, of the constraint.
+    constrain: Whom it holds. `'returning'`: clients that have taken part before
+      (eq. 6 and the prose). `'first'`, the two cases swapped as Algorithm 1
+      prints them: a client in its first round, which has no last model and is
+      held to the initialisation that it received; from then on it is free.
     optimizer: Of the clients; its state starts anew every round.
     inner_learning_rate: epsilon_in, of the clients.
     momentum: Of SGD, in [0, 1).
@@ -52,12 +58,18 @@ class FedEcConfig:
     tau_unit: Whether `tau` counts `'epochs'` or `'steps'` of minibatches.
     batch_size: Examples of a minibatch; 0 is the whole set.
     outer_learning_rate: epsilon_out, of the server.
+    server_aggregate: Whether the server moves by the `'mean'` of the clients'
+      updates (eqs. 5 and 8) or by their `'sum'` (eq. 4).
     eval_model: What a known client is tested with: `'stored'`, the model of its
-      last round, or `'finetune'`, what it trains from the initialisation anew.
+      last round; `'finetune'`, what it trains from the initialisation anew;
+      `'stored_then_finetune'`, the former during training and the latter after
+      it.
   """
 
   constraint: Literal['kl', 'l2', 'none'] = 'kl'
+  kl_direction: distillation.Direction = 'teacher_first'
   constraint_weight: float = 1.0
+  constrain: Literal['returning', 'first'] = 'returning'
   optimizer: Literal['sgd', 'adam', 'rmsprop'] = 'sgd'
   inner_learning_rate: float = 0.01
   momentum: float = 0.5
@@ -66,7 +78,10 @@ class FedEcConfig:
   tau_unit: Literal['epochs', 'steps'] = 'epochs'
   batch_size: int = 10
   outer_learning_rate: float = 1.0
-  eval_model: Literal['stored', 'finetune'] = 'stored'
+  server_aggregate: Literal['mean', 'sum'] = 'mean'
+  eval_model: Literal['stored', 'finetune', 'stored_then_finetune'] = (
+      'stored_then_finetune'
+  )
 
   def __post_init__(self):
     config_checks.check_fields(self)
@@ -81,7 +96,9 @@ PAPER = FedEcConfig()
 # There is no released code, hence nothing that it does otherwise.
 RELEASE = PAPER
 # For the demonstration on the embedded digits only.
-DEMO = dataclasses.replace(PAPER, inner_learning_rate=0.05, tau=3)
+DEMO = dataclasses.replace(
+    PAPER, inner_learning_rate=0.05, tau=3, eval_model='stored'
+)
 
 
 def client_loss(
@@ -89,22 +106,21 @@ def client_loss(
     config: FedEcConfig,
     weights: Any,
     batch: episodes.Examples,
-    last: client_work.ClientMemory,
+    held_to: client_work.ClientMemory,
 ) -> tf.Tensor:
   """What a client minimises: eq. 6, and weight decay.
 
-    l(theta) + a * KL(theta_hat(x) || theta(x))    from its second round on
-    l(theta)                                       in its first
+    l(theta) + a * KL(theta_hat(x) || theta(x))    if it is held to a model
+    l(theta)                                       otherwise
 
-  FedEC-l2 has `a * ||theta - theta_hat||^2` instead of the divergence. (The
-  printed Algorithm 1 has the two cases the wrong way round.)
+  FedEC-l2 has `a * ||theta - theta_hat||^2` instead of the divergence.
 
   Args:
     network: The network with its classifier.
     config: The configuration.
     weights: theta.
     batch: `Examples` `[b, ...]`.
-    last: Whether there is a theta_hat, and theta_hat, like `weights`.
+    held_to: Whether it is held to theta_hat, and theta_hat, like `weights`.
 
   Returns:
     A scalar.
@@ -112,14 +128,16 @@ def client_loss(
   Source: FedEC, eqs. 6, 9 and 11.
   """
   logits = network.logits(weights, batch.x, batch.mask)
-  a = config.constraint_weight * tf.cast(last.present, logits.dtype)
+  a = config.constraint_weight * tf.cast(held_to.present, logits.dtype)
   if config.constraint == 'kl':
-    teacher = network.logits(last.value, batch.x, batch.mask)
-    loss = distillation.elastic_loss(logits, batch.y, batch.mask, teacher, a)
+    teacher = network.logits(held_to.value, batch.x, batch.mask)
+    loss = distillation.elastic_loss(
+        logits, batch.y, batch.mask, teacher, a, config.kl_direction
+    )
   else:
     loss = cross_entropy.softmax_cross_entropy(logits, batch.y, batch.mask)
   if config.constraint == 'l2':
-    loss += a * proximal.proximal(weights, last.value, mu=2.0)
+    loss += a * proximal.proximal(weights, held_to.value, mu=2.0)
   kernels = [w for w in tf.nest.flatten(weights) if w.shape.rank > 1]
   return loss + 0.5 * config.weight_decay * weights_lib.squared_norm(kernels)
 
@@ -138,7 +156,7 @@ def inner_update(
     network: The network with its classifier.
     config: The configuration.
     initial: phi, where training starts.
-    last: The client's memory.
+    last: The client's memory, theta_hat; of any value where not present.
     examples: The client's `Examples` `[n, ...]`.
     seed: int32 `[2]`, of the minibatches.
 
@@ -147,9 +165,14 @@ def inner_update(
 
   Source: FedEC, Algorithm 1, and eq. 3 with the base point that it lacks.
   """
+  held_to = last
+  if config.constrain == 'first':
+    held_to = client_work.ClientMemory(~last.present, initial)
   # With at least a minibatch an epoch, tau epochs have tau steps.
   return local_sgd.local_sgd(
-      lambda weights, batch: client_loss(network, config, weights, batch, last),
+      lambda weights, batch: client_loss(
+          network, config, weights, batch, held_to
+      ),
       initial,
       examples,
       composition.build_optimizer(
@@ -173,20 +196,35 @@ def build_fedec(
   """Builds FedEC.
 
   The server's step is `phi <- phi + epsilon_out * mean_i (theta_i - phi)` over
-  the clients with examples, which count alike (eq. 8).
+  the clients with examples, which count alike (eq. 8), or has the sum in place
+  of the mean (eq. 4).
 
   Args:
     model: The network; it gets a head of `num_classes`.
     config: The configuration.
     num_classes: Number of classes of the clients' labels.
     seed: The run's seed, in the int32 range.
-    aggregator: Of the models; by default the weighted mean.
+    aggregator: Of the models; by default the mean or the sum.
 
   Returns:
     A `StatefulLearningProcess`; a client's memory is theta_hat, the complete
     model that it trained last.
+
+  Raises:
+    ValueError: If there is an aggregator, although updates are to be summed.
   """
   network = model.with_head(num_classes)
+  if config.server_aggregate == 'sum':
+    if aggregator is not None:
+      raise ValueError(
+          "Expected no `aggregator` with `server_aggregate` 'sum', which is one"
+          f" itself, found {aggregator}. Tip: take 'mean', which leaves the"
+          ' aggregate as it is.'
+      )
+    # Clients that do not count send zeros.
+    aggregator = tff.aggregators.as_weighted_aggregator(
+        tff.aggregators.SumFactory()
+    )
 
   def initialize():
     return network.initialize(composition.initial_seed(seed))
@@ -232,11 +270,12 @@ def _predict(network: model_lib.Model) -> Callable[..., Any]:
 def build_fedec_known_client(
     model: model_lib.Model, config: FedEcConfig, *, num_classes: int
 ) -> personalizer.ClientPersonalizer:
-  """A client uses the model of its last round, or trains it once more.
+  """A client uses the model of its last round, or trains a new one.
 
   Before it learns a client has the model of its last round, and the
-  initialisation if it was never sampled. With `eval_model='finetune'` it then
-  trains the initialisation as in a round, with the constraint.
+  initialisation if it was never sampled. Unless it is to be tested with that
+  (`eval_model`) it trains the initialisation as in a round, with the
+  constraint.
 
   Args:
     model: The network.
@@ -257,15 +296,20 @@ def build_fedec_known_client(
     adapted, _ = inner_update(network, config, weights, memory, examples, seed)
     return adapted
 
-  return personalizer.ClientPersonalizer(start, adapt, _predict(network))
+  return personalizer.ClientPersonalizer(
+      start,
+      adapt,
+      _predict(network),
+      adapts_during_training=config.eval_model != 'stored_then_finetune',
+  )
 
 
 def build_fedec_new_client(
     model: model_lib.Model, config: FedEcConfig, *, num_classes: int
 ) -> personalizer.ClientPersonalizer:
-  """A client that training never saw trains the initialisation, as in a round.
+  """A client that training never saw trains the initialisation.
 
-  It has no model to be held to.
+  It does so as in its first round, with no last model to be held to.
 
   Args:
     model: The network.
@@ -276,7 +320,6 @@ def build_fedec_new_client(
     A `ClientPersonalizer`.
   """
   network = model.with_head(num_classes)
-  unconstrained = dataclasses.replace(config, constraint='none')
 
   def start(weights, memory):
     del memory  # A new client has none.
@@ -284,10 +327,8 @@ def build_fedec_new_client(
 
   def adapt(weights, memory, examples, seed):
     del memory  # A new client has none.
-    last = client_work.ClientMemory(tf.constant(False), ())
-    adapted, _ = inner_update(
-        network, unconstrained, weights, last, examples, seed
-    )
+    none = client_work.ClientMemory(tf.constant(False), weights)
+    adapted, _ = inner_update(network, config, weights, none, examples, seed)
     return adapted
 
   return personalizer.ClientPersonalizer(start, adapt, _predict(network))

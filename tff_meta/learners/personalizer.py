@@ -51,6 +51,8 @@ class ClientPersonalizer(NamedTuple):
       `[num_points, Q]`, the labels after 0, 1, 2, ... steps of adaptation; None
       where adaptation has no steps to look between.
     uses_bank: Whether a new client is given the bank of known memories.
+    adapts_during_training: Whether evaluations during training ask the adapted
+      model; otherwise they ask `start`, and only the final one adapts.
   """
 
   start: Callable[..., Any] | None
@@ -58,3 +60,12 @@ class ClientPersonalizer(NamedTuple):
   predict: Callable[..., Any]
   curve: Callable[..., Any] | None = None
   uses_bank: bool = False
+  adapts_during_training: bool = True
+
+  def during_training(self) -> 'ClientPersonalizer':
+    """Returns what evaluations during training ask."""
+    if self.adapts_during_training:
+      return self
+    return self._replace(
+        adapt=lambda weights, memory, *_: self.start(weights, memory)
+    )

@@ -10,6 +10,7 @@ checkpoint names its position (a power cut loses none either).
 from collections.abc import Mapping, Sequence
 import csv
 import io
+import math
 import os
 import pathlib
 import statistics
@@ -130,6 +131,18 @@ def read_metrics(path: pathlib.Path) -> dict[str, list[float]]:
     rows = list(csv.DictReader(file))
   names = rows[0].keys() if rows else ()
   return {n: [float(row[n] or 'nan') for row in rows] for n in names}
+
+
+def mean_of_last(path: pathlib.Path, column: str, count: int) -> float | None:
+  """Returns the mean of the last values of a column of metrics.csv.
+
+  Args:
+    path: The file.
+    column: One of its columns, which not every row need fill.
+    count: Of how many values; of all if there are fewer, None if none.
+  """
+  values = [v for v in read_metrics(path)[column] if not math.isnan(v)]
+  return statistics.fmean(values[-count:]) if values else None
 
 
 class TimingsFile:

@@ -48,9 +48,17 @@ PROTOCOLS = (*_DEPLOYMENTS, *_ROLES, NEW_CLASS_CLIENTS)
 # What is run where no protocols were asked for.
 DEFAULT_PROTOCOLS = ('new_groups', *_ROLES, NEW_CLASS_CLIENTS)
 
+# Columns of metrics.csv, of means over groups or clients; with `_MICRO` of means
+# over all their examples.
 _VALIDATION_GROUPS = 'validation_groups/accuracy'
+_VALIDATION_CLASSES = 'validation_new_class_clients/accuracy'
 _VALIDATION_CLIENTS = 'validation_clients/accuracy'
 _TEST_CLIENTS = f'{KNOWN_CLIENTS}/accuracy'
+_MICRO = '_micro'
+_GROUP_COLUMNS = {
+    'new_groups': _VALIDATION_GROUPS,
+    NEW_CLASS_CLIENTS: _VALIDATION_CLASSES,
+}
 _SCRATCH = 'fed_avg'
 
 
@@ -181,7 +189,9 @@ class Evaluator:
       directory: pathlib.Path,
       suffix: str = '',
   ) -> dict[str, dict[str, Any]]:
-    """Runs protocols; writes `clients_NAME.csv`, a line a client, for each.
+    """Runs protocols; writes a file for each, a line a client or group.
+
+    These are `clients_NAME.csv` and, for new groups, `groups_NAME.csv`.
 
     Args:
       names: Protocols that are offered.
@@ -196,14 +206,13 @@ class Evaluator:
     summaries = {}
     for name in names:
       summaries[name], report = self.evaluate(name, trained, untrained)
-      if report is not None:
-        path = directory / f'clients_{name}{suffix}.csv'
-        atomic_files.write_bytes(path, report.to_csv())
+      path = directory / f'{report.unit}s_{name}{suffix}.csv'
+      atomic_files.write_bytes(path, report.to_csv())
     return summaries
 
   def evaluate(
       self, name: str, trained: Model, untrained: Model
-  ) -> tuple[dict[str, Any], client_metrics.ClientReport | None]:
+  ) -> tuple[dict[str, Any], client_metrics.Report]:
     """Runs a protocol.
 
     Args:
@@ -212,38 +221,33 @@ class Evaluator:
       untrained: What training began with.
 
     Returns:
-      What goes into summary.json: the accuracy's mean, interval and counts; and
-      under `references` the same of others in the very same groups or clients,
-      with `gain` and `gain_half_width_95`, the mean and 95 % half width of the
-      difference to them group by group or client by client. And the report of
-      the clients, None for groups.
+      What goes into summary.json, with the same keys for all protocols (see
+      `client_metrics.Report.summary`); and under `references` the same of
+      others in the very same groups or clients, with `gain` and
+      `gain_half_width_95`, the mean and 95 % half width of the difference to
+      them group by group or client by client. And the report behind it.
     """
-    if name in _DEPLOYMENTS:
-      return self._evaluate_groups(name, trained, untrained), None
-    own = self._client_report(name, trained)
-    reference = self._client_report(name, untrained)
-    summary = self._client_summary(name, own)
-    gain = _gain(self._accuracies(name, own), self._accuracies(name, reference))
-    references = {'untrained': self._client_summary(name, reference) | gain}
-    return summary | {'references': references}, own
-
-  def _evaluate_groups(self, name, trained, untrained) -> dict[str, Any]:
-    protocol = self.group_protocol(name)
-    own = self._group_report(self._own_accuracy, trained, protocol)
+    own = self._report(name, trained)
     references = {}
-    if self._config.algorithm != _SCRATCH:  # Which ignores what was trained.
-      references['untrained'] = self._group_report(
-          self._own_accuracy, untrained, protocol
-      )
-      references['fed_avg_from_scratch'] = self._group_report(
-          self._scratch_accuracy, trained, protocol
-      )
-    return _group_summary(own) | {
-        'references': {
-            name: _group_summary(report) | _gain(own, report)
-            for name, report in references.items()
-        }
-    }
+    # From scratch FedAvg ignores in new groups what was trained.
+    if name not in _DEPLOYMENTS or self._config.algorithm != _SCRATCH:
+      references['untrained'] = self._report(name, untrained)
+      if name in _DEPLOYMENTS:
+        references['fed_avg_from_scratch'] = self._group_report(
+            self._scratch_test, trained, self.group_protocol(name)
+        )
+    accuracies = self._accuracies(name, own)
+    return (
+        self._summary(name, own)
+        | {
+            'references': {
+                other: self._summary(name, report)
+                | _gain(accuracies, self._accuracies(name, report))
+                for other, report in references.items()
+            }
+        },
+        own,
+    )
 
   def check_on_the_way(self) -> str:
     """Returns the column of metrics.csv that `on_the_way` fills.
@@ -252,19 +256,34 @@ class Evaluator:
       ValueError: If the algorithm and the data set offer nothing for it, or
         there is nothing to select the best round on.
     """
-    if 'new_groups' in self.offered:
-      self._validation_groups().sample(self._pools, 0)
-      return _VALIDATION_GROUPS
+    column, _, _ = self._choose_on_the_way()
+    return column
+
+  def _choose_on_the_way(self) -> tuple[str, str, Any]:
+    """Returns the column, and which protocol fills it run on what."""
+    for name, column in _GROUP_COLUMNS.items():
+      if name in self.offered:
+        groups = dataclasses.replace(
+            self.group_protocol(name),
+            role='meta_validation',
+            num_groups=self._config.validation_groups,
+        )
+        groups.sample(self._pools, 0)
+        return column, name, groups
     if self._experiment.spec.build_known_client_personalizer:
+      clients = self.client_protocol(KNOWN_CLIENTS)
       if self._tested(KNOWN_CLIENTS, 'validation'):
-        return _VALIDATION_CLIENTS
+        clients = dataclasses.replace(
+            clients, part='validation', support_fraction=None
+        )
+        return _VALIDATION_CLIENTS, KNOWN_CLIENTS, clients
       if self._config.select_best:
         raise ValueError(
             'Expected validation examples to select the best round on, found'
             ' none. Tip: --validation_fraction=0.2.'
         )
       if KNOWN_CLIENTS in self.offered:
-        return _TEST_CLIENTS
+        return _TEST_CLIENTS, KNOWN_CLIENTS, clients
     raise ValueError(
         f'Expected `eval_every` to be 0, found {self._config.eval_every}:'
         f' {self._config.algorithm!r} with partition'
@@ -276,10 +295,11 @@ class Evaluator:
   ) -> loop.Evaluation:
     """Returns a cheaper evaluation for during training.
 
-    Groups are drawn from the meta-validation classes, so that nothing is chosen
-    on the classes of the final test. Without groups it is known clients: those
-    with validation examples adapt on their train part and are tested on them;
-    where nobody has any, they are tested as in `known_clients`.
+    Groups, or else their clients, are those of `new_groups` or
+    `new_class_clients`, but of meta-validation classes, so that nothing is
+    chosen on the classes of the final test. Without groups it is known clients:
+    those with validation examples adapt on their train part and are tested on
+    them; where nobody has any, they are tested as in `known_clients`.
 
     Args:
       process: What is trained.
@@ -287,57 +307,55 @@ class Evaluator:
     Raises:
       ValueError: As `check_on_the_way`.
     """
-    column = self.check_on_the_way()
+    macro, name, protocol = self._choose_on_the_way()
+    micro = macro + _MICRO
 
     def measure(weights, client_states):
       memories = client_memories.ClientMemories(process, client_states)
       trained = Model(weights.trainable, memories)
-      if column == _VALIDATION_GROUPS:
-        protocol = self._validation_groups()
-        return self._group_report(self._own_accuracy, trained, protocol)
-      protocol = self.client_protocol(KNOWN_CLIENTS)
-      if column == _VALIDATION_CLIENTS:
-        protocol = dataclasses.replace(
-            protocol, part='validation', support_fraction=None
-        )
-      return self._client_report(KNOWN_CLIENTS, trained, protocol).accuracy
+      report = self._report(name, trained, protocol)
+      return {
+          macro: self._accuracies(name, report).mean,
+          micro: report.accuracy.micro,
+      }
 
+    best_by = {'macro': macro, 'micro': micro}[self._config.select_by]
     return loop.Evaluation(
-        (column,),
-        lambda *args: {column: measure(*args).mean},
-        column if self._config.select_best else None,
+        (macro, micro), measure, best_by if self._config.select_best else None
     )
 
-  def _validation_groups(self) -> few_round.GroupProtocol:
-    return dataclasses.replace(
-        self.group_protocol('new_groups'),
-        role='meta_validation',
-        num_groups=self._config.validation_groups,
-    )
+  def _report(
+      self, name: str, trained: Model, protocol: Any = None
+  ) -> client_metrics.Report:
+    """Tests groups or clients; `protocol` is for during training."""
+    if name in _DEPLOYMENTS:
+      protocol = protocol or self.group_protocol(name)
+      return self._group_report(self._own_test, trained, protocol)
+    return self._client_report(name, trained, protocol)
 
   def _group_report(
-      self, group_accuracy, trained, protocol
-  ) -> accuracy.AccuracyReport:
+      self, group_test, trained, protocol
+  ) -> client_metrics.Report:
     return few_round.evaluate_groups(
-        group_accuracy, trained.weights, self._pools, protocol
+        group_test, trained.weights, self._pools, protocol
     )
 
   @functools.cached_property
-  def _own_accuracy(self) -> Callable[..., Any]:
-    """How good the algorithm's own personalizer is in a group."""
-    return few_round.build_group_accuracy(
+  def _own_test(self) -> Callable[..., Any]:
+    """Asks a group what it learned with the algorithm's own personalizer."""
+    return few_round.build_group_test(
         self._experiment.spec.build_group_personalizer(
             self._experiment.model, self._config.hparams, way=self._config.way
         )
     )
 
   @functools.cached_property
-  def _scratch_accuracy(self) -> Callable[..., Any]:
-    """How good FedAvg from random weights is, in as many rounds."""
+  def _scratch_test(self) -> Callable[..., Any]:
+    """Asks what it learned with FedAvg from random weights, as many rounds."""
     config = dataclasses.replace(
         self._config.reference_hparams, rounds=self._config.hparams.rounds
     )
-    return few_round.build_group_accuracy(
+    return few_round.build_group_test(
         registry.get(_SCRATCH).build_group_personalizer(
             self._experiment.model, config, way=self._config.way
         )
@@ -347,14 +365,15 @@ class Evaluator:
       self,
       name: str,
       trained: Model,
-      protocol: personalization.ClientProtocol | None = None,
-  ) -> client_metrics.ClientReport:
+      protocol: (
+          personalization.ClientProtocol | few_round.GroupProtocol | None
+      ) = None,
+  ) -> client_metrics.Report:
     """Tests clients; `protocol` is for during training, without curves."""
-    with_curve = self._config.curve and protocol is None
-    personalizer, client_test = self._client_use(name, with_curve)
+    personalizer, client_test = self._client_use(name, protocol is None)
     if name == NEW_CLASS_CLIENTS:
       tasks = personalization.new_class_tasks(
-          self._pools, self.group_protocol(name)
+          self._pools, protocol or self.group_protocol(name)
       )
     else:
       protocol = protocol or self.client_protocol(name)
@@ -370,7 +389,7 @@ class Evaluator:
     )
 
   def _build_client_use(
-      self, name: str, with_curve: bool
+      self, name: str, is_final: bool
   ) -> tuple[personalizer_lib.ClientPersonalizer, Callable[..., Any]]:
     """Returns what a client does, and the traced function that tests it."""
     spec, dataset = self._experiment.spec, self._experiment.dataset
@@ -388,6 +407,11 @@ class Evaluator:
     personalizer = build(
         self._experiment.model, self._config.hparams, num_classes=num_classes
     )
+    with_curve = is_final and self._config.curve
+    if not is_final:
+      if personalizer.adapts_during_training and not self._config.curve:
+        return self._client_use(name, True)  # The same, traced once.
+      personalizer = personalizer.during_training()
     return personalizer, personalization.build_client_test(
         personalizer, with_curve=with_curve
     )
@@ -395,21 +419,20 @@ class Evaluator:
   def _accuracies(self, name, report) -> accuracy.AccuracyReport:
     """What the mean and the gain are of: groups of clients, or clients."""
     if name == NEW_CLASS_CLIENTS:
-      return report.by_group(self._config.eval_groups)
+      return report.by_group(self._config.group_clients)
     return report.accuracy
 
-  def _client_summary(self, name, report) -> dict[str, Any]:
+  def _summary(self, name, report) -> dict[str, Any]:
     summary = report.summary()
     if name == NEW_CLASS_CLIENTS:
       # The mean and its interval are over groups, all else over clients.
       by_group = self._accuracies(name, report).summary()
       summary |= by_group | {'accuracy_micro': summary['accuracy_micro']}
       summary['num_groups'] = self._config.eval_groups
+    if name in _DEPLOYMENTS:
+      num_clients = summary['num_groups'] * self._config.group_clients
+      summary['num_clients'] = num_clients
     return summary
-
-
-def _group_summary(report: accuracy.AccuracyReport) -> dict[str, Any]:
-  return report.summary() | {'num_groups': len(report.accuracies)}
 
 
 def _gain(
@@ -439,13 +462,12 @@ def format_table(evaluation: Mapping[str, Mapping[str, Any]]) -> str:
         gain = _percent(values['gain'], values['gain_half_width_95'])
         line += f'   trained gains {gain}'
       lines.append(line)
-    if 'share_hurt' in result:
-      lines.append(_client_line(result))
+    lines.append(_further_line(result))
   return '\n'.join(lines)
 
 
-def _client_line(result) -> str:
-  """Returns what else is told of clients."""
+def _further_line(result) -> str:
+  """Returns what else is told of clients or groups."""
   parts = [
       f'micro {100 * result["accuracy_micro"]:.2f}',
       f'deviation {100 * result["accuracy_std"]:.2f}',
