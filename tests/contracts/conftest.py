@@ -144,6 +144,17 @@ _VARIANTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
         ),
     },
     'fedec': {
+        'printed': (
+            'paper',
+            dict(
+                kl_direction='student_first',
+                constrain='first',
+                server_aggregate='sum',
+                eval_model='stored',
+                outer_learning_rate=0.3,
+            ),
+            'mlp',
+        ),
         'steps': (
             'paper',
             dict(
