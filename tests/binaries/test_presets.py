@@ -1,0 +1,138 @@
+"""The flag files: every one can be run, and says what it is meant to say."""
+
+import pathlib
+
+from absl import flags
+from absl.testing import flagsaver
+import pytest
+
+from binaries import train
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_PRESETS = _ROOT / 'binaries' / 'presets'
+_NAMES = sorted(path.stem for path in _PRESETS.glob('*.flags'))
+_METAVERS = 'metavers_cifar10_50'
+_FEDEC = 'fedec_cifar10_100_2'
+_RMNIST = ('none', 'dirichlet_1000', 'dirichlet_5', 'dirichlet', 'shards')
+
+
+@pytest.fixture
+def resolve(monkeypatch):
+  """Returns a function from a flag file and more flags to a `RunConfig`."""
+  monkeypatch.chdir(_ROOT)  # Flag files name others from there.
+
+  def run(name, *more):
+    with flagsaver.flagsaver():
+      flags.FLAGS(['train', f'--flagfile=binaries/presets/{name}.flags', *more])
+      return train._config()
+
+  return run
+
+
+@pytest.mark.parametrize('name', _NAMES)
+def test_a_flag_file_is_whole(resolve, name):
+  """It has a comment, and flags that make a configuration."""
+  lines = (_PRESETS / f'{name}.flags').read_text().splitlines()
+  assert lines[0].startswith('# ')
+  assert all(line.startswith(('# ', '--')) for line in lines)
+  resolve(name)
+
+
+def _differences(one, other):
+  one, other = one.identity(), other.identity()
+  return {name for name in one if one[name] != other[name]}
+
+
+_COMPARED = [
+    *((f'fed_per_{data}', f'fed_avg_{data}') for data in ('mnist', 'cifar10')),
+    *(
+        (f'fed_per_meta_{data}', f'fed_avg_{data}')
+        for data in ('mnist', 'cifar10')
+    ),
+    *(
+        (name, _METAVERS)
+        for name in _NAMES
+        if name.startswith('metavers_cifar10_') and not name[-1].isdigit()
+    ),
+    *(
+        (name, _FEDEC)
+        for name in _NAMES
+        if name.startswith(f'{_FEDEC}_') and name != f'{_FEDEC}_local'
+    ),
+    *(
+        (f'{algorithm}_rmnist_{cell}', f'cafeme_rmnist_{cell}')
+        for algorithm in ('fed_avg_ft', 'fed_rep', 'per_fed_avg')
+        for cell in _RMNIST
+    ),
+]
+
+
+@pytest.mark.parametrize('baseline, compared_with', _COMPARED)
+def test_a_baseline_sees_the_same_data(resolve, baseline, compared_with):
+  """Clients, rounds and evaluation are those of what it is compared with."""
+  allowed = {'algorithm', 'preset', 'hparams'}
+  if '_rmnist_' in baseline:
+    allowed.add('model')  # The same network without gates.
+  differences = _differences(resolve(baseline), resolve(compared_with))
+  assert 'algorithm' in differences and differences <= allowed
+
+
+def test_how_many_baselines_there_are():
+  """The four papers' own tables: MetaVers, FedEC, FedMeta-Per, CAFeMe."""
+  assert len(_COMPARED) == 10 + 6 + 4 + 15
+
+
+@pytest.mark.parametrize('algorithm', ['fed_per', 'fed_per_meta'])
+@pytest.mark.parametrize('data, rate', [('mnist', 1e-5), ('cifar10', 1e-4)])
+def test_the_rates_of_fedmeta_per(resolve, algorithm, data, rate):
+  config = resolve(f'{algorithm}_{data}')
+  assert config.algorithm == algorithm
+  hparams = config.hparams
+  assert (hparams.optimizer, hparams.learning_rate) == ('adam', rate)
+  assert (hparams.epochs, hparams.batch_size) == (1, 32)
+  assert hparams.head_of_evaluation == 'averaged'
+  assert hparams.fine_tuning_epochs == (algorithm == 'fed_per_meta')
+
+
+def test_other_cells_of_a_table_by_one_flag(resolve):
+  config = resolve('metavers_cifar10_fed_babu', '--num_clients=500')
+  assert _differences(config, resolve('metavers_cifar10_500')) == {
+      'algorithm',
+      'preset',
+      'hparams',
+  }
+  assert config.hparams.decay_rounds == config.rounds == 1001
+  assert config.hparams.fine_tuning_epochs == 10
+  for cell in (50, 100, 500):
+    name = f'metavers_cifar10_{cell}'
+    ablation = resolve(name, '--algorithm=metavers_triplet')
+    assert ablation.hparams.loss == 'triplet'
+    assert _differences(ablation, resolve(name)) == {'algorithm', 'hparams'}
+
+
+def test_settings_of_the_code_of_fed_rep(resolve):
+  """FedRep's code: SGD 0.01, momentum 0.5, batches of 10."""
+  for method in ('fed_avg', 'fed_per', 'fed_rep', 'local'):
+    hparams = resolve(f'{_FEDEC}_{method}').hparams
+    assert (hparams.learning_rate, hparams.momentum) == (0.01, 0.5)
+    assert hparams.batch_size == 10
+  local = resolve(f'{_FEDEC}_local')
+  assert local.clients_per_round == local.num_clients == 100
+  assert local.rounds * local.hparams.epochs == 10
+
+
+@pytest.mark.parametrize('cell', _RMNIST)
+def test_curves_of_51_points(resolve, cell):
+  """CAFeMe's code: 50 steps at 0.001, falling by 0.8 every five steps."""
+  for algorithm in ('fed_avg_ft', 'fed_rep', 'per_fed_avg'):
+    config = resolve(f'{algorithm}_rmnist_{cell}')
+    hparams = config.hparams
+    assert config.curve and config.protocols == ('new_clients',)
+    assert hparams.fine_tuning_steps == 50 and hparams.batch_size == 30
+    assert hparams.fine_tuning_decay == 0.8
+    assert hparams.fine_tuning_decay_steps == 5
+    rate = 'fine_tuning_learning_rate'
+    if algorithm == 'fed_avg_ft':
+      rate = 'deployment_learning_rate'
+      assert hparams.deployment_batch_size == 30
+    assert getattr(hparams, rate) == 0.001
