@@ -2,9 +2,10 @@
 
   python -m binaries.evaluate --run_dir=DIR --protocol=new_groups_iid
 
-Prints the accuracies and writes DIR/evaluation/PROTOCOL.json, and for protocols
-of clients DIR/evaluation/clients_PROTOCOL.csv. Nothing else in DIR is changed,
-so the run may go on meanwhile. What is not given is as in the run.
+Prints the accuracies and writes DIR/evaluation/PROTOCOL.json and a file with a
+line a client or group, such as DIR/evaluation/clients_PROTOCOL.csv. Nothing
+else in DIR is changed, so the run may go on meanwhile. What is not given is as
+in the run.
 """
 
 import contextlib

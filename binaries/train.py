@@ -7,7 +7,7 @@
 The same command continues a run that was stopped, by whatever, with the very
 results of one that was not. DIR holds config.json, metrics.csv, timings.csv,
 summary.json, learning_curve.png, checkpoints, TensorBoard events and a CSV file
-of clients for each protocol of clients.
+of clients or groups for each protocol.
 """
 
 import dataclasses
@@ -134,13 +134,21 @@ EVAL_EVERY = flags.DEFINE_integer(
     'eval_every',
     0,
     'Rounds from one evaluation on the way to the next, 0 for none: accuracy in'
-    ' groups of meta-validation classes, or of known clients.',
+    ' groups of meta-validation classes or of their clients, or of known'
+    ' clients.',
 )
 SELECT_BEST = flags.DEFINE_bool(
     'select_best',
     False,
     'Evaluate the best round of --eval_every at the end, too; needs'
     ' --validation_fraction or groups.',
+)
+SELECT_BY = flags.DEFINE_enum(
+    'select_by',
+    'macro',
+    ['macro', 'micro'],
+    'What makes a round the best: the mean of accuracies over clients or groups'
+    ' (macro), or over all their examples (micro).',
 )
 VALIDATION_GROUPS = flags.DEFINE_integer(
     'validation_groups', 20, 'Groups of an evaluation on the way.'
@@ -213,6 +221,7 @@ def _config():
       protocols=tuple(flag_groups.PROTOCOL.value),
       eval_every=EVAL_EVERY.value,
       select_best=SELECT_BEST.value,
+      select_by=SELECT_BY.value,
       validation_groups=VALIDATION_GROUPS.value,
       eval_groups=_eval_groups(),
       eval_support_fraction=flag_groups.EVAL_SUPPORT_FRACTION.value,

@@ -465,6 +465,7 @@ def test_published_settings(cell):
   assert flags['partition_options'] == f'classes_per_client={classes}'
   assert flags['clients_per_round'] == '5' and flags['rounds'] == '1001'
   assert flags['select_best'] == 'true' and flags['eval_every'] == '50'
+  assert flags['select_by'] == 'micro'
   assert float(flags['validation_fraction']) > 0
   assert 'metavers' in cifar10.SCALINGS and 'lenet' == flags['model']
 
@@ -484,6 +485,8 @@ def test_published_settings_for_new_classes(dataset):
   assert flags['dataset'] == dataset and flags['partition'] == 'few_round'
   assert (flags['num_clients'], flags['clients_per_round']) == ('64', '10')
   assert (flags['way'], flags['group_clients']) == ('5', '10')
+  assert flags['select_best'] == 'true' and 'select_by' not in flags
+  assert (flags['eval_every'], flags['validation_groups']) == ('500', '500')
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,8 @@ def test_a_run_leaves_everything_a_reader_needs(call, tmp_path, monkeypatch):
   low, high = result['accuracy_interval_95']
   assert low <= result['accuracy_mean'] <= high
   assert result['num_groups'] == 2
+  lines = (directory / 'groups_new_groups.csv').read_text().splitlines()
+  assert len(lines) == 3
   assert set(result['references']) == {'untrained', 'fed_avg_from_scratch'}
   with open(directory / 'metrics.csv', newline='') as file:
     rows = list(csv.DictReader(file))
@@ -122,7 +124,7 @@ def _check_a_full_disk(call, directory, monkeypatch):
     code, out, err = call(evaluate, *flags)
   assert (code, out) == (1, '')
   assert 'Error: ' in err and 'No space left on device' in err
-  assert 'new_groups.json' in err and 'Traceback' not in err
+  assert 'groups_new_groups.csv' in err and 'Traceback' not in err
 
 
 def _check_refusals(call, directory):
@@ -182,6 +184,38 @@ def test_known_clients_and_evaluation_on_the_way(call, tmp_path):
       lines = (directory / f'clients_{name}{suffix}.csv').read_text()
       assert len(lines.splitlines()) == result['num_clients'] + 1
   _check_evaluation_of_clients(call, directory, summary)
+
+
+def test_the_best_round_for_new_classes(call, tmp_path):
+  """By the share of all examples of clients of validation classes."""
+  directory = tmp_path / 'run'
+  flags = (
+      *_TINY,
+      '--algorithm=metavers',
+      '--partition=few_round',
+      '--hparams=shots=2,queries=2,warm_up_rounds=0,learning_rate=0.1',
+      '--rounds=4',
+      '--eval_every=1',
+      '--select_best',
+      '--select_by=micro',
+      '--validation_groups=3',
+      f'--output_dir={directory}',
+  )
+  code, out, _ = call(train, *flags)
+  assert code == 0 and 'new_class_clients (2 groups' in out
+  with open(directory / 'metrics.csv', newline='') as file:
+    rows = list(csv.DictReader(file))
+  column = 'validation_new_class_clients/accuracy'
+  assert all(0 <= float(row[column]) <= 1 for row in rows)
+  shares = [float(row[f'{column}_micro']) for row in rows]
+  assert len(set(shares)) > 1
+  summary = json.loads((directory / 'summary.json').read_text())
+  assert summary['best_round'] == 1 + shares.index(max(shares))
+  for suffix, part in ('', 'evaluation'), ('_best', 'evaluation_best'):
+    result = summary[part]['new_class_clients']
+    path = directory / f'clients_new_class_clients{suffix}.csv'
+    lines = path.read_text().splitlines()
+    assert len(lines) == result['num_clients'] + 1
 
 
 def _check_evaluation_of_clients(call, directory, summary):
@@ -247,6 +281,8 @@ def _check_evaluation_of_clients(call, directory, summary):
         (['--eval_support_fraction=2'], 2, 'between 0 and 1'),
         (['--new_clients=bought'], 2, 'one of held_out, redealt'),
         (['--select_best'], 2, '`eval_every` to be at least 1'),
+        (['--select_by=median'], 2, 'select_by'),
+        (['--select_by=micro'], 2, "`select_best` with `select_by` 'micro'"),
         (
             [
                 '--algorithm=fed_avg_ft',

@@ -30,8 +30,9 @@ def test_the_interval_is_that_of_the_mean():
 
 def test_the_micro_average_is_over_examples():
   """(.2 * 10 + .7 * 20 + .9 * 30) / 60 = 43 / 60."""
-  found = report([0.2, 0.7, 0.9], [10, 20, 30]).summary()
-  assert found['accuracy_micro'] == pytest.approx(43 / 60)
+  found = report([0.2, 0.7, 0.9], [10, 20, 30])
+  assert found.micro == pytest.approx(43 / 60)
+  assert found.summary()['accuracy_micro'] == found.micro
 
 
 def test_one_group_has_no_interval():

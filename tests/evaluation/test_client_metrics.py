@@ -67,8 +67,8 @@ def test_restricted_f1_replaces_foreign_labels():
 
 def make_report(accuracies, num_examples=None, **fields):
   n = len(accuracies)
-  return client_metrics.ClientReport(
-      client_ids=tuple(f'c{i}' for i in range(n)),
+  return client_metrics.Report(
+      ids=tuple(f'c{i}' for i in range(n)),
       num_support=np.arange(n),
       num_examples=np.array(num_examples or [10] * n),
       accuracies=np.array(accuracies),
@@ -131,16 +131,16 @@ def test_groups_weigh_their_clients_alike():
 
 def test_the_answers_are_marked():
   answers = [
-      client_metrics.ClientAnswers(
-          client_id='b',
+      client_metrics.Answers(
+          id='b',
           num_support=4,
           labels=np.array([1, 2, 2]),
           before=np.array([1, 1, 1]),
           after=np.array([1, 2, 5]),
           curve=np.array([[1, 1, 1], [1, 2, 2]]),
       ),
-      client_metrics.ClientAnswers(
-          client_id='a',
+      client_metrics.Answers(
+          id='a',
           num_support=0,
           labels=np.array([0, 1]),
           before=np.array([1, 1]),
@@ -149,7 +149,7 @@ def test_the_answers_are_marked():
       ),
   ]
   found = client_metrics.report(answers, restrict_f1=False)
-  assert found.client_ids == ('b', 'a')
+  assert found.ids == ('b', 'a')
   assert found.num_support.tolist() == [4, 0]
   assert found.num_examples.tolist() == [3, 2]
   assert found.accuracies == pytest.approx([2 / 3, 0])
@@ -161,6 +161,24 @@ def test_the_answers_are_marked():
   bare = [a._replace(before=None, curve=None) for a in answers]
   found = client_metrics.report(bare, restrict_f1=False)
   assert found.accuracies_before is found.curves is None
+
+
+def test_a_report_of_groups_says_so():
+  answers = client_metrics.Answers(
+      id='group_0',
+      num_support=4,
+      labels=np.array([1, 2]),
+      before=None,
+      after=np.array([1, 1]),
+      curve=None,
+  )
+  groups = client_metrics.report([answers], unit='group')
+  clients = client_metrics.report([answers])
+  found, expected = groups.summary(), clients.summary()
+  assert found.pop('num_groups') == expected.pop('num_clients') == 1
+  assert found == expected
+  assert groups.to_csv().startswith(b'group_id,num_support,')
+  assert clients.to_csv().startswith(b'client_id,num_support,')
 
 
 def test_the_csv_has_a_line_for_each_client():

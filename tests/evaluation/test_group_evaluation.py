@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import few_round_groups
+from tff_meta.evaluation import client_metrics
 from tff_meta.evaluation import few_round
 from tff_meta.learners import personalizer
 
@@ -65,15 +66,15 @@ def nearest_mean_brightness(log=None):
 
 def evaluate(pools, protocol=PROTOCOL, deployed=None):
   return few_round.evaluate_groups(
-      few_round.build_group_accuracy(deployed or nearest_mean_brightness()),
+      few_round.build_group_test(deployed or nearest_mean_brightness()),
       WEIGHTS,
       pools,
       protocol,
   )
 
 
-def naive_accuracy(group, shift):
-  """Right answers and questions, by loops over what is not padding."""
+def naive_answers(group, shift):
+  """Labels and answers, by loops over what is not padding."""
   brightness = {0: [], 1: [], 2: []}
   for k in range(len(group.support_y)):
     for s in range(len(group.support_y[k])):
@@ -81,13 +82,13 @@ def naive_accuracy(group, shift):
         label = int(group.support_y[k, s])
         brightness[label].append(group.support_x[k, s].mean())
   means = [np.mean(brightness[label]) + shift for label in range(3)]
-  right, asked = 0, 0
+  labels, answers = [], []
   for i in range(len(group.query_y)):
     if group.query_mask[i] == 1:
       distances = [abs(group.query_x[i].mean() - mean) for mean in means]
-      right += int(np.argmin(distances)) == group.query_y[i]
-      asked += 1
-  return right, asked
+      answers.append(int(np.argmin(distances)))
+      labels.append(int(group.query_y[i]))
+  return np.array(labels), np.array(answers)
 
 
 def test_against_a_naive_count(pools):
@@ -103,14 +104,17 @@ def test_against_a_naive_count(pools):
         seed=7,
         index=index,
     )
-    right, asked = naive_accuracy(group, shift=0.25)
-    padded += len(group.query_y) - asked
-    assert report.num_examples[index] == asked
-    assert report.accuracies[index] == pytest.approx(right / asked)
-  assert len(report.accuracies) == 5
+    labels, answers = naive_answers(group, shift=0.25)
+    padded += len(group.query_y) - len(labels)
+    assert report.num_examples[index] == len(labels)
+    assert report.num_support[index] == np.sum(group.support_mask == 1)
+    assert report.accuracies[index] == np.mean(labels == answers)
+    assert report.macro_f1[index] == client_metrics.macro_f1(labels, answers)
+  assert report.ids == tuple(f'group_{index}' for index in range(5))
+  assert report.unit == 'group' and report.accuracies_before is None
   # So that neither padding nor perfect or chance answers hide an error.
   assert padded > 0 and len(set(report.accuracies)) > 1
-  assert 0.2 < report.mean < 0.98
+  assert 0.2 < report.accuracy.mean < 0.98
 
 
 def test_padded_queries_do_not_count(pools):
@@ -157,11 +161,9 @@ def test_one_trace_serves_all_groups(pools):
     traces.append(1)
     return deployed.adapt(*args)
 
-  group_accuracy = few_round.build_group_accuracy(
-      deployed._replace(adapt=adapt)
-  )
+  group_test = few_round.build_group_test(deployed._replace(adapt=adapt))
   for _ in range(2):
-    few_round.evaluate_groups(group_accuracy, WEIGHTS, pools, PROTOCOL)
+    few_round.evaluate_groups(group_test, WEIGHTS, pools, PROTOCOL)
   assert len(traces) == 1
 
 

@@ -113,7 +113,7 @@ def test_against_a_naive_count():
   report = evaluate(dataset, curve=True)
   ids = [c for c in dataset.client_ids() if dataset.num_examples(c, 'test')]
   assert len(ids) == 3 and len(dataset.client_ids()) == 4  # One has no tests.
-  assert report.client_ids == tuple(ids)
+  assert report.ids == tuple(ids)
   for index, client_id in enumerate(ids):
     client, offset = dataset.client(client_id), int(client_id[-1]) % 2
     labels = client.test.y
@@ -135,7 +135,7 @@ def test_held_out_clients_and_validation_examples():
   dataset = make_dataset()
   (new,) = dataset.client_ids('meta_test')
   report = evaluate(dataset, dataclasses.replace(KNOWN, role='meta_test'))
-  assert report.client_ids == (new,)
+  assert report.ids == (new,)
   protocol = dataclasses.replace(KNOWN, part='validation')
   tasks = list(protocol.tasks(dataset))
   for task in tasks:
@@ -193,7 +193,7 @@ def test_impossible_shares_are_refused(fraction):
 def test_clients_adapt_on_their_own_examples_with_their_own_seed():
   dataset, log = make_dataset(), []
   report = evaluate(dataset, personalizer=most_frequent(log))
-  for client_id, (x, y, mask, seed) in zip(report.client_ids, log, strict=True):
+  for client_id, (x, y, mask, seed) in zip(report.ids, log, strict=True):
     train = dataset.client(client_id).train
     np.testing.assert_array_equal(x, train.x)
     np.testing.assert_array_equal(y, train.y)

@@ -1,12 +1,14 @@
 """Which protocols there are for whom, and what they report."""
 
 import csv
+import dataclasses
 
 import numpy as np
 import pytest
 import tree
 
 from tff_meta import client_state_store
+from tff_meta.data import few_round_groups
 from tff_meta.training import checkpoints
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
@@ -132,7 +134,7 @@ def test_known_clients_have_what_they_kept(experiment, models):
   evaluator = protocols.Evaluator(experiment)
   summary, report = evaluator.evaluate('known_clients', *models)
   ids = experiment.dataset.client_ids()
-  assert report.client_ids == ids
+  assert report.ids == ids
   tests = [experiment.dataset.client(client_id).test for client_id in ids]
   expected = [np.mean(test.y == test.y[0]) for test in tests]
   assert report.accuracies[:-1] == pytest.approx(expected[:-1])
@@ -173,13 +175,21 @@ def test_evaluation_on_the_way_is_the_known_clients_or_their_validation(
 ):
   weights = process.get_model_weights(process.initialize())
   evaluation = protocols.Evaluator(experiment).on_the_way(process)
-  assert evaluation.names == ('known_clients/accuracy',)
+  assert evaluation.names == (
+      'known_clients/accuracy',
+      'known_clients/accuracy_micro',
+  )
   assert evaluation.best_by is None
   final, _ = protocols.Evaluator(experiment).evaluate('known_clients', *models)
   measured = evaluation.measure(weights, states)
-  assert measured == {'known_clients/accuracy': final['accuracy_mean']}
+  assert measured == {
+      'known_clients/accuracy': final['accuracy_mean'],
+      'known_clients/accuracy_micro': final['accuracy_micro'],
+  }
 
   validated = prepare(
+      partition='dirichlet',  # Clients of several sizes.
+      partition_options='alpha=1.0,min_examples=5',
       validation_fraction=0.3,
       eval_every=1,
       select_best=True,
@@ -187,7 +197,7 @@ def test_evaluation_on_the_way_is_the_known_clients_or_their_validation(
   )
   evaluation = protocols.Evaluator(validated).on_the_way(process)
   column = 'validation_clients/accuracy'
-  assert evaluation.names == (column,) and evaluation.best_by == column
+  assert evaluation.names[0] == evaluation.best_by == column
   clients = [
       validated.dataset.client(client_id)
       for client_id in validated.dataset.client_ids()
@@ -203,9 +213,86 @@ def test_evaluation_on_the_way_is_the_known_clients_or_their_validation(
       np.mean(client.validation.y == label)
       for client, label in zip(clients, labels, strict=True)
   ]
-  assert evaluation.measure(weights, store)[column] == pytest.approx(
-      np.mean(expected)
+  found = evaluation.measure(weights, store)
+  assert found[column] == pytest.approx(np.mean(expected))
+  sizes = [len(client.validation.y) for client in clients]
+  share = np.average(expected, weights=sizes)
+  assert abs(share - np.mean(expected)) > 1e-3
+  assert found[column + '_micro'] == pytest.approx(share)
+
+
+def test_the_best_round_is_that_of_the_chosen_mean():
+  by_micro = prepare(
+      validation_fraction=0.3,
+      eval_every=1,
+      select_best=True,
+      select_by='micro',
   )
+  evaluation = protocols.Evaluator(by_micro).on_the_way(
+      by_micro.build_process()
+  )
+  assert evaluation.best_by == 'validation_clients/accuracy_micro'
+
+
+def test_clients_of_validation_classes_are_measured_on_the_way(monkeypatch):
+  """As at the end, but in other groups, of other classes."""
+  experiment = prepare(
+      algorithm='fed_avg_proto',
+      eval_every=1,
+      select_best=True,
+      validation_groups=2,
+      **_FEW_ROUND,
+  )
+  process = experiment.build_process()
+  state = process.initialize()
+  evaluator = protocols.Evaluator(experiment)
+  evaluation = evaluator.on_the_way(process)
+  column = 'validation_new_class_clients/accuracy'
+  assert evaluation.names == (column, column + '_micro')
+  assert evaluation.best_by == column
+  drawn = []
+  sample = few_round_groups.sample_group
+
+  def sample_group(*args, **options):
+    drawn.append(sample(*args, **options))
+    return drawn[-1]
+
+  monkeypatch.setattr(few_round_groups, 'sample_group', sample_group)
+  measured = evaluation.measure(process.get_model_weights(state), None)
+  split = experiment.dataset.class_pools.corpus.class_split
+  assert len(drawn) == 2
+  for group in drawn:
+    assert set(group.classes) <= set(split.validation)
+  trained = protocols.model(process, state, None)
+  as_test = dataclasses.replace(
+      experiment,
+      config=dataclasses.replace(experiment.config, eval_groups=2),
+  )
+  monkeypatch.setattr(
+      few_round_groups,
+      'sample_group',
+      lambda *args, **options: drawn[options['index']],
+  )
+  final, _ = protocols.Evaluator(as_test).evaluate(
+      'new_class_clients', trained, trained
+  )
+  assert measured == {
+      column: final['accuracy_mean'],
+      column + '_micro': final['accuracy_micro'],
+  }
+
+
+def test_too_few_validation_classes_are_refused_at_once():
+  evaluator = protocols.Evaluator(
+      prepare(
+          algorithm='fed_avg_proto',
+          eval_every=1,
+          way=4,
+          **_FEW_ROUND,
+      )
+  )
+  with pytest.raises(ValueError, match='4 meta_validation classes'):
+    evaluator.check_on_the_way()
 
 
 def test_what_clients_only_do_after_training_is_not_measured_on_the_way():
@@ -221,8 +308,9 @@ def test_what_clients_only_do_after_training_is_not_measured_on_the_way():
       process.get_model_weights(process.initialize()),
       client_state_store.InMemoryStore(),
   )
-  assert measured == {'known_clients/accuracy': final['accuracy_before_mean']}
-  assert final['accuracy_mean'] != final['accuracy_before_mean']
+  before = final['accuracy_before_mean']
+  assert measured['known_clients/accuracy'] == before
+  assert final['accuracy_mean'] != before
 
 
 def test_there_must_be_something_to_select_on():
@@ -234,6 +322,30 @@ def test_there_must_be_something_to_select_on():
     nothing.check_on_the_way()
   groups = protocols.Evaluator(prepare(algorithm='frl', **_FEW_ROUND))
   assert groups.check_on_the_way() == 'validation_groups/accuracy'
+
+
+def test_groups_have_the_keys_of_clients(experiment, models, tmp_path):
+  clients, _ = protocols.Evaluator(experiment).evaluate('new_clients', *models)
+  groups = prepare(algorithm='frl', eval_groups=2, **_FEW_ROUND)
+  untrained = protocols.untrained_model(groups.build_process())
+  evaluation = protocols.Evaluator(groups).evaluate_all(
+      ['new_groups'], untrained, untrained, tmp_path, '_best'
+  )
+  found = evaluation['new_groups']
+  assert found.keys() - clients.keys() == {'num_groups'}
+  assert clients.keys() <= found.keys()
+  assert (found['num_groups'], found['num_clients']) == (2, 6)
+  assert found['share_hurt'] is found['accuracy_before_mean'] is None
+  assert found['references']['untrained']['gain'] == 0
+  with open(tmp_path / 'groups_new_groups_best.csv', newline='') as file:
+    rows = list(csv.DictReader(file))
+  assert [row['group_id'] for row in rows] == ['group_0', 'group_1']
+  accuracies = [float(row['accuracy']) for row in rows]
+  assert np.mean(accuracies) == found['accuracy_mean']
+  assert np.std(accuracies) == found['accuracy_std']
+  assert min(accuracies) == found['accuracy_worst_decile']
+  table = protocols.format_table(evaluation)
+  assert 'worst decile' in table and 'hurt' not in table
 
 
 def test_clients_of_new_classes_are_averaged_by_group():

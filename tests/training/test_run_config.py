@@ -30,6 +30,7 @@ _DEFAULTS = dict(
     checkpoint_every=2,
     eval_every=0,
     select_best=False,
+    select_by='macro',
     eval_support_fraction=None,
     restrict_f1_to_client_labels=False,
     curve=False,
@@ -124,6 +125,8 @@ def test_the_model_of_an_algorithm_goes_before_that_of_the_data(monkeypatch):
         (dict(new_clients='bought'), 'one of held_out, redealt'),
         (dict(new_clients='redealt'), 'an `eval_support_fraction`'),
         (dict(select_best=True), '`eval_every` to be at least 1'),
+        (dict(select_by='median'), '`select_by` to be one of macro, micro'),
+        (dict(select_by='micro'), "`select_best` with `select_by` 'micro'"),
     ],
     ids=str,
 )

@@ -23,6 +23,12 @@ class AccuracyReport(NamedTuple):
     return float(np.mean(self.accuracies))
 
   @property
+  def micro(self) -> float:
+    """The mean weighted by examples: the share of all that were right."""
+    right = np.sum(self.accuracies * self.num_examples)
+    return float(right / np.sum(self.num_examples))
+
+  @property
   def half_width(self) -> float | None:
     """Half of the 95 % interval of the mean: 1.96 s / sqrt(n).
 
@@ -44,8 +50,5 @@ class AccuracyReport(NamedTuple):
         'accuracy_mean': mean,
         'accuracy_half_width_95': half_width,
         'accuracy_interval_95': interval,
-        'accuracy_micro': float(
-            np.sum(self.accuracies * self.num_examples)
-            / np.sum(self.num_examples)
-        ),
+        'accuracy_micro': self.micro,
     }

@@ -1,15 +1,15 @@
-"""What is reported of clients: how good each is served, and how unequally."""
+"""What is reported of clients or groups: how well, how equally served."""
 
 from collections.abc import Sequence
 import csv
 import io
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from tff_meta.evaluation import accuracy as accuracy_lib
 
-_WORST = 10  # One in so many clients is among the worst decile.
+_WORST = 10  # One in so many is among the worst decile.
 
 
 def macro_f1(
@@ -51,11 +51,14 @@ def macro_f1(
   return float(np.mean(scores))
 
 
-class ClientReport(NamedTuple):
+class Report(NamedTuple):
   """How good the models of several clients are on the clients' test examples.
 
+  Or those of several groups, which have one model each, on the test examples of
+  all their clients.
+
   Attributes:
-    client_ids: n names.
+    ids: n names.
     num_support: int64 [n], examples that each adapted on.
     num_examples: int64 [n], test examples, each at least 1.
     accuracies: float64 [n], after adaptation, in [0, 1].
@@ -64,41 +67,43 @@ class ClientReport(NamedTuple):
       where there is no model before adaptation.
     curves: float64 [n, num_points], accuracy after 0, 1, ... steps; None where
       it was not asked for or there are no steps.
+    unit: Whose models: `'client'` or `'group'`.
   """
 
-  client_ids: tuple[str, ...]
+  ids: tuple[str, ...]
   num_support: np.ndarray
   num_examples: np.ndarray
   accuracies: np.ndarray
   macro_f1: np.ndarray
   accuracies_before: np.ndarray | None = None
   curves: np.ndarray | None = None
+  unit: Literal['client', 'group'] = 'client'
 
   @property
   def accuracy(self) -> accuracy_lib.AccuracyReport:
     """The accuracies after adaptation alone."""
     return accuracy_lib.AccuracyReport(self.accuracies, self.num_examples)
 
-  def by_group(self, num_groups: int) -> accuracy_lib.AccuracyReport:
-    """Returns the mean accuracy of every group of equally many clients."""
+  def by_group(self, num_clients: int) -> accuracy_lib.AccuracyReport:
+    """Returns the mean accuracy of every `num_clients` successive clients."""
     return accuracy_lib.AccuracyReport(
-        self.accuracies.reshape(num_groups, -1).mean(1),
-        self.num_examples.reshape(num_groups, -1).sum(1),
+        self.accuracies.reshape(-1, num_clients).mean(1),
+        self.num_examples.reshape(-1, num_clients).sum(1),
     )
 
   def summary(self) -> dict[str, Any]:
     """Returns what goes into summary.json.
 
-    With `a_i` a client's accuracy after adaptation, `b_i` before, `f_i` its
-    macro-F1 and `n_i` its test examples: `accuracy_mean` is the mean of `a_i`
-    (macro) with its 95 % interval, `accuracy_micro` the mean weighted by `n_i`,
-    `accuracy_std` the population standard deviation of `a_i`,
-    `accuracy_worst_decile` the mean of the smallest tenth of `a_i` (rounded
-    down, at least one), `accuracy_before_mean` the mean of `b_i`, `share_hurt`
-    the share of clients with `a_i < b_i`, `macro_f1_mean` and `macro_f1_std`
-    those of `f_i`, `curve` the mean over clients per step, `curve_end_mean` the
-    mean of its last three points (the number in CAFeMe's tables). What does not
-    exist is None.
+    With `a_i` the accuracy of a client (or group) after adaptation, `b_i`
+    before, `f_i` its macro-F1 and `n_i` its test examples: `accuracy_mean` is
+    the mean of `a_i` (macro) with its 95 % interval, `accuracy_micro` the mean
+    weighted by `n_i`, `accuracy_std` the population standard deviation of
+    `a_i`, `accuracy_worst_decile` the mean of the smallest tenth of `a_i`
+    (rounded down, at least one), `accuracy_before_mean` the mean of `b_i`,
+    `share_hurt` the share of clients with `a_i < b_i`, `macro_f1_mean` and
+    `macro_f1_std` those of `f_i`, `curve` the mean over clients per step,
+    `curve_end_mean` the mean of its last three points (the number in CAFeMe's
+    tables). What does not exist is None.
     """
     worst = np.sort(self.accuracies)[: max(1, len(self.accuracies) // _WORST)]
     before, hurt, curve, curve_end = None, None, None, None
@@ -117,16 +122,16 @@ class ClientReport(NamedTuple):
         'macro_f1_std': float(np.std(self.macro_f1)),
         'curve': curve,
         'curve_end_mean': curve_end,
-        'num_clients': len(self.client_ids),
+        f'num_{self.unit}s': len(self.ids),
     }
 
   def to_csv(self) -> bytes:
-    """Returns a line a client, for a spreadsheet.
+    """Returns a line a client or group, for a spreadsheet.
 
     Numbers read back as the very same; what does not exist is empty.
     """
     columns = {
-        'client_id': self.client_ids,
+        f'{self.unit}_id': self.ids,
         'num_support': self.num_support,
         'num_examples': self.num_examples,
         'accuracy_before': self.accuracies_before,
@@ -141,7 +146,7 @@ class ClientReport(NamedTuple):
     text = io.StringIO()
     writer = csv.writer(text, lineterminator='\n')
     writer.writerow(columns)
-    for i in range(len(self.client_ids)):
+    for i in range(len(self.ids)):
       writer.writerow(
           '' if column is None else np.asarray(column)[i].item()
           for column in columns.values()
@@ -149,11 +154,11 @@ class ClientReport(NamedTuple):
     return text.getvalue().encode()
 
 
-class ClientAnswers(NamedTuple):
-  """What one client's models answered to its test examples.
+class Answers(NamedTuple):
+  """What the models of one client or group answered to its test examples.
 
   Attributes:
-    client_id: Its name.
+    id: Its name.
     num_support: Examples that it adapted on.
     labels: int [Q], the right answers, Q at least 1.
     before: int [Q], answers of the model it started from, or None.
@@ -161,7 +166,7 @@ class ClientAnswers(NamedTuple):
     curve: int [num_points, Q], answers after 0, 1, ... steps, or None.
   """
 
-  client_id: str
+  id: str
   num_support: int
   labels: np.ndarray
   before: np.ndarray | None
@@ -170,14 +175,18 @@ class ClientAnswers(NamedTuple):
 
 
 def report(
-    answers: Sequence[ClientAnswers], *, restrict_f1: bool
-) -> ClientReport:
-  """Marks the answers of clients.
+    answers: Sequence[Answers],
+    *,
+    restrict_f1: bool = False,
+    unit: Literal['client', 'group'] = 'client',
+) -> Report:
+  """Marks the answers of clients or groups.
 
   Args:
-    answers: Of all clients, at least one; all or none with `before` and with
+    answers: Of all of them, at least one; all or none with `before` and with
       `curve`.
     restrict_f1: See `macro_f1`.
+    unit: Whose answers these are.
 
   Returns:
     The report, in the same order.
@@ -189,8 +198,8 @@ def report(
     pairs = zip(given, answers, strict=True)
     return np.array([np.mean(g == a.labels, axis=-1) for g, a in pairs])
 
-  return ClientReport(
-      client_ids=tuple(a.client_id for a in answers),
+  return Report(
+      ids=tuple(a.id for a in answers),
       num_support=np.array([a.num_support for a in answers]),
       num_examples=np.array([len(a.labels) for a in answers]),
       accuracies=share_right([a.after for a in answers]),
@@ -202,4 +211,5 @@ def report(
       ),
       accuracies_before=share_right([a.before for a in answers]),
       curves=share_right([a.curve for a in answers]),
+      unit=unit,
   )

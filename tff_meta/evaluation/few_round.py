@@ -9,12 +9,11 @@ from collections.abc import Callable
 import dataclasses
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tff_meta import episodes
 from tff_meta.data import few_round_groups
-from tff_meta.evaluation import accuracy
+from tff_meta.evaluation import client_metrics
 from tff_meta.learners import personalizer as personalizer_lib
 
 
@@ -62,62 +61,67 @@ class GroupProtocol:
     )
 
 
-def build_group_accuracy(
+def build_group_test(
     group_personalizer: personalizer_lib.GroupPersonalizer,
-) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
-  """Builds the traced function that adapts to a group and tests the result.
+) -> Callable[..., tf.Tensor]:
+  """Builds the traced function that adapts to a group and asks the result.
 
   Args:
     group_personalizer: What a new group does with trained weights.
 
   Returns:
-    `(weights, group, seed) -> (num_correct, num_examples)`, float32 scalars.
+    `(weights, group, seed) -> labels`, int32 [Q], of all query rows of the
+    group, padding among them.
   """
 
   @tf.function
-  def group_accuracy(weights, group, seed):
+  def group_test(weights, group, seed):
     support = episodes.Examples(
         group.support_x, group.support_y, group.support_mask
     )
     query = episodes.Examples(group.query_x, group.query_y, group.query_mask)
     adapted = group_personalizer.adapt(weights, support, group.salts, seed)
-    predicted = group_personalizer.predict(adapted, query)
-    correct = tf.cast(tf.equal(predicted, query.y), tf.float32) * query.mask
-    return tf.reduce_sum(correct), tf.reduce_sum(query.mask)
+    return group_personalizer.predict(adapted, query)
 
-  return group_accuracy
+  return group_test
 
 
 def evaluate_groups(
-    group_accuracy: Callable[..., tuple[tf.Tensor, tf.Tensor]],
+    group_test: Callable[..., tf.Tensor],
     weights: Any,
     pools: few_round_groups.ClassPools,
     protocol: GroupProtocol,
-) -> accuracy.AccuracyReport:
+) -> client_metrics.Report:
   """Adapts to many groups and tests in each.
 
   Args:
-    group_accuracy: From `build_group_accuracy`; reuse it, it is traced once.
+    group_test: From `build_group_test`; reuse it, it is traced once.
     weights: Trained weights, `OrderedDict(body, head)`.
     pools: Images by class.
     protocol: Which groups.
 
   Returns:
-    The accuracy of every group. The same protocol draws the same groups for
-    every algorithm.
+    The report of every group, which has no model before it has adapted. The
+    same protocol draws the same groups for every algorithm.
   """
   weights = tf.nest.map_structure(tf.convert_to_tensor, weights)
-  correct, counts = [], []
+  answers = []
   for index in range(protocol.num_groups):
     group = protocol.sample(pools, index)
-    group = tf.nest.map_structure(
+    tensors = tf.nest.map_structure(
         tf.convert_to_tensor, group._replace(classes=())
     )
     seed = tf.constant([protocol.seed, index], tf.int32)
-    num_correct, num_examples = group_accuracy(weights, group, seed)
-    correct.append(float(num_correct))
-    counts.append(float(num_examples))
-  counts = np.array(counts)
-  return accuracy.AccuracyReport(
-      np.array(correct) / counts, counts.astype(np.int64)
-  )
+    predicted = group_test(weights, tensors, seed).numpy()
+    asked = group.query_mask > 0
+    answers.append(
+        client_metrics.Answers(
+            id=f'group_{index}',
+            num_support=int(group.support_mask.sum()),
+            labels=group.query_y[asked],
+            before=None,
+            after=predicted[asked],
+            curve=None,
+        )
+    )
+  return client_metrics.report(answers, unit='group')

@@ -157,7 +157,7 @@ def ask_client(
     memory: Any,
     task: ClientTask,
     seed: int,
-) -> client_metrics.ClientAnswers:
+) -> client_metrics.Answers:
   """Adapts to a client and asks it for the labels of its query.
 
   Args:
@@ -178,8 +178,8 @@ def ask_client(
   )
   client_test.get_concrete_function(*_any_number(arguments))
   before, after, curve = client_test(*arguments)
-  return client_metrics.ClientAnswers(
-      client_id=task.client_id,
+  return client_metrics.Answers(
+      id=task.client_id,
       num_support=len(task.support.y),
       labels=task.query.y,
       before=None if before is None else before.numpy(),
@@ -213,7 +213,7 @@ def evaluate_clients(
     *,
     seed: int,
     restrict_f1: bool = False,
-) -> client_metrics.ClientReport:
+) -> client_metrics.Report:
   """Adapts to each client and tests it.
 
   Args:

@@ -48,8 +48,8 @@ PROTOCOLS = (*_DEPLOYMENTS, *_ROLES, NEW_CLASS_CLIENTS)
 # What is run where no protocols were asked for.
 DEFAULT_PROTOCOLS = ('new_groups', *_ROLES, NEW_CLASS_CLIENTS)
 
-# Columns of metrics.csv, of means over groups or clients; with `_MICRO` of means
-# over all their examples.
+# Columns of metrics.csv: means over groups or clients. With `_MICRO` added they
+# are means over all their examples.
 _VALIDATION_GROUPS = 'validation_groups/accuracy'
 _VALIDATION_CLASSES = 'validation_new_class_clients/accuracy'
 _VALIDATION_CLIENTS = 'validation_clients/accuracy'

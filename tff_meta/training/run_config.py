@@ -16,6 +16,7 @@ FEW_ROUND = 'few_round'
 PARTITIONS = (FEW_ROUND, *partitioners.PARTITIONERS)
 EXECUTIONS = ('native',)
 PRESETS = registry.PRESETS
+SELECT_BY = ('macro', 'micro')
 
 # Fields that may differ between a run and its continuation: none of them
 # changes the weights or metrics.csv of the rounds that are done.
@@ -64,6 +65,8 @@ class RunConfig:
     eval_every: Rounds between evaluations on the way; 0 for none.
     select_best: Whether the best round of these evaluations is evaluated at
       the end, too.
+    select_by: By which mean of accuracies: `'macro'`, over clients or groups,
+      or `'micro'`, over all their examples.
     validation_groups: Groups of an evaluation on the way.
     protocols: What to evaluate at the end; see `training.protocols`.
     eval_groups: Groups of an evaluation at the end.
@@ -101,6 +104,7 @@ class RunConfig:
   checkpoint_every: int
   eval_every: int
   select_best: bool
+  select_by: str
   validation_groups: int
   protocols: tuple[str, ...]
   eval_groups: int
@@ -117,6 +121,7 @@ class RunConfig:
         ('model', self.model, models.MODELS),
         ('partition', self.partition, PARTITIONS),
         ('new_clients', self.new_clients, federated_dataset.NEW_CLIENTS),
+        ('select_by', self.select_by, SELECT_BY),
         ('execution', self.execution, EXECUTIONS),
     ):
       if value not in choices:
@@ -162,6 +167,11 @@ class RunConfig:
     if self.select_best and not self.eval_every:
       raise ValueError(
           'Expected `eval_every` to be at least 1 with `select_best`, found 0.'
+      )
+    if self.select_by != SELECT_BY[0] and not self.select_best:
+      raise ValueError(
+          f'Expected `select_best` with `select_by` {self.select_by!r}, found'
+          ' none: no round is selected.'
       )
 
   def _check_few_round(self):
