@@ -252,9 +252,6 @@ def build_fine_tuning_client_personalizer(
       model, config, num_classes=num_classes
   )
 
-  def loss_fn(weights, batch):
-    return classifier.loss(weights, batch, classifier.no_prototypes())
-
   if config.fine_tuning_steps:
     settings = fine_tuning.FineTuning(
         num_steps=config.fine_tuning_steps,
@@ -264,13 +261,13 @@ def build_fine_tuning_client_personalizer(
         decay_steps=config.fine_tuning_decay_steps,
     )
     return fine_tuning.build_client_personalizer(
-        settings, model.input_shape, loss_fn, none.predict
+        settings, model.input_shape, classifier.loss, none.predict
     )
 
   def adapt(weights, memory, examples, seed):
     del memory  # Clients keep none.
     adapted, _ = local_sgd.local_sgd(
-        loss_fn,
+        classifier.loss,
         weights,
         examples,
         composition.build_optimizer(

@@ -112,7 +112,7 @@ def build_fed_babu(
 
   def client_update(weights, client):
     trained, report = local_sgd.local_sgd(
-        _loss(classifier),
+        classifier.loss,
         weights,
         client.examples,
         composition.build_optimizer(
@@ -162,10 +162,6 @@ def _rate(config, rounds_done):
   return config.learning_rate * factor
 
 
-def _loss(classifier):
-  return lambda w, batch: classifier.loss(w, batch, classifier.no_prototypes())
-
-
 def build_fed_babu_client(
     model: model_lib.Model, config: FedBabuConfig, *, num_classes: int
 ) -> personalizer.ClientPersonalizer:
@@ -187,7 +183,7 @@ def build_fed_babu_client(
 
   def train(weights, examples, seed):
     tuned, _ = local_sgd.local_sgd(
-        _loss(classifier),
+        classifier.loss,
         weights,
         examples,
         composition.build_optimizer(

@@ -155,7 +155,7 @@ def _with_own_head(config, weights, memory):
 def _train(classifier, config, weights, examples, seed, num_epochs):
   """Epochs on body and head together: the weights and a `LocalReport`."""
   return local_sgd.local_sgd(
-      lambda w, batch: classifier.loss(w, batch, classifier.no_prototypes()),
+      classifier.loss,
       weights,
       examples,
       composition.build_optimizer(

@@ -161,14 +161,10 @@ def _share(config, weights):
   return personal_head.split(weights)
 
 
-def _loss(classifier):
-  return lambda w, batch: classifier.loss(w, batch, classifier.no_prototypes())
-
-
 def _train(classifier, config, weights, examples, seed, part, **length):
   """Trains the head or the body: the weights and a `LocalReport`."""
   return local_sgd.local_sgd(
-      _loss(classifier),
+      classifier.loss,
       weights,
       examples,
       composition.build_optimizer(
@@ -230,7 +226,7 @@ def _build_fine_tuning_client(model, config, num_classes):
   return fine_tuning.build_client_personalizer(
       fine_tuning.of_config(config),
       model.input_shape,
-      _loss(classifier),
+      classifier.loss,
       lambda w, query: classifier.predict(w, classifier.no_prototypes(), query),
   )
 

@@ -160,7 +160,7 @@ class LinearClassifier:
     del weights, examples  # A linear classifier has none.
     return self.no_prototypes()
 
-  def loss(self, weights, batch, global_prototypes, local_prototypes=None):
+  def loss(self, weights, batch, global_prototypes=None, local_prototypes=None):
     """Returns the mean softmax cross-entropy of the batch."""
     del global_prototypes, local_prototypes  # A linear classifier has none.
     logits = self._logits(weights, batch)
