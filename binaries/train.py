@@ -150,6 +150,12 @@ SELECT_BY = flags.DEFINE_enum(
     'What makes a round the best: the mean of accuracies over clients or groups'
     ' (macro), or over all their examples (micro).',
 )
+PATIENCE = flags.DEFINE_integer(
+    'patience',
+    0,
+    'Ends training early when evaluations on the way got worse more than so'
+    ' often since the best one; needs --select_best. 0 for never.',
+)
 VALIDATION_GROUPS = flags.DEFINE_integer(
     'validation_groups', 20, 'Groups of an evaluation on the way.'
 )
@@ -222,10 +228,11 @@ def _config():
       eval_every=EVAL_EVERY.value,
       select_best=SELECT_BEST.value,
       select_by=SELECT_BY.value,
+      patience=PATIENCE.value,
       validation_groups=VALIDATION_GROUPS.value,
       eval_groups=_eval_groups(),
       eval_support_fraction=flag_groups.EVAL_SUPPORT_FRACTION.value,
-      restrict_f1_to_client_labels=bool(
+      restrict_f1_to_client_labels=(
           flag_groups.RESTRICT_F1_TO_CLIENT_LABELS.value
       ),
       curve=bool(flag_groups.CURVE.value),

@@ -486,6 +486,7 @@ def test_published_settings_for_new_classes(dataset):
   assert (flags['num_clients'], flags['clients_per_round']) == ('64', '10')
   assert (flags['way'], flags['group_clients']) == ('5', '10')
   assert flags['select_best'] == 'true' and 'select_by' not in flags
+  assert flags['patience'] == '10'
   assert (flags['eval_every'], flags['validation_groups']) == ('500', '500')
 
 

@@ -218,6 +218,35 @@ def test_the_best_round_for_new_classes(call, tmp_path):
     assert len(lines) == result['num_clients'] + 1
 
 
+def test_a_run_that_ended_out_of_patience_is_finished(call, tmp_path):
+  """With such a rate clients soon get worse; another patience goes on."""
+  directory = tmp_path / 'run'
+  flags = (
+      *_TINY,
+      '--algorithm=metavers',
+      '--partition=few_round',
+      '--hparams=shots=2,queries=2,warm_up_rounds=0,learning_rate=0.1',
+      '--rounds=60',
+      '--eval_every=1',
+      '--select_best',
+      f'--output_dir={directory}',
+  )
+  code, _, err = call(train, *flags, '--patience=1')
+  assert code == 0 and 'dropped more than 1 times since round' in err
+  summary = json.loads((directory / 'summary.json').read_text())
+  rounds = summary['rounds']
+  assert rounds < 60 and summary['ended_by_patience'] == 1
+  assert summary['best_round'] < rounds
+  with open(directory / 'metrics.csv', newline='') as file:
+    assert len(list(csv.DictReader(file))) == rounds
+  code, _, err = call(train, *flags, '--patience=1')
+  assert code == 0 and f'finished: {rounds} rounds' in err
+  code, _, err = call(train, *flags, '--patience=2')
+  assert code == 0 and f'Continuing after round {rounds} of 60' in err
+  summary = json.loads((directory / 'summary.json').read_text())
+  assert summary['rounds'] > rounds
+
+
 def _check_evaluation_of_clients(call, directory, summary):
   """As in the run, and on a share of the test examples."""
   code, _, _ = call(evaluate, f'--run_dir={directory}')
@@ -282,6 +311,7 @@ def _check_evaluation_of_clients(call, directory, summary):
         (['--new_clients=bought'], 2, 'one of held_out, redealt'),
         (['--select_best'], 2, '`eval_every` to be at least 1'),
         (['--select_by=median'], 2, 'select_by'),
+        (['--patience=2'], 2, '`select_best` with `patience` 2'),
         (['--select_by=micro'], 2, "`select_best` with `select_by` 'micro'"),
         (
             [

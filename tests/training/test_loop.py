@@ -96,7 +96,12 @@ def _train(
         client_states=states,
         directory=directory,
         config=_CONFIG,
-        schedule=loop.Schedule(rounds, checkpoint_every=3, eval_every=2),
+        schedule=loop.Schedule(
+            rounds,
+            checkpoint_every=3,
+            eval_every=2,
+            patience=options.get('patience', 0),
+        ),
         checkpoint=options.get('checkpoint', store.load_latest(pytest.fail)),
         should_stop=should_stop,
         report=report,
@@ -131,6 +136,58 @@ def test_checkpoints_are_those_of_the_schedule_and_the_last(process, tmp_path):
   _train(process, tmp_path / 'run')
   names = sorted(p.name for p in (tmp_path / 'run' / 'checkpoints').iterdir())
   assert names == [f'round_00000000{n}.ckpt' for n in (3, 6, 7)]
+
+
+@pytest.mark.parametrize(
+    'values, patience, expected',
+    [
+        ([5, 4, 3], 1, True),
+        ([5, 4, 3], 2, False),
+        ([5, 4, 3], 0, False),
+        ([5, 4, 4, 4], 1, False),  # Not smaller than the one before.
+        ([5, 4, 4, 3], 1, True),
+        ([5, 3, 4, 3], 1, True),  # A rise that is no new best.
+        ([5, 4, 6, 5], 1, False),  # A new best.
+        ([5, 4, 3, 5], 1, True),  # An equal one is none.
+        ([], 1, False),
+    ],
+)
+def test_patience_is_a_number_of_drops_since_the_best(
+    values, patience, expected
+):
+  assert loop.is_out_of_patience(values, patience) is expected
+
+
+def test_training_ends_out_of_patience_however_often_it_was_stopped(
+    process, tmp_path
+):
+
+  def measure(weights, client_states):
+    del client_states
+    slope = float(weights.trainable[0][0, 0])
+    return {'slope': slope, 'score': -slope}
+
+  evaluation = loop.Evaluation(('slope', 'score'), measure, best_by='score')
+  options = dict(evaluation=evaluation, rounds=24)
+  _train(process, tmp_path / 'all', **options)
+  columns = metric_writers.read_metrics(tmp_path / 'all' / 'metrics.csv')
+  scores = columns['score'][1::2]
+  ends = {}
+  for patience in (1, 2):
+    ends[patience] = 2 * next(
+        n for n in range(13) if loop.is_out_of_patience(scores[:n], patience)
+    )
+  assert 4 < ends[1] < ends[2] < 24
+  for patience, end in ends.items():  # The second goes on after the first.
+    options['patience'] = patience
+    assert _train(process, tmp_path / 'whole', **options).rounds == end
+    assert _train(process, tmp_path / 'whole', **options).rounds == end
+  for _ in range(end + 1):
+    stopped = _train(
+        process, tmp_path / 'often', should_stop=lambda: True, **options
+    )
+  assert stopped.rounds == end
+  assert _files(tmp_path / 'often') == _files(tmp_path / 'whole')
 
 
 class _CrashError(Exception):

@@ -40,11 +40,12 @@ _DEFAULTS = dict(
     eval_every=0,
     select_best=False,
     select_by='macro',
+    patience=0,
     validation_groups=1,
     protocols=(),
     eval_groups=3,
     eval_support_fraction=None,
-    restrict_f1_to_client_labels=False,
+    restrict_f1_to_client_labels=None,
     curve=False,
     execution='native',
 )

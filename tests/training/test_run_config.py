@@ -31,8 +31,9 @@ _DEFAULTS = dict(
     eval_every=0,
     select_best=False,
     select_by='macro',
+    patience=0,
     eval_support_fraction=None,
-    restrict_f1_to_client_labels=False,
+    restrict_f1_to_client_labels=None,
     curve=False,
     validation_groups=2,
     protocols=('new_groups',),
@@ -94,6 +95,30 @@ def test_digits_are_dealt_to_few_clients_and_learned_from_in_short_runs():
   assert config.clients_per_round == 5
 
 
+@pytest.mark.parametrize(
+    'changes, expected',
+    [
+        (dict(), (0.2, True)),
+        (dict(preset='paper'), (0.2, False)),
+        (dict(preset='demo'), (None, False)),
+        (dict(hparams='eval_support_fraction=0.4'), (0.4, True)),
+        (dict(hparams='eval_support_fraction=0'), (None, True)),
+        (dict(hparams='f1_restrict_to_client_labels=False'), (0.2, False)),
+        (dict(eval_support_fraction=0.3), (0.3, True)),
+        (dict(restrict_f1_to_client_labels=False), (0.2, False)),
+        (dict(algorithm='fedmeta'), (0.2, True)),
+        (dict(algorithm='fed_avg'), (None, False)),
+    ],
+    ids=str,
+)
+def test_how_clients_are_tested_is_the_algorithms_unless_given(
+    changes, expected
+):
+  config = _resolve(**(dict(algorithm='fedmeta_per', hparams='') | changes))
+  found = config.eval_support_fraction, config.restrict_f1_to_client_labels
+  assert found == expected
+
+
 def test_other_data_have_the_published_settings_and_many_clients():
   config = _resolve(
       algorithm='fed_avg',
@@ -126,6 +151,8 @@ def test_the_model_of_an_algorithm_goes_before_that_of_the_data(monkeypatch):
         (dict(new_clients='redealt'), 'an `eval_support_fraction`'),
         (dict(select_best=True), '`eval_every` to be at least 1'),
         (dict(select_by='median'), '`select_by` to be one of macro, micro'),
+        (dict(patience=-1), '`patience` to be at least 0'),
+        (dict(patience=3), '`select_best` with `patience` 3'),
         (dict(select_by='micro'), "`select_best` with `select_by` 'micro'"),
     ],
     ids=str,

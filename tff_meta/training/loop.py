@@ -9,6 +9,8 @@ the rounds since are simply done again, with the same results.
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import math
+import pathlib
 import time
 from typing import Any, NamedTuple
 
@@ -35,17 +37,20 @@ class Schedule:
     checkpoint_every: Rounds from one checkpoint to the next; the last round and
       a stopped run always get one.
     eval_every: Rounds from one evaluation to the next; 0 for none on the way.
+    patience: See `is_out_of_patience`; 0 for any amount.
   """
 
   num_rounds: int
   checkpoint_every: int
   eval_every: int
+  patience: int = 0
 
   def __post_init__(self):
     for name, least in (
         ('num_rounds', 1),
         ('checkpoint_every', 1),
         ('eval_every', 0),
+        ('patience', 0),
     ):
       if getattr(self, name) < least:
         raise ValueError(
@@ -82,6 +87,25 @@ class Trained(NamedTuple):
   state: Any
   rounds: int
   best: checkpoints.Best | None
+
+
+def is_out_of_patience(values: Sequence[float], patience: int) -> bool:
+  """Returns whether training should end before its last round.
+
+  It should when, since the largest value so far, more than `patience` values
+  were smaller than the one before.
+
+  Args:
+    values: What was measured so far, larger is better.
+    patience: 0 for any amount.
+
+  Source: Lim et al. (MetaVers), released code.
+  """
+  drops, best, last = 0, -math.inf, -math.inf
+  for value in values:
+    drops = 0 if value > best else drops + (value < last)
+    best, last = max(best, value), value
+  return bool(patience) and drops > patience
 
 
 NO_EVALUATION = Evaluation((), lambda weights, client_states: {})
@@ -168,7 +192,7 @@ def train(
     should_stop: Callable[[], bool],
     report: Callable[[str], None],
 ) -> Trained:
-  """Trains until the schedule ends or a stop is asked for.
+  """Trains until the schedule or the patience ends or a stop is asked for.
 
   Args:
     process: What to train.
@@ -211,7 +235,9 @@ def train(
       client_states,
   )
   progress = progress_lib.Progress(position.rounds, schedule.num_rounds)
-  stop, diverged = False, False
+  values = _measured(directory.metrics, evaluation.best_by)
+  stop = is_out_of_patience(values, schedule.patience)
+  diverged = False
   try:
     while trained.rounds < schedule.num_rounds and not stop:
       rounds = trained.rounds + 1
@@ -230,7 +256,9 @@ def train(
         weights = process.get_model_weights(output.state)
         measured = evaluation.measure(weights, client_states)
         metrics |= measured
-        trained = _with_best(trained, measured.get(evaluation.best_by))
+        if evaluation.best_by is not None:
+          values.append(measured[evaluation.best_by])
+          trained = _with_best(trained, values[-1])
       if metrics.get(_NON_FINITE) and not diverged:
         diverged = True
         report(
@@ -240,7 +268,7 @@ def train(
         )
       recorder.append(rounds, metrics, seconds)
       progress.update(rounds, metrics.get(_LOSS))
-      stop = should_stop()
+      stop = should_stop() or is_out_of_patience(values, schedule.patience)
       if (
           stop
           or rounds == schedule.num_rounds
@@ -274,10 +302,16 @@ def _next(process, state, round_num, clients, client_states) -> Any:
   return output
 
 
-def _with_best(trained: Trained, value: float | None) -> Trained:
+def _measured(path: pathlib.Path, column: str | None) -> list[float]:
+  """Returns the values of a column of metrics.csv, none without the column."""
+  values = metric_writers.read_metrics(path).get(column, ())
+  return [value for value in values if not math.isnan(value)]
+
+
+def _with_best(trained: Trained, value: float) -> Trained:
   """Notes the round as the best if it measures more than all before."""
   best = trained.best
-  if value is None or (best is not None and value <= best.value):
+  if best is not None and value <= best.value:
     return trained
   arrays = checkpoints.to_arrays(trained.state)
   return trained._replace(

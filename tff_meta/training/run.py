@@ -174,11 +174,10 @@ def train_and_evaluate(
           f'Expected `rounds` to be at least {done}, which the run has done'
           f' already, found {config.rounds}.'
       )
-    if done == config.rounds:
-      summary = _finished_summary(directory, config)
-      if summary is not None:
-        report(f'{directory.root} holds this run, finished: {done} rounds.')
-        return summary
+    summary = _finished_summary(directory, config, done)
+    if summary is not None:
+      report(f'{directory.root} holds this run, finished: {done} rounds.')
+      return summary
     new_file = _config_file(experiment)
     _report_beginning(experiment, directory, done, old_file, new_file, report)
     atomic_files.write_json(directory.config, new_file)
@@ -191,10 +190,16 @@ def train_and_evaluate(
         checkpoint,
         report,
     )
+    if trained.rounds < config.rounds:
+      report(
+          f'Training ended after round {trained.rounds} of {config.rounds}:'
+          f' accuracy dropped more than {config.patience} times since round'
+          f' {trained.best.rounds}.'
+      )
     if config.protocols:
-      report(f'Trained {config.rounds} rounds; evaluating.')
+      report(f'Trained {trained.rounds} rounds; evaluating.')
     summary = (
-        _summary(experiment, directory)
+        _summary(experiment, directory, trained)
         | _last_evaluations(evaluator, directory, config)
         | _evaluate(
             experiment, process, evaluator, directory, client_states, trained
@@ -281,7 +286,10 @@ def _train(
         directory=directory,
         config=identity(experiment),
         schedule=loop.Schedule(
-            config.rounds, config.checkpoint_every, config.eval_every
+            config.rounds,
+            config.checkpoint_every,
+            config.eval_every,
+            config.patience,
         ),
         checkpoint=checkpoint,
         should_stop=stop.requested,
@@ -374,14 +382,17 @@ def _git_commit() -> str | None:
   return done.stdout.strip()
 
 
-def _summary(experiment, directory) -> dict[str, Any]:
+def _summary(experiment, directory, trained) -> dict[str, Any]:
   """Returns summary.json without the evaluation."""
   config = experiment.config
   return {
       'algorithm': config.algorithm,
       'dataset': config.dataset,
       'preset': config.preset,
-      'rounds': config.rounds,
+      'rounds': trained.rounds,
+      'ended_by_patience': (
+          config.patience if trained.rounds < config.rounds else None
+      ),
       'seed': config.seed,
       'eval_groups': config.eval_groups,
       'seconds_per_round_median': metric_writers.median_seconds(
@@ -409,12 +420,17 @@ def _last_evaluations(
 def _finished_summary(
     directory: run_directory.RunDirectory,
     config: run_config.RunConfig,
+    done: int,
 ) -> dict[str, Any] | None:
   """Returns summary.json if it is what this run would write again."""
   try:
     summary = json.loads(directory.summary.read_text())
     same = (
-        summary['rounds'] == config.rounds
+        summary['rounds'] == done
+        and (
+            done == config.rounds
+            or summary['ended_by_patience'] == config.patience
+        )
         and summary['eval_groups'] == config.eval_groups
         and tuple(summary['evaluation']) == config.protocols
     )

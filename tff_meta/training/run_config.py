@@ -23,6 +23,7 @@ SELECT_BY = ('macro', 'micro')
 FREE_FIELDS = (
     'rounds',
     'checkpoint_every',
+    'patience',
     'data_dir',
     'protocols',
     'eval_groups',
@@ -67,6 +68,8 @@ class RunConfig:
       the end, too.
     select_by: By which mean of accuracies: `'macro'`, over clients or groups,
       or `'micro'`, over all their examples.
+    patience: How often that mean may drop from one evaluation to the next after
+      the best one, before training ends early; 0 for any number.
     validation_groups: Groups of an evaluation on the way.
     protocols: What to evaluate at the end; see `training.protocols`.
     eval_groups: Groups of an evaluation at the end.
@@ -105,6 +108,7 @@ class RunConfig:
   eval_every: int
   select_best: bool
   select_by: str
+  patience: int
   validation_groups: int
   protocols: tuple[str, ...]
   eval_groups: int
@@ -137,6 +141,7 @@ class RunConfig:
         ('seed', 0),
         ('checkpoint_every', 1),
         ('eval_every', 0),
+        ('patience', 0),
         ('validation_groups', 1),
         ('eval_groups', 1),
     ):
@@ -168,11 +173,13 @@ class RunConfig:
       raise ValueError(
           'Expected `eval_every` to be at least 1 with `select_best`, found 0.'
       )
-    if self.select_by != SELECT_BY[0] and not self.select_best:
-      raise ValueError(
-          f'Expected `select_best` with `select_by` {self.select_by!r}, found'
-          ' none: no round is selected.'
-      )
+    for name, default in (('select_by', SELECT_BY[0]), ('patience', 0)):
+      value = getattr(self, name)
+      if value != default and not self.select_best:
+        raise ValueError(
+            f'Expected `select_best` with `{name}` {value!r}, found none: no'
+            ' round is selected.'
+        )
 
   def _check_few_round(self):
     """Checks that nothing is asked for that this partition does not have."""
@@ -242,6 +249,8 @@ def resolve(
     clients_per_round: int | None,
     way: int | None,
     group_clients: int | None,
+    eval_support_fraction: float | None,
+    restrict_f1_to_client_labels: bool | None,
     **given: Any,
 ) -> RunConfig:
   """Fills in what was left to the algorithm and to the data set.
@@ -262,6 +271,9 @@ def resolve(
     clients_per_round: As in `RunConfig`; None for the data set's own.
     way: As in `RunConfig`; None for the data set's own.
     group_clients: As in `RunConfig`; None for the data set's own.
+    eval_support_fraction: As in `RunConfig`; None for the algorithm's own,
+      where its configuration has such a field.
+    restrict_f1_to_client_labels: The same.
     **given: The other fields of `RunConfig`, as they are.
 
   Raises:
@@ -293,10 +305,18 @@ def resolve(
     way = groups.way
   if group_clients is None and groups:
     group_clients = groups.cohort_size
+  config = hyperparameters.override(algorithm_spec.presets[preset], hparams)
+  if eval_support_fraction is None:
+    # Of the algorithm's own 0 is none.
+    eval_support_fraction = getattr(config, 'eval_support_fraction', 0) or None
+  if restrict_f1_to_client_labels is None:
+    restrict_f1_to_client_labels = getattr(
+        config, 'f1_restrict_to_client_labels', False
+    )
   return RunConfig(
       algorithm=algorithm,
       preset=preset,
-      hparams=hyperparameters.override(algorithm_spec.presets[preset], hparams),
+      hparams=config,
       reference_hparams=hyperparameters.override(
           registry.get(_REFERENCE).presets[preset], reference_hparams
       ),
@@ -316,6 +336,8 @@ def resolve(
       clients_per_round=clients_per_round,
       way=way,
       group_clients=group_clients,
+      eval_support_fraction=eval_support_fraction,
+      restrict_f1_to_client_labels=restrict_f1_to_client_labels,
       **given,
   )
 
