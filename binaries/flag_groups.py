@@ -32,13 +32,15 @@ EVAL_SUPPORT_FRACTION = flags.DEFINE_float(
     'eval_support_fraction',
     None,
     "Share of a client's test examples that it adapts on, the rest being tested"
-    ' on; by default it adapts on its training examples.',
+    ' on; by default it adapts on its training examples, but with fedmeta_per'
+    ' and fedmeta as their --hparams say.',
 )
 RESTRICT_F1_TO_CLIENT_LABELS = flags.DEFINE_bool(
     'restrict_f1_to_client_labels',
     None,
     'Whether to leave classes that a client does not have out of its macro-F1,'
-    ' as the code of FedMeta-Per does.',
+    ' as the code of FedMeta-Per does; by default not, but with fedmeta_per and'
+    ' fedmeta as their --hparams say.',
 )
 CURVE = flags.DEFINE_bool(
     'curve',

@@ -397,39 +397,6 @@ def test_without_an_inner_step_it_is_fed_sgd_on_the_query_sets():
   )
 
 
-def test_a_step_of_fresh_adam_is_beta_in_every_coordinate():
-  config = dataclasses.replace(PAPER, outer_optimizer='adam_fresh')
-  gradient = tf.constant([3.0, -1e-4, 0.0, 1e-8])
-  moved = fedmeta_per.outer_step(config, tf.zeros(4), gradient)
-  np.testing.assert_allclose(moved, [-0.3, 0.3, 0, -0.15], rtol=2e-4)
-  # TFF's Adam, where epsilon does not matter.
-  adam = composition.build_optimizer('adam', 0.3)
-  state = adam.initialize(tf.TensorSpec([2]))
-  _, expected = adam.next(state, tf.zeros(2), gradient[:2])
-  np.testing.assert_allclose(moved[:2], expected, rtol=1e-2)
-
-
-@pytest.mark.parametrize('size, expected', [(0, 2.2), (2, 7 / 3), (9, 2.2)])
-def test_a_short_minibatch_of_the_query_set_counts_like_the_others(
-    size, expected
-):
-  """Losses 1, 3, 1, 3, 3: means of 2, 2 and 3 in minibatches of 2."""
-  model = models.build('mlp', (1,), 2)
-  # Logits (0, z) with label 0 cost log(1 + e^z).
-  z = np.log(np.expm1(np.array([1.0, 3, 1, 3, 3]))).astype(np.float32)
-  query = episodes.Examples(
-      tf.constant(z)[:, tf.newaxis], tf.zeros(5, tf.int32), tf.ones(5)
-  )
-  weights = weights_lib.zeros_like(model.initialize(tf.constant([0, 0])))
-  # Two units, of x and -x: relu(x) - relu(-x) is x.
-  weights['body']['kernel'] = tf.one_hot([0], 100) - tf.one_hot([1], 100)
-  weights['head']['kernel'] = tf.concat(
-      [tf.constant([[0.0, 1.0], [0.0, -1.0]]), tf.zeros([98, 2])], 0
-  )
-  loss = fedmeta_per.mean_loss(model, weights, query, size)
-  np.testing.assert_allclose(loss, expected, rtol=1e-6)
-
-
 # ---------------------------------------------------------------------------
 # What is shared and what is not.
 
@@ -540,7 +507,10 @@ def rolled(bank, shift):
 
 
 def naive_scores(config, shared, bank, client, seed):
-  """Per head the adapted vector and the mean of the losses before a step."""
+  """Per head the adapted vector and the mean of the losses before a step.
+
+  That is, of the steps of all epochs or of the last one.
+  """
   batches = oracle.batches_of(
       client.pairs(), config.inner_batch_size, seed, config.inner_epochs
   )
@@ -553,6 +523,8 @@ def naive_scores(config, shared, bank, client, seed):
     for batch in batches:
       losses.append(oracle.cross_entropy(w, batch))
       w = inner(w, rates, [batch])
+    if config.head_score == 'last_epoch':
+      losses = losses[-len(losses) // config.inner_epochs :]
     results.append((w, np.mean(losses)))
   return results
 
@@ -582,6 +554,34 @@ def test_a_new_client_adapts_under_the_head_that_fits_best(config):
   labels = use.predict(adapted, client.examples())
   logits = model.with_head(4).logits(adapted, client.x)
   np.testing.assert_array_equal(labels, np.argmax(logits, 1))
+
+
+@pytest.mark.parametrize(
+    'head_score, expected', [('all_epochs', 0), ('last_epoch', 2)]
+)
+def test_the_epochs_that_a_head_is_judged_by(head_score, expected):
+  """The third head begins badly and ends well."""
+  config = dataclasses.replace(
+      PAPER, inner_batch_size=3, inner_epochs=3, head_score=head_score
+  )
+  model, shared, _, client = bank_problem(config)
+  rng = np.random.default_rng(0)
+  bank = {
+      'head': {
+          'kernel': tf.constant(2 * rng.normal(size=[3, 3, 4]), tf.float32),
+          'bias': tf.constant(rng.normal(size=[3, 4]), tf.float32),
+      }
+  }
+  seed = tf.constant([8, 1])
+  results = naive_scores(config, shared, bank, client, seed)
+  assert np.argmin([score for _, score in results]) == expected
+  use = fedmeta_per.build_fedmeta_per_new_client(
+      model, config, num_classes=oracle.NUM_CLASSES
+  )
+  adapted = use.adapt(shared, bank, client.examples(), seed)
+  np.testing.assert_allclose(
+      oracle.to_vector(adapted), results[expected][0], rtol=1e-4, atol=1e-5
+  )
 
 
 def test_equal_heads_and_heads_that_diverge():
@@ -662,8 +662,37 @@ def test_a_client_never_sampled_has_the_first_head():
       assert np.any(expected['bias'] != first['bias'])
 
 
+def test_presets():
+  """Where paper and code differ; both test on 80 % of the test part."""
+  paper, release = fedmeta_per.PAPER, fedmeta_per.RELEASE
+  differences = {
+      field.name: (getattr(paper, field.name), getattr(release, field.name))
+      for field in dataclasses.fields(paper)
+      if getattr(paper, field.name) != getattr(release, field.name)
+  }
+  assert differences == dict(
+      first_head=('server_init', 'averaged_head'),
+      inner_batch_size=(0, 32),
+      outer_optimizer=('sgd', 'adam_fresh'),
+      query_batch_size=(0, 32),
+      f1_restrict_to_client_labels=(False, True),
+  )
+  assert (paper.inner, paper.order, paper.inner_epochs) == ('maml', 2, 1)
+  assert paper.inner_learning_rate == paper.outer_learning_rate == 0.001
+  assert paper.support_fraction == paper.eval_support_fraction == 0.2
+  assert paper.head_score == 'last_epoch'
+  assert fedmeta_per.DEMO.eval_support_fraction == 0
+
+
 def test_configurations_that_cannot_be():
-  for field, value in (('order', 3), ('inner', 'sgd'), ('support_fraction', 1)):
+  for field, value in (
+      ('order', 3),
+      ('inner', 'sgd'),
+      ('support_fraction', 1),
+      ('head_score', 'first_epoch'),
+      ('eval_support_fraction', 1.0),
+      ('f1_restrict_to_client_labels', 1),
+  ):
     with pytest.raises(ValueError, match=f'`{field}`'):
       dataclasses.replace(PAPER, **{field: value})
   with pytest.raises(ValueError, match='`personal_layers` .*found 2'):

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import composition
 from tff_meta import episodes
 from tff_meta import models
 from tff_meta import weights as weights_lib
@@ -83,6 +84,45 @@ def test_the_loss_is_the_mean_before_each_step():
       scalar_loss, tf.constant(7.0), scalar_examples(), none, 0.2, order=2
   )
   assert (float(adapted), float(loss)) == (7.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    'first_scored, expected', [(1, 0.5 * 0.05**2), (2, 0.0)]
+)
+def test_only_the_losses_that_are_scored_are_averaged(first_scored, expected):
+  batches = episodes.minibatches(2, 1, SEED, shuffle=False)
+  adapted, loss = adaptation.inner_loop_and_loss(
+      scalar_loss,
+      tf.constant(0.0, tf.float64),
+      scalar_examples(1.0, 0.25),
+      batches,
+      0.2,
+      order=2,
+      first_scored=tf.constant(first_scored),
+  )
+  np.testing.assert_allclose(adapted, 0.21, rtol=1e-6)
+  np.testing.assert_allclose(loss, expected, rtol=1e-5)
+
+
+def test_a_step_of_sgd():
+  moved = adaptation.outer_step(
+      {'w': tf.constant([1.0, 2.0])},
+      {'w': tf.constant([3.0, -1.0])},
+      0.5,
+      fresh_adam=False,
+  )
+  np.testing.assert_allclose(moved['w'], [-0.5, 2.5])
+
+
+def test_a_step_of_fresh_adam_is_its_rate_in_every_coordinate():
+  gradient = tf.constant([3.0, -1e-4, 0.0, 1e-8])
+  moved = adaptation.outer_step(tf.zeros(4), gradient, 0.3, fresh_adam=True)
+  np.testing.assert_allclose(moved, [-0.3, 0.3, 0, -0.15], rtol=2e-4)
+  # TFF's Adam, where epsilon does not matter.
+  adam = composition.build_optimizer('adam', 0.3)
+  state = adam.initialize(tf.TensorSpec([2]))
+  _, expected = adam.next(state, tf.zeros(2), gradient[:2])
+  np.testing.assert_allclose(moved[:2], expected, rtol=1e-2)
 
 
 def test_a_rate_of_zero_is_one_gradient_step_on_the_query_set():

@@ -1,6 +1,7 @@
 """Which layers are personal, and taking them off and putting them back."""
 
 import collections
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -65,3 +66,34 @@ def test_only_dense_layers_before_which_something_is_shared(name, num_layers):
   personal_layers.parameters(model, num_layers - 1)
   with pytest.raises(ValueError, match=f'of {name!r} .*found {num_layers}'):
     personal_layers.parameters(model, num_layers)
+
+
+class Memory(NamedTuple):
+  """What a client has kept, as the processes hand it over."""
+
+  present: bool
+  value: Any
+
+  def value_or(self, other):
+    return self.value if self.present else other
+
+
+@pytest.mark.parametrize('is_sent', [False, True])
+@pytest.mark.parametrize('present', [False, True])
+def test_a_client_recalls_its_layers_or_takes_the_first_ones(present, is_sent):
+  """The first ones are those sent; where none are, what stands in for them."""
+  received = build_weights(rates=True)
+  personal = personal_layers.parameters(MODEL, 2)
+  shared, sent = personal_layers.split(received, personal)
+  value = tf.nest.map_structure(lambda w: w + 3, sent)
+  own = personal_layers.recall(
+      received if is_sent else shared,
+      personal,
+      Memory(present, value),
+      is_sent=is_sent,
+  )
+  expected = personal_layers.merge(
+      shared, sent if is_sent and not present else value
+  )
+  tf.nest.map_structure(np.testing.assert_array_equal, own, expected)
+  assert personal_layers.recall(received, (), (), is_sent=is_sent) is received

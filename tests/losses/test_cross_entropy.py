@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tff_meta.losses import cross_entropy
@@ -43,3 +44,27 @@ def test_no_examples_have_no_loss():
       tf.constant(LOGITS), tf.constant(Y), tf.zeros([4])
   )
   assert padding.numpy() == 0
+
+
+@pytest.mark.parametrize('size, expected', [(0, 2.2), (2, 7 / 3), (9, 2.2)])
+def test_a_short_minibatch_counts_like_the_others(size, expected):
+  """Losses 1, 3, 1, 3, 3: means of 2, 2 and 3 in minibatches of 2."""
+  # Logits (0, z) with label 0 cost log(1 + e^z).
+  z = np.log(np.expm1(np.array([1.0, 3, 1, 3, 3])))
+  logits = tf.constant(np.stack([np.zeros(5), z], 1))
+  loss = cross_entropy.mean_over_minibatches(
+      logits, tf.zeros(5, tf.int32), tf.ones(5), size
+  )
+  np.testing.assert_allclose(loss, expected, rtol=1e-6)
+
+
+def test_minibatches_of_no_examples_and_padding_without_minibatches():
+  none = cross_entropy.mean_over_minibatches(
+      tf.zeros([0, 3]), tf.zeros([0], tf.int32), tf.zeros([0]), 2
+  )
+  assert float(none) == 0
+  actual = cross_entropy.mean_over_minibatches(
+      tf.constant(LOGITS), tf.constant(Y), tf.constant(MASK), 0
+  )
+  expected = naive_cross_entropy(LOGITS, Y, MASK)
+  np.testing.assert_allclose(actual, expected, rtol=1e-12)

@@ -2,12 +2,11 @@
 
 Clients learn an initial model that adapts to a small support set in one pass:
 they take inner steps on it and send back what the loss on their query set says
-about the model that the steps began with, and about the steps' learning rates
-(Meta-SGD). The last layer, with its rates, never leaves a client: it is learned
-alike and kept for the client's next round. A known client adapts from the
-shared body under its own head; a new one tries the heads of all known clients
-and takes the one that fits best while it adapts. Without personal layers this
-is FedMeta.
+about where the steps began, and about their rates (Meta-SGD). The last layer,
+with its rates, never leaves a client, which keeps it for its next round. A
+known client adapts from the shared body under its own head; a new one tries the
+heads of all known clients and takes the one that fits best. Without personal
+layers this is FedMeta.
 
 Source: Bao-Long Nguyen, Tat Cuong Cao and Bac Le, "Meta-Learning and
 Personalization Layer in Federated Learning", ACIIDS 2022; FedMeta: Fei Chen, Mi
@@ -31,6 +30,7 @@ from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import adaptation
 from tff_meta.learners import local_sgd
+from tff_meta.learners import memory_bank
 from tff_meta.learners import personal_layers
 from tff_meta.learners import personalizer
 from tff_meta.losses import cross_entropy
@@ -39,8 +39,6 @@ from tff_meta.models import model as model_lib
 # The weights w = OrderedDict(body, head), for Meta-SGD with a third part
 # `rates` = OrderedDict(body, head): alpha, one rate a parameter.
 Weights = collections.OrderedDict
-
-_ADAM_EPSILON = 1e-8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +61,16 @@ class FedMetaPerConfig:
     inner_epochs: Passes over the support set.
     outer_optimizer: `'sgd'`, or `'adam_fresh'`, one step of an Adam that starts
       anew every round: about beta times the sign of the gradient.
-    query_batch_size: The outer loss is the mean over minibatches of so many
-      query examples, the last of which may be short, of each one's mean; 0 is
-      the mean over the whole query set.
+    query_batch_size: Examples of the minibatches of the query set whose mean
+      losses are averaged; 0 is the mean over the whole query set.
     support_fraction: Share of a client's examples that is support; the split is
       the same in all rounds, the order of inner minibatches is not.
+    head_score: What a new client judges a stored head by: the mean of the
+      losses before each inner step of `'all_epochs'`, or of the `'last_epoch'`.
+    eval_support_fraction: Unless a flag says so, the share of its test examples
+      that a tested client adapts on; 0 for its training examples instead.
+    f1_restrict_to_client_labels: Unless a flag says so, whether classes that a
+      client does not have stay out of its macro-F1.
   """
 
   inner: Literal['maml', 'meta_sgd'] = 'maml'
@@ -81,10 +84,15 @@ class FedMetaPerConfig:
   outer_optimizer: Literal['sgd', 'adam_fresh'] = 'sgd'
   query_batch_size: int = 0
   support_fraction: float = 0.2
+  head_score: Literal['all_epochs', 'last_epoch'] = 'last_epoch'
+  eval_support_fraction: float = 0.2
+  f1_restrict_to_client_labels: bool = False
 
   def __post_init__(self):
     config_checks.check_fields(self)
     config_checks.check_fraction(self, 'support_fraction')
+    if self.eval_support_fraction:
+      config_checks.check_fraction(self, 'eval_support_fraction')
 
 
 # Rates of MNIST, MAML (Table 6); for the others see binaries/presets.
@@ -95,10 +103,14 @@ RELEASE = dataclasses.replace(
     inner_batch_size=32,
     outer_optimizer='adam_fresh',
     query_batch_size=32,
+    f1_restrict_to_client_labels=True,
 )
 # For the demonstration on digits only.
 DEMO = dataclasses.replace(
-    PAPER, inner_learning_rate=0.1, outer_learning_rate=0.3
+    PAPER,
+    inner_learning_rate=0.1,
+    outer_learning_rate=0.3,
+    eval_support_fraction=0.0,
 )
 
 
@@ -120,39 +132,16 @@ def _network(weights: Weights) -> Weights:
   return collections.OrderedDict(body=weights['body'], head=weights['head'])
 
 
-def mean_loss(
-    model: model_lib.Model,
-    weights: Weights,
-    examples: episodes.Examples,
-    batch_size: int = 0,
-) -> tf.Tensor:
-  """The mean over minibatches of each one's mean cross-entropy.
-
-  Args:
-    model: The network, with a head.
-    weights: `OrderedDict(body, head)`.
-    examples: In the order of their minibatches.
-    batch_size: Examples of a minibatch; 0 is the plain mean over all examples.
-
-  Returns:
-    A scalar. The examples of a short last minibatch count for more each.
-  """
-  weight = examples.mask
-  if batch_size:
-    count = tf.size(examples.y)
-    start = tf.range(count) // batch_size * batch_size
-    weight = 1 / tf.cast(tf.minimum(batch_size, count - start), tf.float32)
+def _loss(model, weights, examples, batch_size=0):
   logits = model.logits(weights, examples.x, examples.mask)
-  return cross_entropy.softmax_cross_entropy(logits, examples.y, weight)
+  return cross_entropy.mean_over_minibatches(
+      logits, examples.y, examples.mask, batch_size
+  )
 
 
 def _batches(config, support, seed):
-  return episodes.minibatches(
-      tf.size(support.y),
-      config.inner_batch_size or None,
-      seed,
-      config.inner_epochs,
-  )
+  size, epochs = config.inner_batch_size or None, config.inner_epochs
+  return episodes.minibatches(tf.size(support.y), size, seed, epochs)
 
 
 def adapt(
@@ -174,16 +163,21 @@ def adapt(
     seed: int32 `[2]`, orders the minibatches.
 
   Returns:
-    The adapted `OrderedDict(body, head)`, and the mean of the losses before
-    each step.
+    The adapted `OrderedDict(body, head)`, and how badly it fitted on the way:
+    the `head_score`.
   """
+  batches, first_scored = _batches(config, support, seed), 0
+  if config.head_score == 'last_epoch' and config.inner_epochs:
+    num_steps = tf.shape(batches.indices)[0]
+    first_scored = num_steps - num_steps // config.inner_epochs
   return adaptation.inner_loop_and_loss(
-      lambda w, batch: mean_loss(model, w, batch),
+      lambda w, batch: _loss(model, w, batch),
       _network(weights),
       support,
-      _batches(config, support, seed),
+      batches,
       weights.get('rates', config.inner_learning_rate),
       order=1,
+      first_scored=first_scored,
   )
 
 
@@ -203,14 +197,14 @@ def outer_gradient(
     weights: w, and alpha for Meta-SGD.
     support: D_s.
     query: D_q.
-    seed: int32 `[2]`, orders the minibatches of the support set.
+    seed: As for `adapt`.
 
   Returns:
     The query loss of the adapted model, and G in the structure of `weights`.
   """
   meta = adaptation.meta_gradient(
-      lambda w, batch: mean_loss(model, w, batch),
-      lambda w: mean_loss(model, w, query, config.query_batch_size),
+      lambda w, batch: _loss(model, w, batch),
+      lambda w: _loss(model, w, query, config.query_batch_size),
       _network(weights),
       support,
       _batches(config, support, seed),
@@ -223,38 +217,29 @@ def outer_gradient(
   return meta.loss, gradient
 
 
-def outer_step(
-    config: FedMetaPerConfig, weights: Weights, gradient: Weights
-) -> Weights:
-  """The outer step, eq. 5 and 7: `w - beta * G`, or one step of a fresh Adam.
-
-  Adam's first step is `beta * G / (|G| + epsilon)`, as both moments of a single
-  gradient are, corrected for their bias, G and its square.
-  """
-
-  def step(w, g):
-    if config.outer_optimizer == 'adam_fresh':
-      g = g / (tf.abs(g) + _ADAM_EPSILON)
-    return w - config.outer_learning_rate * g
-
-  return tf.nest.map_structure(step, weights, gradient)
-
-
 def build_client_update(model: model_lib.Model, config: FedMetaPerConfig):
   """A client's round: `(weights, ClientInput) -> ClientOutput`."""
   personal = personal_layers.parameters(model, config.personal_layers)
+  is_sent = config.first_head == 'averaged_head'
 
   def client_update(received, client):
     support, query = episodes.split_support_query(
         client.examples, config.support_fraction, client.fixed_seed
     )
-    weights = _own_weights(config, personal, received, client.memory)
+    weights = personal_layers.recall(
+        received, personal, client.memory, is_sent=is_sent
+    )
     loss, gradient = outer_gradient(
         model, config, weights, support, query, client.seed
     )
-    weights = outer_step(config, weights, gradient)
+    weights = adaptation.outer_step(
+        weights,
+        gradient,
+        config.outer_learning_rate,
+        fresh_adam=config.outer_optimizer == 'adam_fresh',
+    )
     after, own = personal_layers.split(weights, personal)
-    if config.first_head == 'averaged_head':
+    if is_sent:
       after = weights
     count = tf.cast(tf.size(query.y), tf.float32)
     return client_work.ClientOutput(
@@ -265,19 +250,6 @@ def build_client_update(model: model_lib.Model, config: FedMetaPerConfig):
     )
 
   return client_update
-
-
-def _own_weights(config, personal, received, memory):
-  """The received weights with a client's own personal layers."""
-  if not personal:
-    return received
-  shared, sent = personal_layers.split(received, personal)
-  own = memory.value
-  if config.first_head == 'averaged_head':
-    own = tf.nest.map_structure(
-        lambda mine, first: tf.where(memory.present, mine, first), own, sent
-    )
-  return personal_layers.merge(shared, own)
 
 
 def build_fedmeta_per(
@@ -344,18 +316,21 @@ def build_fedmeta_per_known_client(
   model = model.with_head(num_classes)
   personal = personal_layers.parameters(model, config.personal_layers)
 
-  def start(weights, memory):
-    return _network(_own_weights(config, personal, weights, memory))
+  def recall(weights, memory):
+    is_sent = config.first_head == 'averaged_head'
+    return personal_layers.recall(weights, personal, memory, is_sent=is_sent)
 
   def adapt_own(weights, memory, examples, seed):
-    own = _own_weights(config, personal, weights, memory)
+    own = recall(weights, memory)
     return adapt(model, config, own, examples, seed)[0]
 
   def predict(adapted, query):
     logits = model.logits(adapted, query.x, query.mask)
     return tf.argmax(logits, axis=1, output_type=tf.int32)
 
-  return personalizer.ClientPersonalizer(start, adapt_own, predict)
+  return personalizer.ClientPersonalizer(
+      lambda *args: _network(recall(*args)), adapt_own, predict
+  )
 
 
 def build_fedmeta_per_new_client(
@@ -363,9 +338,9 @@ def build_fedmeta_per_new_client(
 ) -> personalizer.ClientPersonalizer:
   """A new client adapts under the stored head that fits it best.
 
-  It adapts under every known client's head and takes the one with the least
-  mean of the losses before each step, the first of several; so only examples to
-  adapt on decide. Without personal layers it does as a known client.
+  It adapts under every known client's head and takes the one of the least
+  `head_score`; so only examples to adapt on decide. Without personal layers it
+  does as a known client.
 
   Args:
     model: The network.
@@ -381,21 +356,9 @@ def build_fedmeta_per_new_client(
   if not personal:
     return known
 
-  def adapt_best(weights, bank, examples, seed):
+  def adapt_under(weights, own, examples, seed):
     shared, _ = personal_layers.split(weights, personal)
+    merged = personal_layers.merge(shared, own)
+    return adapt(model, config, merged, examples, seed)
 
-    def adapt_with(own):
-      merged = personal_layers.merge(shared, own)
-      return adapt(model, config, merged, examples, seed)
-
-    losses = tf.map_fn(
-        lambda own: adapt_with(own)[1], bank, fn_output_signature=tf.float32
-    )
-    losses = tf.where(tf.math.is_finite(losses), losses, losses.dtype.max)
-    # Not tf.argmin, which promises nothing about ties.
-    best = tf.where(tf.equal(losses, tf.reduce_min(losses)))[0, 0]
-    return adapt_with(tf.nest.map_structure(lambda b: b[best], bank))[0]
-
-  return personalizer.ClientPersonalizer(
-      None, adapt_best, known.predict, uses_bank=True
-  )
+  return memory_bank.build_client_personalizer(adapt_under, known.predict)

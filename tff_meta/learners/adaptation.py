@@ -1,4 +1,4 @@
-"""The inner loop of meta-learning and the gradient through it."""
+"""The inner loop of meta-learning, the gradient through it, the outer step."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_meta import episodes
+
+_ADAM_EPSILON = 1e-8
 
 
 class MetaGradient(NamedTuple):
@@ -52,6 +54,7 @@ def inner_loop_and_loss(
     learning_rate: Any,
     *,
     order: int,
+    first_scored: int | tf.Tensor = 0,
 ) -> tuple[Any, tf.Tensor]:
   """Takes one gradient step per minibatch: `w <- w - rate * grad loss(w)`.
 
@@ -67,9 +70,10 @@ def inner_loop_and_loss(
     order: 2 differentiates through the steps. 1 takes the gradient inside a
       step for a constant, so that the derivative of the result with respect to
       `weights` is the identity.
+    first_scored: The step, from 0, from which on losses are averaged.
 
   Returns:
-    The adapted weights, and the mean over the steps of the loss before each
+    The adapted weights, and the mean over those steps of the loss before each
     step, float32 scalar (0 without steps).
 
   Raises:
@@ -101,7 +105,8 @@ def inner_loop_and_loss(
     moved = tf.nest.map_structure(
         lambda w, rate, g: w - rate * g, weights, rates, gradients
     )
-    return i + 1, moved, loss_sum + tf.cast(loss, tf.float32)
+    loss = tf.where(i < first_scored, 0.0, tf.cast(loss, tf.float32))
+    return i + 1, moved, loss_sum + loss
 
   num_steps = tf.shape(batches.indices)[0]
   _, adapted, loss_sum = tf.while_loop(
@@ -109,8 +114,8 @@ def inner_loop_and_loss(
       step,
       (tf.constant(0), weights, tf.constant(0.0)),
   )
-  loss = tf.math.divide_no_nan(loss_sum, tf.cast(num_steps, tf.float32))
-  return adapted, loss
+  num_scored = tf.cast(num_steps - first_scored, tf.float32)
+  return adapted, tf.math.divide_no_nan(loss_sum, num_scored)
 
 
 def meta_gradient(
@@ -158,3 +163,34 @@ def meta_gradient(
       unconnected_gradients=tf.UnconnectedGradients.ZERO,
   )
   return MetaGradient(loss, *gradients)
+
+
+def outer_step(
+    weights: Any, gradient: Any, learning_rate: float, *, fresh_adam: bool
+) -> Any:
+  """Moves weights along a gradient, by SGD or by an Adam that starts anew.
+
+    w <- w - rate * G                       SGD
+    w <- w - rate * G / (|G| + epsilon)     Adam
+
+  as both moments of a single gradient, corrected for their bias, are G and its
+  square.
+
+  Args:
+    weights: A structure of tensors.
+    gradient: G, like `weights`.
+    learning_rate: At least 0.
+    fresh_adam: Whether it is Adam's first step, with epsilon 1e-8.
+
+  Returns:
+    The new weights.
+
+  Source: Kingma and Ba 2015, "Adam", algorithm 1 at t = 1.
+  """
+
+  def step(w, g):
+    if fresh_adam:
+      g = g / (tf.abs(g) + _ADAM_EPSILON)
+    return w - learning_rate * g
+
+  return tf.nest.map_structure(step, weights, gradient)

@@ -6,6 +6,7 @@ for every parameter in the same structure, is taken apart like them.
 
 import collections
 from collections.abc import Collection
+from typing import Any
 
 import tensorflow as tf
 
@@ -100,3 +101,28 @@ def merge(shared: Weights, own: Weights) -> Weights:
     else:
       merged[part] = collections.OrderedDict([*params.items(), *theirs.items()])
   return merged
+
+
+def recall(
+    received: Weights,
+    personal: Collection[tuple[str, str]],
+    memory: Any,
+    *,
+    is_sent: bool,
+) -> Weights:
+  """Puts a client's own personal layers onto what it received.
+
+  Args:
+    received: Of the server, with personal layers if these are sent.
+    personal: What `parameters` returns.
+    memory: The client's `ClientMemory` of its personal layers.
+    is_sent: Whether a client that has none yet takes those that it received;
+      otherwise it takes the initial ones, which stand in for a memory.
+
+  Returns:
+    All of the weights.
+  """
+  if not personal:
+    return received
+  shared, sent = split(received, personal)
+  return merge(shared, memory.value_or(sent) if is_sent else memory.value)

@@ -21,6 +21,28 @@ def softmax_cross_entropy(
   return masked_mean(losses, mask)
 
 
+def mean_over_minibatches(
+    logits: tf.Tensor, y: tf.Tensor, mask: tf.Tensor, batch_size: int
+) -> tf.Tensor:
+  """The mean over minibatches of each one's mean cross-entropy.
+
+  Args:
+    logits: [n, C], in the order of the minibatches.
+    y: int32 [n], labels in 0..C-1.
+    mask: [n], 1 for an example and 0 for padding; all ones with a `batch_size`.
+    batch_size: Examples of a minibatch, of which the last may be short, so that
+      its examples count for more each; 0 is the plain mean over all examples.
+
+  Returns:
+    A scalar in the dtype of the logits, in nats; 0 without examples.
+  """
+  if batch_size:
+    count = tf.size(y)
+    start = tf.range(count) // batch_size * batch_size
+    mask = 1 / tf.cast(tf.minimum(batch_size, count - start), tf.float32)
+  return softmax_cross_entropy(logits, y, mask)
+
+
 def masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
   """The mean of `values` [n] where `mask` [n] is 1; 0 when it is nowhere."""
   mask = tf.cast(mask, values.dtype)
