@@ -1,0 +1,254 @@
+"""Runs TFF computations with this process's TensorFlow.
+
+TFF's own runtime is a separate process without a GPU, to which the data of
+every client are sent again in every round. Here a computation becomes one
+TensorFlow function (`round_function`), traced when it is first called, to which
+clients' data sets are handed as they are.
+
+Rounds may be called from several threads at the same time, with cohorts of any
+sizes; the context keeps nothing of a round but what it has read of data sets
+that cannot change.
+"""
+
+import asyncio
+import threading
+from typing import Any
+import weakref
+
+import tensorflow as tf
+import tensorflow_federated as tff
+from tensorflow_federated.python.core.impl.types import type_conversions
+
+from tff_meta.execution import client_records
+from tff_meta.execution import computation_graph as graph_lib
+from tff_meta.execution import round_function
+from tff_meta.execution import tensorflow_block
+
+# At the time of writing the best or equal on two cores for every network.
+_PARALLEL_CLIENTS = 2
+_KEPT_BYTES = 2 * 2**30
+
+
+class InProcessContext(tff.framework.SyncContext):
+  """A synchronous context on one or more devices of this process."""
+
+  def __init__(
+      self,
+      devices: list[str] | None = None,
+      *,
+      parallel_clients: int = _PARALLEL_CLIENTS,
+      kept_bytes: int = _KEPT_BYTES,
+  ):
+    """Makes a context; nothing is compiled yet.
+
+    Args:
+      devices: Names of the devices over which clients are dealt, as `'/GPU:0'`;
+        by default the first CPU.
+      parallel_clients: How many clients of a device may be trained at the same
+        time, at least 1. The result does not depend on it.
+      kept_bytes: The most memory for what is read of clients' data sets and
+        kept for later rounds.
+    """
+    if parallel_clients < 1 or kept_bytes < 0:
+      raise ValueError(
+          'Expected `parallel_clients` of at least 1 and `kept_bytes` of at'
+          f' least 0, found {parallel_clients} and {kept_bytes}.'
+      )
+    self._devices = list(devices or ['/CPU:0'])
+    self._parallel_clients = parallel_clients
+    self._records = client_records.ClientRecords(kept_bytes)
+    self._compiled = {}
+    self._lock = threading.Lock()
+
+  def invoke(self, comp: tff.Computation, arg: Any) -> Any:
+    """Runs a computation; called by TFF.
+
+    Args:
+      comp: The computation.
+      arg: Its argument, None without one.
+
+    Returns:
+      The result, in the Python containers that the computation's type names.
+
+    Raises:
+      UnsupportedComputationError: If it cannot run here; nothing has run then.
+      TypeError, ValueError: If the argument does not fit.
+    """
+    return self._compile(comp)(arg)
+
+  def _compile(self, computation):
+    """Returns the compiled computation, which lives as long as it does."""
+    key = id(computation)
+    with self._lock:
+      if key not in self._compiled:
+        # Garbage collection may end a computation while this thread holds the
+        # lock, so `forget` must not take it; `pop` is atomic.
+        forget = weakref.ref(
+            computation, lambda _: self._compiled.pop(key, None)
+        )
+        compiled = _CompiledComputation(
+            computation, self._devices, self._parallel_clients, self._records
+        )
+        self._compiled[key] = forget, compiled
+      return self._compiled[key][1]
+
+
+class AsyncInProcessContext(tff.framework.AsyncContext):
+  """The same for coroutines: calls run in threads."""
+
+  def __init__(self, context: InProcessContext):
+    """Wraps a context."""
+    self._context = context
+
+  async def invoke(self, comp: tff.Computation, arg: Any) -> Any:
+    """See `InProcessContext.invoke`; `arg` may be a coroutine."""
+    if asyncio.iscoroutine(arg):
+      arg = await arg
+    return await asyncio.to_thread(self._context.invoke, comp, arg)
+
+
+class _CompiledComputation:
+  """A computation, ready to be called with Python values."""
+
+  def __init__(self, computation, devices, parallel_clients, records):
+    self._records = records
+    self._type = computation.type_signature
+    graph = graph_lib.ComputationGraph(computation)
+    self._client_types = [
+        argument.type_signature
+        for argument in graph.arguments
+        if argument.at_clients
+    ]
+    self._result = graph.result
+    self._function = round_function.RoundFunction(
+        graph, devices, parallel_clients
+    )
+
+  def __call__(self, argument):
+    server_leaves, client_values = [], []
+    if self._type.parameter is not None:
+      self._split(
+          argument, self._type.parameter, server_leaves, client_values
+      )
+    num_clients = self._num_clients(client_values)
+    records = self._records.matrix(
+        self._function.requests, client_values, self._client_types, num_clients
+    )
+    leaves = iter(self._function(server_leaves, records))
+    result = _to_struct(self._type.result, leaves, num_clients)
+    return type_conversions.type_to_py_container(result, self._type.result)
+
+  def _split(self, value, kind, server_leaves, client_values):
+    """Sorts an argument into the server's leaves and the clients' values."""
+    if isinstance(kind, tff.FederatedType) and not kind.all_equal:
+      if not isinstance(value, (list, tuple)):
+        raise TypeError(
+            f'Expected a list of values, one a client, for {kind}, found'
+            f' {type(value).__name__}.'
+        )
+      client_values.append(list(value))
+    elif isinstance(kind, tff.StructType):
+      for part, element in client_records.elements(value, kind):
+        self._split(part, element, server_leaves, client_values)
+    else:
+      member = kind.member if isinstance(kind, tff.FederatedType) else kind
+      leaves = client_records.argument_leaves(value, member)
+      for leaf, leaf_type in zip(leaves, graph_lib.leaf_types(member)):
+        server_leaves.append(_to_server_leaf(leaf, leaf_type))
+
+  def _num_clients(self, client_values) -> int:
+    """The size of the cohort; 0 for a computation that takes no clients."""
+    sizes = {len(values) for values in client_values}
+    if len(sizes) > 1 or 0 in sizes:
+      raise ValueError(
+          'Expected as many values for every argument at clients, and at least'
+          f' one, found {[len(values) for values in client_values]}.'
+      )
+    return sizes.pop() if sizes else 0
+
+
+def set_in_process_context(device: str = 'auto') -> None:
+  """Makes TFF run computations in this process.
+
+  Args:
+    device: `'cpu'`; `'gpu'`, all that there are; or `'auto'`, GPUs if there
+      are any.
+
+  Raises:
+    ImportError: If TensorFlow Federated cannot be imported.
+    ValueError: If there is no GPU where one is asked for, or no such device.
+  """
+  context = InProcessContext(find_devices(device))
+  tff.framework.set_default_context(context)
+
+
+def find_devices(device: str) -> list[str]:
+  """Returns the names of the devices to use.
+
+  Args:
+    device: As for `set_in_process_context`.
+
+  Returns:
+    At least one.
+
+  Raises:
+    ValueError: If there is no GPU where one is asked for, or no such device.
+  """
+  if device not in ('auto', 'cpu', 'gpu'):
+    raise ValueError(
+        f"Expected `device` to be 'auto', 'cpu' or 'gpu', found {device!r}."
+    )
+  gpus = [] if device == 'cpu' else tf.config.list_logical_devices('GPU')
+  if device == 'gpu' and not gpus:
+    raise ValueError(
+        "Expected a GPU for `device` 'gpu', found none that TensorFlow can use."
+        ' Tip: install requirements-gpu.txt, and look at `nvidia-smi`.'
+    )
+  return [gpu.name for gpu in gpus] or ['/CPU:0']
+
+
+def _to_server_leaf(value, type_signature):
+  """A leaf as a tensor; of a sequence the variant."""
+  if isinstance(type_signature, tff.SequenceType):
+    dataset = client_records.to_dataset(value, type_signature)
+    return tf.data.experimental.to_variant(dataset)
+  return client_records.to_tensor(value, type_signature)
+
+
+def _to_struct(type_signature, leaves, num_clients):
+  """Turns the leaves of a result into `Struct`s of NumPy arrays."""
+  if isinstance(type_signature, tff.FederatedType):
+    if type_signature.all_equal:
+      return _to_struct(type_signature.member, leaves, num_clients)
+    kinds = list(graph_lib.leaf_types(type_signature.member))
+    columns = [_client_column(next(leaves), kind, num_clients) for kind in kinds]
+    return [
+        _to_struct(type_signature.member, iter(row), num_clients)
+        for row in zip(*columns)
+    ]
+  if isinstance(type_signature, tff.StructType):
+    return tff.structure.Struct(
+        (name, _to_struct(element, leaves, num_clients))
+        for name, element in tff.structure.iter_elements(type_signature)
+    )
+  leaf = next(leaves)
+  if isinstance(type_signature, tff.SequenceType):
+    return graph_lib.to_dataset(
+        tensorflow_block.Sequence(leaf), type_signature.element
+    )
+  return leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf
+
+
+def _client_column(tensor, type_signature, num_clients):
+  """A leaf of the clients' results, one NumPy array a client."""
+  if tensor.dtype != tf.variant:
+    return list(tensor.numpy())
+  return [
+      tf.raw_ops.TensorListGetItem(
+          input_handle=tensor,
+          index=i,
+          element_shape=tf.constant(-1),
+          element_dtype=tf.as_dtype(type_signature.dtype),
+      ).numpy()
+      for i in range(num_clients)
+  ]

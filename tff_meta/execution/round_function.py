@@ -1,0 +1,483 @@
+"""One TensorFlow function for a whole TFF computation, such as a round.
+
+The server's part is traced as it is, the clients' as a loop over the cohort
+whose length is an argument: a cohort of another size needs no new trace. An
+iteration takes one client from its data to its contribution to every aggregate.
+So clients of any sizes follow each other without padding, only as many as run
+at the same time are in memory, and sums are taken in the order of the cohort,
+which makes them the same bits in every run.
+
+What a client brings are its *records*: scalar variants that hold tensors of any
+shapes. The trace asks for records as it comes upon them, so a data set that
+only needs to be made dense is not even opened in the loop.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta.execution import computation_graph as graph_lib
+from tff_meta.execution import tensorflow_block
+
+_CPU = '/device:CPU:0'
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordRequest:
+  """What the loop wants of every client.
+
+  Attributes:
+    argument: Number of the argument at clients.
+    leaf: Number of the argument's leaf, a sequence; None for all its tensors
+      together.
+    reader: What to read of the sequence; None for its variant.
+  """
+
+  argument: int
+  leaf: int | None = None
+  reader: tensorflow_block.DenseReader | None = None
+
+
+class RoundFunction:
+  """A computation as a TensorFlow function.
+
+  Attributes:
+    requests: The records that it takes of every client, in order.
+  """
+
+  def __init__(
+      self,
+      graph: graph_lib.ComputationGraph,
+      devices: Sequence[str],
+      parallel_clients: int,
+  ):
+    """Traces the function.
+
+    Args:
+      graph: The computation.
+      devices: Names of the devices that clients are dealt over.
+      parallel_clients: How many clients of a device may run at the same time.
+
+    Raises:
+      UnsupportedComputationError: If clients keep sequences for the result or
+        until after an aggregation.
+    """
+    self.requests: list[RecordRequest] = []
+    self._graph = graph
+    self._devices = devices
+    self._parallel_clients = parallel_clients
+    self._server_arguments = [a for a in graph.arguments if not a.at_clients]
+    specs = [
+        spec
+        for argument in self._server_arguments
+        for spec in graph_lib.flat_specs(argument.type_signature)
+    ]
+    self._function = tf.compat.v1.wrap_function(
+        self._trace, [*specs, tf.TensorSpec([None, None], tf.variant)]
+    )
+
+  def __call__(
+      self, server_leaves: list[tf.Tensor], records: tf.Tensor
+  ) -> list[tf.Tensor]:
+    """Computes.
+
+    Args:
+      server_leaves: The leaves of the arguments that are not at clients; of
+        sequences the variants.
+      records: Variants [number of clients, number of requests].
+
+    Returns:
+      The leaves of the result. Those of clients are stacked along a leading
+      axis or, where their shape is not fully known, in a variant that is a list
+      of tensors.
+    """
+    return self._function(*server_leaves, records)
+
+  # The rest runs while the function is traced.
+
+  def _trace(self, *inputs):
+    *server_leaves, records = inputs
+    leaves = iter(server_leaves)
+    server = _Evaluator({
+        argument: graph_lib.pack(argument.type_signature, leaves)
+        for argument in self._server_arguments
+    })
+    results = graph_lib.nodes_in(self._graph.result)
+    schedule = _Schedule(results)
+    for level in range(schedule.num_levels):
+      self._run_clients(level, schedule, server, records)
+    outputs = []
+    for node in results:
+      if node.at_clients:
+        outputs.extend(_join(schedule.kept_lists[node], node.type_signature))
+      else:
+        outputs.extend(_tensors(server(node)))
+    return outputs
+
+  def _run_clients(self, level, schedule, server, records):
+    """Traces the loops of a level, one a device, and what they result in."""
+    aggregations = schedule.aggregations[level]
+    kept = schedule.kept[level]
+    if not aggregations and not kept:
+      return
+    num_clients = tf.shape(records)[0]
+    num_devices = len(self._devices)
+    totals, lists = [], []
+    for d, device in enumerate(self._devices):
+      bounds = (
+          num_clients * d // num_devices,
+          num_clients * (d + 1) // num_devices,
+      )
+      with tf.device(device):
+        loop = _ClientLoop(self.requests, schedule, server, records, d, bounds)
+        total, new_lists = loop.run(
+            aggregations, kept, self._parallel_clients
+        )
+      totals.append(total)
+      lists.append(new_lists)
+    for aggregation, parts in zip(aggregations, zip(*totals)):
+      value = parts[0]
+      for part in parts[1:]:
+        given = server.given(dict(zip(aggregation.merging, (value, part))))
+        value = graph_lib.substitute(aggregation.merged, given)
+      server.define(aggregation, value)
+    for node, parts in zip(kept, zip(*lists)):
+      schedule.kept_lists[node] = parts
+
+
+class _Schedule:
+  """What the loops of every level compute.
+
+  Attributes:
+    num_levels: Number of levels.
+    aggregations: By level, those that its loop accumulates.
+    kept: By level, the clients' nodes whose values are wanted later.
+    kept_lists: Lists of those values, by node and device, as they are made.
+  """
+
+  def __init__(self, results: list[graph_lib.Node]):
+    found = _ancestors(results)
+    aggregations = [n for n in found if isinstance(n, graph_lib.Aggregation)]
+    self.num_levels = 1 + max((node.level for node in found), default=0)
+    levels = range(self.num_levels)
+    self.aggregations = [
+        [a for a in aggregations if a.level == level + 1] for level in levels
+    ]
+    self.kept = [[] for _ in levels]
+    self.kept_lists = {}
+    for node in results:
+      self._keep(node)
+    for level in reversed(levels):
+      for target in self.targets(level):
+        self._keep_what_it_needs(target, level)
+
+  def targets(self, level):
+    """The clients' nodes that the loop of a level computes."""
+    accumulated = [
+        node
+        for aggregation in self.aggregations[level]
+        for node in graph_lib.nodes_in(aggregation.accumulated)
+    ]
+    return accumulated + self.kept[level]
+
+  def _keep(self, node):
+    if not node.at_clients or node in self.kept[node.level]:
+      return
+    types = graph_lib.leaf_types(node.type_signature)
+    if any(isinstance(leaf, tff.SequenceType) for leaf in types):
+      raise graph_lib.UnsupportedComputationError(
+          'Expected clients to keep tensors for the result or until after an'
+          f' aggregation, found sequences in {node.type_signature}.'
+      )
+    self.kept[node.level].append(node)
+
+  def _keep_what_it_needs(self, node, level):
+    for parent in node.inputs:
+      if not parent.at_clients or not parent.inputs:
+        continue  # Also arguments and symbols, which are there anyway.
+      if parent.level < level and not _has_symbol(parent):
+        self._keep(parent)
+      else:
+        self._keep_what_it_needs(parent, level)
+
+
+class _Evaluator:
+  """Values of nodes in one graph that is being traced; an `Evaluate`."""
+
+  def __init__(
+      self,
+      values: dict[graph_lib.Node, Any],
+      parent: '_Evaluator | None' = None,
+      owns: Callable[[graph_lib.Node], bool] | None = None,
+  ):
+    """Starts with some values.
+
+    Args:
+      values: Known ones.
+      parent: Of the graph around this one; None for the outermost.
+      owns: Whether a node belongs to this graph; other ones the parent has.
+    """
+    self._values = dict(values)
+    self._parent = parent
+    self._owns = owns
+
+  def __call__(self, node):
+    if node not in self._values:
+      if self._parent is not None and not self._owns(node):
+        return self._parent(node)
+      self._values[node] = node.compute(self)
+    return self._values[node]
+
+  def define(self, node, value):
+    """Adds a value."""
+    self._values[node] = value
+
+  def given(self, values):
+    """See `Evaluate`: nodes that need the values belong to the new graph."""
+    return _Evaluator(values, self, _DependsOn(values))
+
+
+class _DependsOn:
+  """Whether a node is computed from any of some symbols."""
+
+  def __init__(self, symbols):
+    self._known = dict.fromkeys(symbols, True)
+
+  def __call__(self, node) -> bool:
+    if node not in self._known:
+      self._known[node] = any(self(parent) for parent in node.inputs)
+    return self._known[node]
+
+
+class _ClientLoop:
+  """The loop over the clients of one device."""
+
+  def __init__(self, requests, schedule, server, records, device_num, bounds):
+    self._requests = requests
+    self._schedule = schedule
+    self._server = server
+    self._records = records
+    self._device_num = device_num
+    self._first, self._end = bounds
+
+  def run(self, aggregations, kept, parallel_clients):
+    """Traces the loop.
+
+    Args:
+      aggregations: What to accumulate.
+      kept: Nodes whose values to keep.
+      parallel_clients: The loop's parallel iterations.
+
+    Returns:
+      The accumulated structures, and for every kept node the lists of its
+      leaves.
+    """
+    zeros = [
+        _tensors(graph_lib.substitute(aggregation.zero, self._server))
+        for aggregation in aggregations
+    ]
+    shapes = [
+        [spec.shape for spec in graph_lib.flat_specs(a.type_signature)]
+        for a in aggregations
+    ]
+    num_clients = self._end - self._first
+    lists = [
+        [
+            tf.raw_ops.TensorListReserve(
+                element_shape=tf.constant(-1),
+                num_elements=num_clients,
+                element_dtype=spec.dtype,
+            )
+            for spec in graph_lib.flat_specs(node.type_signature)
+        ]
+        for node in kept
+    ]
+
+    def body(i, totals, lists):
+      client = self._client(i, aggregations, totals)
+      totals = [
+          _tensors(graph_lib.substitute(aggregation.accumulated, client))
+          for aggregation in aggregations
+      ]
+      lists = [
+          [
+              tf.raw_ops.TensorListSetItem(
+                  input_handle=handle, index=i - self._first, item=item
+              )
+              for handle, item in zip(handles, _tensors(client(node)))
+          ]
+          for node, handles in zip(kept, lists)
+      ]
+      return i + 1, totals, lists
+
+    scalars = tf.nest.map_structure(lambda _: tf.TensorShape([]), lists)
+    _, totals, lists = tf.while_loop(
+        lambda i, *_: i < self._end,
+        body,
+        (self._first, zeros, lists),
+        (tf.TensorShape([]), shapes, scalars),
+        parallel_iterations=parallel_clients,
+    )
+    totals = [
+        graph_lib.pack(aggregation.type_signature, iter(total))
+        for aggregation, total in zip(aggregations, totals)
+    ]
+    return totals, lists
+
+  def _client(self, i, aggregations, totals):
+    """The evaluator of client i."""
+    values = {
+        aggregation.accumulator: graph_lib.pack(
+            aggregation.type_signature, iter(total)
+        )
+        for aggregation, total in zip(aggregations, totals)
+    }
+    for node, handles in self._schedule.kept_lists.items():
+      specs = graph_lib.flat_specs(node.type_signature)
+      items = [
+          tf.raw_ops.TensorListGetItem(
+              input_handle=handle,
+              index=i - self._first,
+              element_shape=_element_shape(spec),
+              element_dtype=spec.dtype,
+          )
+          for handle, spec in zip(handles[self._device_num], specs)
+      ]
+      values[node] = graph_lib.pack(node.type_signature, iter(items))
+    return _ClientEvaluator(values, self._server, self._fetch, i)
+
+  def _fetch(self, request: RecordRequest, i):
+    """Client i's record of what is requested."""
+    if request not in self._requests:
+      self._requests.append(request)
+    with tf.device(_CPU):
+      return self._records[i, self._requests.index(request)]
+
+
+class _ClientEvaluator(_Evaluator):
+  """Values of one client's nodes, in the loop's body."""
+
+  def __init__(self, values, server, fetch, i):
+    super().__init__(values, server, lambda node: node.at_clients)
+    self._fetch = fetch
+    self._i = i
+    self._sequences = {}
+
+  def __call__(self, node):
+    if isinstance(node, graph_lib.Argument) and node.at_clients:
+      if node not in self._values:
+        self._values[node] = self._argument(node)
+    return super().__call__(node)
+
+  def _argument(self, node):
+    """The value of an argument, whose sequences are fetched when they are used."""
+    types = list(graph_lib.leaf_types(node.type_signature))
+    is_sequence = [isinstance(leaf, tff.SequenceType) for leaf in types]
+    specs = [
+        tf.TensorSpec(leaf.shape, leaf.dtype)
+        for leaf, is_one in zip(types, is_sequence)
+        if not is_one
+    ]
+    tensors = iter(())
+    if specs:
+      tensors = iter(self._open(RecordRequest(node.index), specs))
+    leaves = [
+        _ClientSequence(self, node.index, number) if is_one else next(tensors)
+        for number, is_one in enumerate(is_sequence)
+    ]
+    return graph_lib.pack(node.type_signature, iter(leaves))
+
+  def _open(self, request, specs):
+    """The tensors in a record."""
+    with tf.device(_CPU):
+      return tf.raw_ops.OptionalGetValue(
+          optional=self._fetch(request, self._i),
+          output_types=[spec.dtype for spec in specs],
+          output_shapes=[spec.shape for spec in specs],
+      )
+
+  def sequence(self, argument, leaf, reader):
+    """A client's data set: its variant, or what a reader reads of it."""
+    request = RecordRequest(argument, leaf, reader)
+    if request not in self._sequences:
+      if reader is None:
+        self._sequences[request] = self._fetch(request, self._i)
+      else:
+        self._sequences[request] = self._open(request, reader.specs)
+    return self._sequences[request]
+
+
+class _ClientSequence(tensorflow_block.Sequence):
+  """A client's data set, of which only what is used is fetched."""
+
+  def __init__(self, client: _ClientEvaluator, argument: int, leaf: int):
+    super().__init__(None)
+    self._client = client
+    self._argument = argument
+    self._leaf = leaf
+
+  @property
+  def variant(self):
+    return self._client.sequence(self._argument, self._leaf, None)
+
+  def read(self, reader):
+    return self._client.sequence(self._argument, self._leaf, reader)
+
+
+def _ancestors(nodes):
+  """Returns the nodes and all that they are computed from."""
+  found = {}
+  waiting = list(nodes)
+  while waiting:
+    node = waiting.pop()
+    if node not in found:
+      found[node] = None
+      waiting.extend(node.inputs)
+  return list(found)
+
+
+def _has_symbol(node) -> bool:
+  return any(isinstance(n, graph_lib.Symbol) for n in _ancestors([node]))
+
+
+def _tensors(value) -> list[tf.Tensor]:
+  """The leaves of a structure; of sequences the variants."""
+  return [
+      leaf.variant if isinstance(leaf, tensorflow_block.Sequence) else leaf
+      for leaf in graph_lib.flatten(value)
+  ]
+
+
+def _element_shape(spec: tf.TensorSpec) -> tf.Tensor:
+  """The shape of a list's elements, -1 where it is not known."""
+  if spec.shape.rank is None:
+    return tf.constant(-1)
+  dims = [-1 if dim is None else dim for dim in spec.shape]
+  return tf.constant(dims, tf.int32, [len(dims)])
+
+
+def _join(parts, type_signature) -> list[tf.Tensor]:
+  """Joins the lists of all devices, leaf by leaf."""
+  joined = []
+  for spec, handles in zip(graph_lib.flat_specs(type_signature), zip(*parts)):
+    if spec.shape.is_fully_defined():
+      stacked = [
+          tf.raw_ops.TensorListStack(
+              input_handle=handle,
+              element_shape=_element_shape(spec),
+              element_dtype=spec.dtype,
+          )
+          for handle in handles
+      ]
+      joined.append(tf.concat(stacked, 0))
+      continue
+    whole = handles[0]
+    for handle in handles[1:]:
+      whole = tf.raw_ops.TensorListConcatLists(
+          input_a=whole, input_b=handle, element_dtype=spec.dtype
+      )
+    joined.append(whole)
+  return joined

@@ -1,0 +1,374 @@
+"""The TensorFlow graphs in TFF computations, imported where they are called.
+
+A TFF computation carries its TensorFlow code as graphs in the style of
+TensorFlow 1: placeholders to feed, names to fetch, variables with an operation
+that initializes them. A `TensorFlowBlock` is such a graph, ready to be imported
+into any graph that is being traced, any number of times and inside loops.
+
+Values are nested tuples whose leaves are tensors and `Sequence`s.
+"""
+
+from collections.abc import Iterable, Iterator
+import hashlib
+import itertools
+from typing import Any
+
+import tensorflow as tf
+# Only here does TensorFlow say how to register a function of an imported graph,
+# and what a variable is called that is a new one in every execution.
+from tensorflow.python.eager import context as eager_context
+from tensorflow.python.framework import op_def_registry
+
+_CPU = '/device:CPU:0'
+# Operations that TensorFlow counts as stateful although their results depend on
+# their inputs alone, as long as those of the functions that they call do.
+_PURE_OPS = frozenset([
+    'DatasetCardinality',
+    'DatasetToSingleElement',
+    'If',
+    'RangeDataset',
+    'ReduceDataset',
+    'StatefulPartitionedCall',
+    'TensorDataset',
+    'TensorSliceDataset',
+    'While',
+])
+
+
+class Sequence:
+  """A sequence in a trace.
+
+  Attributes:
+    variant: Of the data set, a scalar variant tensor.
+  """
+
+  def __init__(self, variant: tf.Tensor):
+    self._variant = variant
+
+  @property
+  def variant(self) -> tf.Tensor:
+    """The data set as a scalar variant tensor."""
+    return self._variant
+
+  def read(self, reader: 'DenseReader') -> list[tf.Tensor] | None:
+    """What the reader reads of the sequence; None where that is not kept."""
+    del reader
+    return None
+
+
+class DenseReader:
+  """What a graph computes of one of its data sets alone, apart from the graph.
+
+  Client work often begins by making its data dense, in reductions that depend
+  on nothing but the data set. Their results are the same in every round, so
+  they can be computed once, kept, and fed to the graph in place of the data
+  set.
+
+  Attributes:
+    names: Names of the tensors in the graph.
+    specs: Their shapes and dtypes.
+  """
+
+  def __init__(self, graph_def, placeholder: str, tensors: list[tf.Tensor]):
+    """Takes the tensors' part of the graph.
+
+    Args:
+      graph_def: The graph.
+      placeholder: Name of the data set's variant tensor.
+      tensors: What to compute of it.
+    """
+    self.names = [tensor.name for tensor in tensors]
+    self.specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
+    part = _prune(graph_def, self.names, {placeholder})
+
+    def read(variant):
+      return _import(part, {placeholder: variant}, self.names)
+
+    self._read = tf.compat.v1.wrap_function(
+        read, [tf.TensorSpec([], tf.variant)]
+    )
+
+  def __call__(self, dataset: tf.data.Dataset) -> list[tf.Tensor]:
+    """Computes the tensors of an eager data set."""
+    return self._read(tf.data.experimental.to_variant(dataset))
+
+
+class TensorFlowBlock:
+  """A TensorFlow computation of TFF as a function of a trace's tensors."""
+
+  def __init__(self, proto):
+    """Prepares the graph; adds nothing to any other.
+
+    Args:
+      proto: The field `tensorflow` of a computation's protocol buffer.
+    """
+    graph_def = tf.compat.v1.GraphDef()
+    proto.graph_def.Unpack(graph_def)
+    _make_functions_unique(graph_def)
+    for node in _all_nodes(graph_def):
+      if 'Dataset' in node.op or 'Iterator' in node.op:
+        node.device = _CPU
+    _make_variables_anonymous(graph_def, proto.initialize_op)
+    self._parameter = proto.parameter
+    self._result = proto.result
+    self._constants = {}
+    if proto.session_token_tensor_name:
+      self._constants[proto.session_token_tensor_name] = b''
+    self._outputs = [name for _, name in _leaves(self._result)]
+    self._graph_def = _prune(graph_def, self._outputs, set())
+    self._readers = self._dense_readers()
+
+  def __call__(self, argument: Any) -> Any:
+    """Imports the graph into the current one.
+
+    Args:
+      argument: A structure as the computation's parameter; anything for a
+        computation without one.
+
+    Returns:
+      A structure as the computation's result.
+    """
+    feeds = {n: tf.constant(v) for n, v in self._constants.items()}
+    for kind, name, value in _bind(self._parameter, argument):
+      reader = self._readers.get(name)
+      tensors = None if reader is None else value.read(reader)
+      if tensors is not None:
+        feeds.update(zip(reader.names, tensors))
+      else:
+        feeds[name] = value.variant if kind == 'sequence' else value
+    fetches = [name for name in self._outputs if name not in feeds]
+    graph_def = _prune(self._graph_def, fetches, set(feeds))
+    feeds |= zip(fetches, _import(graph_def, feeds, fetches))
+    return _pack(self._result, feeds)
+
+  def _dense_readers(self) -> dict[str, DenseReader]:
+    """The readers of those data sets that are made dense, by placeholder."""
+    with tf.Graph().as_default() as graph:
+      tf.graph_util.import_graph_def(self._graph_def, name='')
+    library = {f.signature.name: f for f in self._graph_def.library.function}
+    readers = {}
+    for kind, name in _leaves(self._parameter):
+      if kind != 'sequence' or not _has(graph, name):
+        continue
+      tensors = _dense_tensors(graph, name, library)
+      if tensors:
+        readers[name] = DenseReader(self._graph_def, name, tensors)
+    return readers
+
+
+def _leaves(binding) -> Iterator[tuple[str, str]]:
+  """Yields the kinds and the tensors' names of a binding, in order."""
+  kind = binding.WhichOneof('binding')
+  if kind == 'tensor':
+    yield kind, binding.tensor.tensor_name
+  elif kind == 'sequence':
+    yield kind, binding.sequence.variant_tensor_name
+  elif kind == 'struct':
+    for element in binding.struct.element:
+      yield from _leaves(element)
+
+
+def _bind(binding, value) -> Iterator[tuple[str, str, Any]]:
+  """Yields the leaves of a binding with those of a structure like it."""
+  if binding.WhichOneof('binding') == 'struct':
+    for element, part in zip(binding.struct.element, value, strict=True):
+      yield from _bind(element, part)
+  else:
+    for kind, name in _leaves(binding):
+      yield kind, name, value
+
+
+def _pack(binding, tensors: dict[str, tf.Tensor]) -> Any:
+  """Returns the structure that a binding describes."""
+  kind = binding.WhichOneof('binding')
+  if kind == 'tensor':
+    return tensors[binding.tensor.tensor_name]
+  if kind == 'sequence':
+    return Sequence(tensors[binding.sequence.variant_tensor_name])
+  return tuple(_pack(element, tensors) for element in binding.struct.element)
+
+
+def _all_nodes(graph_def):
+  """Returns the nodes of a graph and of all its functions."""
+  functions = (f.node_def for f in graph_def.library.function)
+  return itertools.chain(graph_def.node, *functions)
+
+
+def _make_functions_unique(graph_def) -> None:
+  """Gives a graph's functions names of their own.
+
+  Graphs of different computations have different functions of the same name.
+  The names here contain a hash of the library, so that a graph that is seen
+  again has the same.
+
+  Args:
+    graph_def: The graph, changed in place.
+  """
+  library = graph_def.library
+  if not library.function:
+    return
+  digest = hashlib.sha256(library.SerializeToString(deterministic=True))
+  suffix = '_' + digest.hexdigest()[:16]
+  known = {function.signature.name for function in library.function}
+  for node in _all_nodes(graph_def):
+    if node.op in known:
+      node.op += suffix
+    for attr in node.attr.values():
+      for func in (attr.func, *attr.list.func):
+        if func.name in known:
+          func.name += suffix
+  for function in library.function:
+    function.signature.name += suffix
+  for gradient in library.gradient:
+    gradient.function_name += suffix
+    gradient.gradient_func += suffix
+
+
+def _make_variables_anonymous(graph_def, initialize_op: str) -> None:
+  """Gives every execution of a graph its own variables, initialized first.
+
+  Args:
+    graph_def: The graph, changed in place.
+    initialize_op: Name of the operation that initializes them; '' for none.
+  """
+  for node in graph_def.node:
+    if node.op == 'VarHandleOp':
+      # TensorFlow counts the references to such a variable and deletes it.
+      node.attr['shared_name'].s = eager_context.anonymous_name().encode()
+  if not initialize_op:
+    return
+  initialize_op = initialize_op.removeprefix('^').split(':')[0]
+  initializing = _ancestors(graph_def, [initialize_op], set())
+  for node in graph_def.node:
+    if node.name not in initializing and node.op not in ('Const', 'Placeholder'):
+      node.input.append('^' + initialize_op)
+
+
+def _ancestors(graph_def, fetches: Iterable[str], feeds: set[str]) -> set[str]:
+  """Returns the names of the nodes that fetches need, given the feeds."""
+  nodes = {node.name: node for node in graph_def.node}
+  needed = set()
+  waiting = [name for name in fetches if _full_name(name) not in feeds]
+  while waiting:
+    name = waiting.pop().removeprefix('^').split(':')[0]
+    if name in needed:
+      continue
+    needed.add(name)
+    waiting.extend(
+        parent
+        for parent in nodes[name].input
+        if _full_name(parent) not in feeds
+    )
+  return needed
+
+
+def _full_name(name: str) -> str:
+  """A tensor's name as nodes give their inputs, with its output's number."""
+  return name if ':' in name or name.startswith('^') else f'{name}:0'
+
+
+def _prune(graph_def, fetches: Iterable[str], feeds: set[str]):
+  """Returns the part of a graph that computes the fetches from the feeds.
+
+  Args:
+    graph_def: The graph.
+    fetches: Names of tensors.
+    feeds: Names of tensors.
+
+  Returns:
+    A `GraphDef`.
+  """
+  needed = _ancestors(graph_def, fetches, feeds)
+  pruned = tf.compat.v1.GraphDef(
+      versions=graph_def.versions, library=graph_def.library
+  )
+  pruned.node.extend(node for node in graph_def.node if node.name in needed)
+  return pruned
+
+
+def _import(graph_def, feeds: dict[str, tf.Tensor], fetches: list[str]):
+  """Imports a pruned graph into the current one; returns what is fetched."""
+  used = {_full_name(name) for node in graph_def.node for name in node.input}
+  # Loops capture the tensors of other graphs only where operations use them.
+  input_map = {
+      name: tf.identity(tensor)
+      for name, tensor in feeds.items()
+      if name in used
+  }
+  return tf.graph_util.import_graph_def(
+      graph_def, input_map, fetches, name='block'
+  )
+
+
+def _has(graph: tf.Graph, tensor_name: str) -> bool:
+  """Whether the node of a tensor is in a graph."""
+  names = {op.name for op in graph.get_operations()}
+  return tensor_name.split(':')[0] in names
+
+
+def _dense_tensors(
+    graph: tf.Graph, placeholder: str, library: dict[str, Any]
+) -> list[tf.Tensor]:
+  """Finds what a graph computes of a data set alone.
+
+  Args:
+    graph: The graph.
+    placeholder: Name of the data set's variant tensor.
+    library: The graph's functions, by name.
+
+  Returns:
+    The outputs of the operations that turn the data set (or one made of it)
+    into ordinary tensors, purely and using no other input of the graph. Empty
+    if any other operation uses the data set, which is then needed anyway.
+  """
+  derived = {graph.get_tensor_by_name(placeholder).op}
+  constant = set()
+  results = []
+  for op in graph.get_operations():  # Parents come before their children.
+    parents = {tensor.op for tensor in op.inputs} | set(op.control_inputs)
+    pure = op.type != 'Placeholder' and is_pure(op.type, op.node_def, library)
+    if not derived & parents:
+      if pure and parents <= constant:
+        constant.add(op)
+      continue
+    is_variant = {tensor.dtype == tf.variant for tensor in op.outputs}
+    if not pure or not parents <= derived | constant or len(is_variant) != 1:
+      return []
+    if is_variant.pop():
+      derived.add(op)
+    else:
+      results.extend(op.outputs)
+  return results
+
+
+def is_pure(op_type: str, node, library: dict[str, Any]) -> bool:
+  """Whether an operation's outputs are functions of its inputs alone.
+
+  Args:
+    op_type: The operation, or a function of the library.
+    node: Its node; None for a function.
+    library: The functions it may call, by name.
+
+  Returns:
+    False also where that is not known.
+  """
+  if op_type in library:
+    nodes = library[op_type].node_def
+    return all(is_pure(inner.op, inner, library) for inner in nodes)
+  op_def = op_def_registry.get(op_type)
+  if op_def is None or (op_def.is_stateful and op_type not in _PURE_OPS):
+    return False
+  return all(
+      name in library and is_pure(name, None, library)
+      for name in called_functions(node)
+  )
+
+
+def called_functions(node) -> list[str]:
+  """The names of the functions that a node calls."""
+  return [
+      func.name
+      for attr in node.attr.values()
+      for func in (attr.func, *attr.list.func)
+      if func.name
+  ]
