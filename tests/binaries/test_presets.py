@@ -79,7 +79,7 @@ def test_a_baseline_sees_the_same_data(resolve, baseline, compared_with):
 
 def test_how_many_baselines_there_are():
   """The four papers' own tables: MetaVers, FedEC, FedMeta-Per, CAFeMe."""
-  assert len(_COMPARED) == 10 + 6 + 4 + 15
+  assert len(_COMPARED) == 11 + 6 + 4 + 15
 
 
 @pytest.mark.parametrize('algorithm', ['fed_per', 'fed_per_meta'])
