@@ -14,10 +14,13 @@ native.prepare_environment()
 
 
 @pytest.fixture(scope='session', autouse=True)
-def native_execution_context():
-  """Chooses TFF's worker, unless no collected test imports TFF."""
+def execution_context():
+  """Chooses this process, unless no collected test imports TFF."""
   if 'tensorflow_federated' in sys.modules:
-    native.set_native_context()
+    # Here, because it imports TFF, which not all tests need.
+    from tff_meta.execution import in_process
+
+    in_process.set_in_process_context('cpu')
   yield
   # Workers that TFF itself has started outlive Python and keep stdout open.
   for child in psutil.Process().children(recursive=True):

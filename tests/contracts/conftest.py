@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 import tree
 
 from tff_meta import composition
@@ -25,6 +26,7 @@ from tff_meta.data import few_round_groups
 from tff_meta.datasets import synthetic
 from tff_meta.evaluation import few_round
 from tff_meta.evaluation import personalization
+from tff_meta.execution import native
 from tff_meta.learners import personalizer
 
 # Fields of the configuration that the toy problem needs otherwise than the
@@ -232,7 +234,7 @@ class Case:
   @property
   def has_a_fixed_order(self) -> bool:
     """Whether a client's memory decides which examples come next."""
-    return getattr(self.config, 'client_adam_state', None) == 'persist'
+    return getattr(self.config, 'batch_position', None) == 'persist'
 
   @property
   def keeps_what_it_uploads(self) -> bool:
@@ -546,6 +548,12 @@ def _with_marks(cases, is_slow=lambda case: case.is_slow):
 def subject(request) -> Subject:
   """Every process in turn; algorithms that only use it otherwise share it."""
   return _subject(request.param)
+
+
+@pytest.fixture(scope='session')
+def native_context() -> tff.framework.SyncContext:
+  """TFF's own runtime."""
+  return native.create_native_context()
 
 
 @pytest.fixture(scope='session')

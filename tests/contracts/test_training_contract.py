@@ -1,8 +1,4 @@
-"""What every registered training process promises.
-
-That the in-process execution context agrees with the native one belongs here
-too, as soon as there is one.
-"""
+"""What every registered training process promises."""
 
 import collections
 import dataclasses
@@ -130,6 +126,16 @@ def test_same_seed_same_states(subject):
   ):
     _assert_identical(output.state, expected.state)
     _assert_identical(output.metrics, expected.metrics)
+
+
+def test_native_and_in_process_execution_agree(subject, native_context):
+  with tff.framework.get_context_stack().install(native_context):
+    outputs = subject.run(subject.cohort)
+
+  for output, expected in zip(outputs, subject.outputs, strict=True):
+    _assert_close(output.state, expected.state, rtol=1e-5, atol=1e-5)
+    _assert_close(output.metrics, expected.metrics, rtol=1e-5, atol=1e-5)
+    _assert_close(output.memories, expected.memories, rtol=1e-5, atol=1e-5)
 
 
 def test_next_is_next_with_memory_without_the_memory(stateful_subject):

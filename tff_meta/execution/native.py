@@ -57,16 +57,12 @@ def prepare_environment() -> None:
 def set_native_context() -> None:
   """Makes TFF run computations in a C++ worker that ends with this process.
 
-  Has to be called in the main thread: Linux ends the worker with the thread
-  that started it.
-
   Raises:
     ImportError: If TensorFlow Federated cannot be imported.
     WorkerError: If the worker does not start.
   """
-  prepare_environment()
-  tff = installation.import_tff()
-  tff.framework.set_default_context(_create_context(tff))
+  context = create_native_context()
+  installation.import_tff().framework.set_default_context(context)
 
 
 def end_process(exit_code: int) -> NoReturn:
@@ -85,8 +81,18 @@ def end_process(exit_code: int) -> NoReturn:
   os._exit(exit_code)
 
 
-def _create_context(tff):
-  """Returns a synchronous TFF context on a worker of our own."""
+def create_native_context():
+  """Returns a synchronous TFF context on a worker of its own.
+
+  Has to be called in the main thread: Linux ends the worker with the thread
+  that started it.
+
+  Raises:
+    ImportError: If TensorFlow Federated cannot be imported.
+    WorkerError: If the worker does not start.
+  """
+  prepare_environment()
+  tff = installation.import_tff()
   import grpc
   import portpicker
   from tensorflow_federated.python.core.environments.tensorflow_frontend import (  # noqa: E501
