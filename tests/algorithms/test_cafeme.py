@@ -38,6 +38,7 @@ RELEASE = dataclasses.replace(
     PAPER,
     context_mode='unlabeled_self',
     disjoint_support_query=False,
+    batch_position='persist',
     client_adam_state='persist',
 )
 
@@ -143,7 +144,7 @@ def run(config, num_rounds, clients=CLIENTS):
   weights = [to_vector(process.get_model_weights(state).trainable)]
   for _ in range(num_rounds):
     cohort = [data(process, s, xy, memories[s]) for s, xy in clients.items()]
-    if config.client_adam_state == 'persist':
+    if isinstance(process, composition.StatefulLearningProcess):
       output, kept = process.next_with_memory(state, cohort)
       memories = dict(zip(clients, (m.value for m in kept), strict=True))
     else:
@@ -200,12 +201,14 @@ def naive_batches(config, xy, salt, round_num, rounds_before):
   """Two inner batches and the query set, from halves or from one stream."""
   fixed = fold_in([0, RUN_SEED], salt)
   seed = fold_in(fold_in([0, RUN_SEED], round_num), salt)
-  order = fixed if config.client_adam_state == 'persist' else seed
-  k = rounds_before if config.client_adam_state == 'persist' else 0
+  goes_on = config.batch_position == 'persist'
+  order, k = (fixed, rounds_before) if goes_on else (seed, 0)
   if config.disjoint_support_query:
     halves = [
         (part.x.numpy(), part.y.numpy())
-        for part in episodes.split_support_query(to_examples(xy), 0.5, fixed)
+        for part in episodes.split_support_query(
+            to_examples(xy), config.support_fraction, fixed
+        )
     ]
     inner = rows(len(halves[0][1]), 2, fold_in(order, 0), 2 * k)
     query = rows(len(halves[1][1]), 2, fold_in(order, 1), 2 * k)
@@ -218,9 +221,12 @@ def naive_batches(config, xy, salt, round_num, rounds_before):
 
 
 def naive_client(config, w, xy, salt, round_num, adam):
-  """The client's new weights and query loss; `adam` (m, v, t) is updated."""
+  """The client's new weights and query loss; `adam` (m, v, t) is updated.
+
+  Every client takes part in every round, numbered from 0.
+  """
   oracle = Oracle(config.context_mode == 'labeled_support')
-  inner, query = naive_batches(config, xy, salt, round_num, adam[2])
+  inner, query = naive_batches(config, xy, salt, round_num, round_num)
   phi = w
   for batch in inner:
     phi = phi - 0.4 * oracle.gradient(phi, batch, batch)[1]
@@ -238,9 +244,21 @@ def naive_client(config, w, xy, salt, round_num, adam):
         dataclasses.replace(PAPER, context_mode='unlabeled_self'),
         RELEASE,
         dataclasses.replace(RELEASE, context_mode='labeled_support'),
-        dataclasses.replace(RELEASE, disjoint_support_query=True),
+        dataclasses.replace(
+            RELEASE, disjoint_support_query=True, support_fraction=0.3
+        ),
+        dataclasses.replace(RELEASE, client_adam_state='reset'),
+        dataclasses.replace(PAPER, client_adam_state='persist'),
     ],
-    ids=['paper', 'paper-self', 'release', 'release-labeled', 'release-halves'],
+    ids=[
+        'paper',
+        'paper-self',
+        'release',
+        'release-labeled',
+        'release-parts',
+        'release-anew',
+        'paper-persist',
+    ],
 )
 def test_rounds_by_hand(config):
   """Three clients, three rounds: gradient at phi_tau, one Adam step, mean."""
@@ -264,9 +282,15 @@ def test_rounds_by_hand(config):
     np.testing.assert_allclose(weights[round_num + 1], w, atol=5e-4)
   np.testing.assert_allclose(metrics['loss'], sum(losses) / sum(sizes), 1e-3)
   assert metrics['num_examples'] == sum(sizes)
-  if config.client_adam_state == 'persist':
-    for salt, memory in memories.items():
+  options = dict(
+      num_rounds=config.batch_position, adam=config.client_adam_state
+  )
+  kept = {name for name, option in options.items() if option == 'persist'}
+  for salt, memory in memories.items():
+    assert set(memory or ()) == kept
+    if 'num_rounds' in kept:
       assert memory['num_rounds'] == 3
+    if 'adam' in kept:
       first = to_vector(memory['adam']['accumulator'])
       np.testing.assert_allclose(first, adams[salt][0], atol=2e-5)
 
@@ -277,8 +301,14 @@ def client_gradient(config, seed=0, dtype=tf.float64):
   weights = tf.nest.map_structure(
       lambda w: tf.cast(w, dtype), model.initialize([1, seed])
   )
-  batches = cafeme.client_batches(
-      config, to_examples(CLIENTS[5]), [1, 2], [3, 4], 0
+  batches = cyclic_batches.support_and_query(
+      to_examples(CLIENTS[5]),
+      3,
+      num_support=config.inner_steps,
+      num_query=2,
+      support_fraction=0.5,
+      split_seed=[1, 2],
+      order_seed=[3, 4],
   )
   gradient = functools.partial(
       cafeme.client_meta_gradient, model, config, batches=batches
@@ -344,7 +374,7 @@ def test_one_step_on_a_quadratic(order, factor, monkeypatch):
       PAPER, inner_steps=1, inner_learning_rate=0.3, maml_order=order
   )
   support, query = (to_examples(([[t]], [0])) for t in (1.0, 4.0))
-  batches = cafeme.ClientBatches(
+  batches = cyclic_batches.SupportAndQuery(
       support, cyclic_batches.cyclic_minibatches(1, 1, 1, [0, 0]), query
   )
   weights = {'body': {'w': tf.constant(0.0)}}
@@ -395,29 +425,6 @@ def test_a_client_without_examples_takes_no_part():
   np.testing.assert_allclose(with_it[-1], without[-1], atol=1e-6)
   assert memories[8]['num_rounds'] == 0
   assert metrics['num_non_finite_clients'] == 0
-
-
-def test_halves_are_disjoint_and_the_same_in_every_round():
-  examples = to_examples((np.arange(46.0).reshape(23, 2), np.zeros(23, int)))
-  seen = [
-      cafeme.client_batches(PAPER, examples, [1, 2], [3, r], 0)
-      for r in range(12)
-  ]
-  support = {x for b in seen for x in b.examples.x.numpy()[:, 0]}
-  query = {x for b in seen for x in b.query.x.numpy()[:, 0]}
-  assert len(support) == 11 and len(query) == 12
-  assert not support & query
-
-
-def test_one_stream_overlaps_only_when_examples_are_few():
-  config = dataclasses.replace(RELEASE, inner_steps=5, query_batches=6)
-  for n, overlap in ((35, 0), (24, 9)):
-    examples = to_examples((np.arange(2.0 * n).reshape(n, 2), np.zeros(n, int)))
-    batches = cafeme.client_batches(config, examples, [1, 2], [3, 4], 1)
-    support = batches.examples.x.numpy()[batches.support.indices.numpy(), 0]
-    query = batches.query.x.numpy()[:, 0]
-    assert support.shape == (5, 3) and query.shape == (18,)
-    assert len(set(support.flat) & set(query)) == overlap
 
 
 QUERY = make_examples((3, 3, 3), 9)
@@ -521,6 +528,8 @@ def test_other_networks_are_refused():
         dict(gating='film'),
         dict(context_mode='labeled_self'),
         dict(client_adam_state='keep'),
+        dict(batch_position='keep'),
+        dict(support_fraction=1.0),
         dict(outer_learning_rate=-1.0),
     ],
     ids=str,
@@ -545,9 +554,11 @@ def test_presets():
   assert differences == dict(
       context_mode=('labeled_support', 'unlabeled_self'),
       disjoint_support_query=(True, False),
+      batch_position=('reset', 'persist'),
       client_adam_state=('reset', 'persist'),
   )
   assert (paper.maml_order, paper.gating) == (1, 'c1')
+  assert paper.support_fraction == 0.5
   assert (paper.inner_steps, paper.query_batches, paper.batch_size) == (
       5,
       6,

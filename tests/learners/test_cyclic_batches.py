@@ -42,6 +42,60 @@ def test_no_batches():
   assert take(5, 2, 0).indices.shape == (0, 2)
 
 
+def numbered(n):
+  """Examples that are told apart by their x."""
+  x = tf.range(float(n))[:, tf.newaxis]
+  return episodes.Examples(x, tf.zeros(n, tf.int32), tf.ones(n))
+
+
+def support_and_query(n, num_support, num_query, **options):
+  """Returns the x of the pool, of the support batches and of the query."""
+  pool, support, query = cyclic_batches.support_and_query(
+      numbered(n),
+      3,
+      num_support=num_support,
+      num_query=num_query,
+      **(dict(split_seed=SEED, order_seed=(3, 4)) | options),
+  )
+  x = pool.x.numpy()[:, 0]
+  return x, x[support.indices.numpy()], query.x.numpy()[:, 0]
+
+
+@pytest.mark.parametrize('fraction, size', [(0.5, 11), (0.3, 6)])
+def test_two_parts_are_disjoint_and_the_same_in_every_round(fraction, size):
+  """Of 23 examples; the batches are others in every order."""
+  rounds = [
+      support_and_query(23, 2, 2, support_fraction=fraction, order_seed=(3, r))
+      for r in range(12)
+  ]
+  support = {x for _, batches, _ in rounds for x in batches.flat}
+  query = {x for *_, batch in rounds for x in batch}
+  assert support == set(rounds[0][0]) and len(support) == size
+  assert len(query) == 23 - size and not support & query
+
+
+@pytest.mark.parametrize('n, overlap', [(35, 0), (24, 9)])
+def test_one_stream_overlaps_only_when_examples_are_few(n, overlap):
+  """Five support batches, and the six that follow them."""
+  _, support, query = support_and_query(
+      n, 5, 6, support_fraction=None, num_rounds=1
+  )
+  assert support.shape == (5, 3) and query.shape == (18,)
+  assert len(set(support.flat) & set(query)) == overlap
+  stream = take(n, 3, 11, start=11, seed=(3, 4)).indices.numpy()
+  np.testing.assert_array_equal(support, stream[:5])
+  np.testing.assert_array_equal(query, stream[5:].ravel())
+
+
+def test_two_parts_go_on_where_the_last_round_ended():
+  options = dict(support_fraction=0.5, num_rounds=2)
+  _, support, query = support_and_query(24, 2, 1, **options)
+  options['num_rounds'] = 0
+  _, all_support, all_query = support_and_query(24, 6, 3, **options)
+  np.testing.assert_array_equal(support, all_support[4:])
+  np.testing.assert_array_equal(query, all_query[6:])
+
+
 @pytest.mark.parametrize('batch_size, num_batches', [(0, 1), (1, -1)])
 def test_bad_sizes(batch_size, num_batches):
   with pytest.raises(ValueError, match='`batch_size` of at least 1'):

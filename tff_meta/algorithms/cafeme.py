@@ -47,12 +47,16 @@ class CafemeConfig:
     gating: How it acts on a layer's output, see `models.modulated_cnn`.
     maml_order: 1 takes the query gradient at the adapted weights; 2
       differentiates through the inner steps.
-    disjoint_support_query: Inner and query batches come from two fixed halves
-      of the client's examples; otherwise one after the other from one stream,
+    disjoint_support_query: Inner and query batches come from two fixed parts of
+      the client's examples; otherwise one after the other from one stream,
       where they overlap if the examples are few.
-    client_adam_state: `'persist'`: the client keeps Adam's moments, and where
-      it stands in the fixed order of its batches. `'reset'`: both start anew
-      every round, and the one step moves every weight by about the rate.
+    support_fraction: Share of the examples that is the part of inner batches.
+    batch_position: `'persist'`: a client has one order of its batches for good,
+      and goes on where its last round ended. `'reset'`: a new order every
+      round.
+    client_adam_state: `'persist'`: a client keeps Adam's moments. `'reset'`:
+      they start anew every round, so that the one step moves every weight by
+      about the rate.
     inner_steps: tau, inner steps, each on a batch of its own.
     query_batches: Batches that make up the query set, at least 1.
     batch_size: Examples of a batch, at least 1; also in prediction.
@@ -68,6 +72,8 @@ class CafemeConfig:
   gating: Literal['c1', 'c0', 'c2'] = 'c1'
   maml_order: Literal[1, 2] = 1
   disjoint_support_query: bool = True
+  support_fraction: float = 0.5
+  batch_position: Literal['reset', 'persist'] = 'reset'
   client_adam_state: Literal['reset', 'persist'] = 'reset'
   inner_steps: int = 5
   query_batches: int = 6
@@ -81,6 +87,7 @@ class CafemeConfig:
 
   def __post_init__(self):
     config_checks.check_fields(self)
+    config_checks.check_fraction(self, 'support_fraction')
     for name in ('query_batches', 'batch_size', 'fine_tuning_decay_steps'):
       config_checks.check_at_least_one(self, name)
 
@@ -90,6 +97,7 @@ RELEASE = dataclasses.replace(
     PAPER,
     context_mode='unlabeled_self',
     disjoint_support_query=False,
+    batch_position='persist',
     client_adam_state='persist',
 )
 # Only for the demonstration: small batches for the embedded digits, and so few
@@ -162,71 +170,11 @@ def modulated_loss(
   return cross_entropy.softmax_cross_entropy(logits, batch.y, batch.mask)
 
 
-class ClientBatches(NamedTuple):
-  """A client's batches of a round.
-
-  Attributes:
-    examples: The examples that inner batches are taken from.
-    support: Their `Minibatches`, `tau` of them.
-    query: The query batches in one, `Examples`.
-  """
-
-  examples: episodes.Examples
-  support: episodes.Minibatches
-  query: episodes.Examples
-
-
-def client_batches(
-    config: CafemeConfig,
-    examples: episodes.Examples,
-    split_seed: tf.Tensor,
-    order_seed: tf.Tensor,
-    num_rounds: int | tf.Tensor,
-) -> ClientBatches:
-  """The batches of a client's round, see `cyclic_batches.cyclic_minibatches`.
-
-  Args:
-    config: The configuration.
-    examples: All examples of the client, none of them padding.
-    split_seed: int32 `[2]`, of the two halves if support and query are
-      disjoint.
-    order_seed: int32 `[2]`, of the order of the batches.
-    num_rounds: int32 scalar, rounds that have taken batches from this order.
-
-  Returns:
-    `ClientBatches`; without `disjoint_support_query` the query batches are
-    those that follow the inner ones.
-  """
-  tau, num_query = config.inner_steps, config.query_batches
-
-  def stream(examples, seed, num_batches):
-    return cyclic_batches.cyclic_minibatches(
-        tf.size(examples.y),
-        config.batch_size,
-        num_batches,
-        seed,
-        num_rounds * num_batches,
-    )
-
-  if config.disjoint_support_query:
-    fold_in = tf.random.experimental.stateless_fold_in
-    pool, query_pool = episodes.split_support_query(examples, 0.5, split_seed)
-    support = stream(pool, fold_in(order_seed, 0), tau)
-    query = stream(query_pool, fold_in(order_seed, 1), num_query)
-  else:
-    pool, query_pool = examples, examples
-    batches = stream(examples, order_seed, tau + num_query)
-    support = episodes.Minibatches(*(part[:tau] for part in batches))
-    query = episodes.Minibatches(*(part[tau:] for part in batches))
-  rows, mask = (tf.reshape(part, [-1]) for part in query)
-  return ClientBatches(pool, support, episodes.take(query_pool, rows, mask))
-
-
 def client_meta_gradient(
     network: modulated_cnn.ModulatedModel,
     config: CafemeConfig,
     weights: model_lib.Weights,
-    batches: ClientBatches,
+    batches: cyclic_batches.SupportAndQuery,
 ) -> tuple[tf.Tensor, model_lib.Weights]:
   """The gradient by which a client improves the initial weights omega.
 
@@ -293,51 +241,59 @@ def build_cafeme(
     server_optimizer: By default SGD of rate 1, the plain average.
 
   Returns:
-    A `LearningProcess`; where `client_adam_state` is `'persist'`, a
-    `StatefulLearningProcess` whose clients keep `num_rounds`, an int32 scalar
-    that says which batches come next, and `adam`, the optimizer's state.
+    A `LearningProcess`; where anything persists, a `StatefulLearningProcess`.
+    With `batch_position` its clients keep `num_rounds`, an int32 scalar that
+    says which batches come next; with `client_adam_state` they keep `adam`, the
+    optimizer's state.
 
   Raises:
     ValueError: If the model has no modulator.
   """
   network = build_network(model, config, num_classes)
   optimizer = composition.build_optimizer('adam', config.outer_learning_rate)
-  persists = config.client_adam_state == 'persist'
+  options = dict(
+      num_rounds=config.batch_position, adam=config.client_adam_state
+  )
+  kept = [name for name, option in options.items() if option == 'persist']
 
   def initialize():
     return network.initialize(composition.initial_seed(seed))
 
-  def new_memory():
+  def first_values(weights):
     specs = tf.nest.map_structure(
-        lambda w: tf.TensorSpec(w.shape, w.dtype), initialize()
+        lambda w: tf.TensorSpec(w.shape, w.dtype), weights
     )
-    adam = optimizer.initialize(specs)
-    return collections.OrderedDict(
-        num_rounds=tf.constant(0),
-        adam=tf.nest.map_structure(tf.convert_to_tensor, adam),
+    adam = tf.nest.map_structure(
+        tf.convert_to_tensor, optimizer.initialize(specs)
     )
+    return dict(num_rounds=tf.constant(0), adam=adam)
+
+  def to_memory(values):
+    return collections.OrderedDict((name, values[name]) for name in kept)
 
   def client_update(weights, client):
-    memory = client.memory.value if persists else new_memory()
-    order_seed = client.fixed_seed if persists else client.seed
-    batches = client_batches(
-        config,
+    values = first_values(weights) | (client.memory.value if kept else {})
+    batches = cyclic_batches.support_and_query(
         client.examples,
-        client.fixed_seed,
-        order_seed,
-        memory['num_rounds'],
+        config.batch_size,
+        num_support=config.inner_steps,
+        num_query=config.query_batches,
+        support_fraction=(
+            config.support_fraction if config.disjoint_support_query else None
+        ),
+        split_seed=client.fixed_seed,
+        order_seed=(client.fixed_seed if 'num_rounds' in kept else client.seed),
+        num_rounds=values['num_rounds'],
     )
     loss, gradient = client_meta_gradient(network, config, weights, batches)
-    adam, moved = optimizer.next(memory['adam'], weights, gradient)
-    kept = collections.OrderedDict(
-        num_rounds=memory['num_rounds'] + 1, adam=adam
-    )
+    adam, moved = optimizer.next(values['adam'], weights, gradient)
+    values = dict(num_rounds=values['num_rounds'] + 1, adam=adam)
     num_query = tf.cast(tf.size(batches.query.y), tf.float32)
     return client_work.ClientOutput(
         weights_lib.subtract(weights, moved),
         tf.cast(num_query > 0, tf.float32),
         local_sgd.LocalReport(loss * num_query, num_query),
-        memory=kept if persists else (),
+        memory=to_memory(values) if kept else (),
     )
 
   return composition.build_learning_process(
@@ -347,7 +303,7 @@ def build_cafeme(
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer,
-      memory=new_memory if persists else None,
+      memory=(lambda: to_memory(first_values(initialize()))) if kept else None,
   )
 
 

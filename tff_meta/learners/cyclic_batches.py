@@ -1,7 +1,7 @@
 """Minibatches of an endless stream, and prediction batch by batch."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -50,6 +50,77 @@ def cyclic_minibatches(
   cycle = tf.reshape(order, [in_a_cycle, length])
   indices = tf.gather(cycle, (start + tf.range(num_batches)) % in_a_cycle)
   return episodes.Minibatches(indices, tf.ones_like(indices, tf.float32))
+
+
+class SupportAndQuery(NamedTuple):
+  """Batches of support and query examples.
+
+  Attributes:
+    examples: The examples that support batches are taken from.
+    support: Which of them form which batch, `Minibatches`.
+    query: The query batches in one, `Examples`.
+  """
+
+  examples: episodes.Examples
+  support: episodes.Minibatches
+  query: episodes.Examples
+
+
+def support_and_query(
+    examples: episodes.Examples,
+    batch_size: int,
+    *,
+    num_support: int,
+    num_query: int,
+    support_fraction: float | None,
+    split_seed: tf.Tensor,
+    order_seed: tf.Tensor,
+    num_rounds: int | tf.Tensor = 0,
+) -> SupportAndQuery:
+  """Takes a client's batches of a round, see `cyclic_minibatches`.
+
+  Args:
+    examples: All examples of the client, none of them padding.
+    batch_size: Examples of a batch, at least 1.
+    num_support: Support batches, at least 0.
+    num_query: Query batches, at least 0.
+    support_fraction: Share of the examples that is for support alone, the
+      others being for query; None takes the query batches from the one stream
+      of all examples, behind the support batches.
+    split_seed: int32 `[2]`, of that split.
+    order_seed: int32 `[2]`, of the order of the batches.
+    num_rounds: int32 scalar, rounds that have taken batches from this order.
+
+  Returns:
+    The batches.
+
+  Source: Vettoruzzo et al. 2023, CAFeMe (two sets), and its released code (one
+  stream).
+  """
+
+  def stream(examples, seed, num_batches):
+    return cyclic_minibatches(
+        tf.size(examples.y),
+        batch_size,
+        num_batches,
+        seed,
+        num_rounds * num_batches,
+    )
+
+  if support_fraction is None:
+    pool, query_pool = examples, examples
+    batches = stream(examples, order_seed, num_support + num_query)
+    support = episodes.Minibatches(*(part[:num_support] for part in batches))
+    query = episodes.Minibatches(*(part[num_support:] for part in batches))
+  else:
+    fold_in = tf.random.experimental.stateless_fold_in
+    pool, query_pool = episodes.split_support_query(
+        examples, support_fraction, split_seed
+    )
+    support = stream(pool, fold_in(order_seed, 0), num_support)
+    query = stream(query_pool, fold_in(order_seed, 1), num_query)
+  rows, mask = (tf.reshape(part, [-1]) for part in query)
+  return SupportAndQuery(pool, support, episodes.take(query_pool, rows, mask))
 
 
 def predict_in_batches(
