@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_meta import episodes
 from tff_meta.baselines import local
 from tff_meta.client_works import client_work
 
@@ -81,6 +82,108 @@ def test_every_client_trains_on_alone():
   assert np.abs(expected[0] - initial).max() > 0.1
 
 
+EPISODES = dataclasses.replace(
+    CONFIG, training='episodes', episodes=3, shots=2, queries=2
+)
+
+
+def episode_of(config, pairs):
+  """Support and query of all examples in this order."""
+  x, y = zip(*pairs, strict=True)
+  client = oracle.Client(np.array(x), np.array(y, np.int32), 0)
+  parts = episodes.n_way_k_shot(
+      client.examples(),
+      oracle.NUM_CLASSES,
+      tf.constant([0, 0]),
+      ways=0,
+      shots=config.shots,
+      queries=config.queries,
+      max_examples=config.max_whole_examples,
+  )
+  return [oracle.Client(p.x.numpy(), p.y.numpy(), 0).pairs() for p in parts]
+
+
+def naive_episodes(config, w, client, seed):
+  """Steps on episodes, each of another order of the examples."""
+
+  def loss(w, pairs):
+    support, query = episode_of(config, pairs)
+    return oracle.distance_loss(w, query, oracle.class_means(w, support))
+
+  orders = oracle.batches_of(client.pairs(), 0, seed, config.episodes)
+  return oracle.descend(loss, w, orders, sgd, config.weight_decay)[0]
+
+
+@pytest.mark.parametrize(
+    'change',
+    [
+        {},
+        {'episodes': 2},
+        {'shots': 1},
+        {'queries': 1},
+        {'queries': 0},
+        {'queries': 0, 'max_whole_examples': 6},
+    ],
+    ids=str,
+)
+def test_a_client_trains_on_episodes(change):
+  """Of two classes; then it is tested with means of all its examples."""
+  config = dataclasses.replace(EPISODES, **change)
+  client = CLIENTS[0]
+  process = local.build_local(
+      oracle.build_model(),
+      config,
+      num_classes=oracle.NUM_CLASSES,
+      seed=oracle.RUN_SEED,
+  )
+  state = process.initialize()
+  weights = process.get_model_weights(state).trainable
+  memory = client_work.memory_dataset(process.initial_memory, None)
+  data = client.data() | {'memory': memory}
+  _, (kept,) = process.next_with_memory(state, [data])
+  seed = oracle.fold_in(oracle.fold_in((0, oracle.RUN_SEED), 0), client.salt)
+  initial = oracle.to_vector(weights)
+  expected = naive_episodes(config, initial, client, seed)
+  assert len(initial) == 9 and np.abs(expected - initial).max() > 0.01
+  np.testing.assert_allclose(
+      oracle.to_vector(kept.value), expected, rtol=1e-4, atol=1e-5
+  )
+
+  options = dict(num_classes=oracle.NUM_CLASSES)
+  known = local.build_local_known_client(
+      oracle.build_model(), config, **options
+  )
+  new = local.build_local_new_client(oracle.build_model(), config, **options)
+  assert known.start is None and new.start is None
+  query = oracle.make_client((6, 7, 8), salt=9)
+  means = oracle.class_means(expected, client.pairs())
+  answers = []
+  for x in query.x:
+    e = oracle.embed(expected, x)
+    answers.append(min(means, key=lambda c: np.sum((e - means[c]) ** 2)))
+  assert len(set(answers)) == 2
+  for use, memory in ((known, kept), (new, ())):
+    weights, memory = tf.nest.map_structure(
+        tf.convert_to_tensor, (weights, memory)
+    )
+    adapted = use.adapt(weights, memory, client.examples(), seed)
+    found = use.predict(adapted, query.examples()).numpy().tolist()
+    assert found == answers
+
+
+def test_a_known_client_without_episodes_has_the_initial_network():
+  weights = oracle.build_model().initialize(tf.constant([1, 2]))
+  other = oracle.build_model().initialize(tf.constant([3, 4]))
+  known = local.build_local_known_client(
+      oracle.build_model(), EPISODES, num_classes=oracle.NUM_CLASSES
+  )
+  for present, expected in ((True, other), (False, weights)):
+    memory = client_work.ClientMemory(tf.constant(present), other)
+    examples = CLIENTS[0].examples()
+    body, _ = known.adapt(weights, memory, examples, tf.constant([5, 6]))
+    tf.nest.map_structure(np.testing.assert_array_equal, body, expected['body'])
+
+
 def models():
   initialize = oracle.build_model().with_head(4).initialize
   return initialize(tf.constant([1, 2])), initialize(tf.constant([3, 4]))
@@ -140,6 +243,7 @@ def test_presets():
       0.5,
   )
   assert (paper.batch_size, paper.epochs, paper.weight_decay) == (10, 10, 0)
+  assert (paper.training, paper.episodes) == ('epochs', 100)
 
 
 @pytest.mark.parametrize(
@@ -148,6 +252,8 @@ def test_presets():
         ({'momentum': 1.0}, '`momentum`.*found 1.0'),
         ({'optimizer': 'adam'}, "momentum.*'adam'.*found 0.5"),
         ({'epochs': -1}, '`epochs`.*found -1'),
+        ({'training': 'steps'}, "`training`.*'episodes', found 'steps'"),
+        ({'shots': 0}, '`shots` of at least 1, found 0'),
     ],
     ids=str,
 )

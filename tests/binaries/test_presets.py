@@ -52,7 +52,9 @@ _COMPARED = [
     *(
         (name, _METAVERS)
         for name in _NAMES
-        if name.startswith('metavers_cifar10_') and not name[-1].isdigit()
+        if name.startswith('metavers_cifar10_')
+        and not name[-1].isdigit()
+        and not name.endswith('_local')
     ),
     *(
         (name, _FEDEC)
@@ -79,7 +81,7 @@ def test_a_baseline_sees_the_same_data(resolve, baseline, compared_with):
 
 def test_how_many_baselines_there_are():
   """The four papers' own tables: MetaVers, FedEC, FedMeta-Per, CAFeMe."""
-  assert len(_COMPARED) == 11 + 6 + 4 + 15
+  assert len(_COMPARED) == 10 + 6 + 4 + 15
 
 
 @pytest.mark.parametrize('algorithm', ['fed_per', 'fed_per_meta'])
@@ -92,6 +94,25 @@ def test_the_rates_of_fedmeta_per(resolve, algorithm, data, rate):
   assert (hparams.epochs, hparams.batch_size) == (1, 32)
   assert hparams.head_of_evaluation == 'averaged'
   assert hparams.fine_tuning_epochs == (algorithm == 'fed_per_meta')
+
+
+def test_local_training_as_metavers_has_it(resolve):
+  """A hundred episodes of everybody, and all else as there."""
+  config = resolve('metavers_cifar10_local')
+  metavers = resolve(_METAVERS)
+  assert _differences(config, metavers) == {
+      'algorithm',
+      'preset',
+      'hparams',
+      'clients_per_round',
+      'eval_every',
+  }
+  assert (config.rounds, config.clients_per_round) == (1, config.num_clients)
+  hparams = config.hparams
+  assert (hparams.training, hparams.episodes) == ('episodes', 100)
+  assert (hparams.shots, hparams.queries) == (20, 30)
+  for name in ('optimizer', 'learning_rate', 'weight_decay'):
+    assert getattr(hparams, name) == getattr(metavers.hparams, name)
 
 
 def test_other_cells_of_a_table_by_one_flag(resolve):

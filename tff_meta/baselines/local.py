@@ -4,10 +4,11 @@ All clients start from the same random weights. In every round it is sampled for
 a client trains its model further on its own examples and keeps it; what it
 uploads is zero, and the server's weights stay the initial ones. How often a
 client was sampled decides how long it trains: one round with all clients is
-`epochs` epochs for each of them.
+`epochs` epochs for each of them. Or `episodes` episodes, for a network without
+a classifier, which classifies by the nearest mean of the client's examples.
 
-Source: "Local" in FedEC's Table 2 and in MetaVers' tables. Neither gives a
-number of epochs.
+Source: "Local" in FedEC's Table 2, which gives no number of epochs, and in
+MetaVers' tables (100 episodes).
 Deviations: BUILD_NOTES.md, Local.
 """
 
@@ -19,12 +20,15 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import episodes
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import few_round
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personal_head
 from tff_meta.learners import personalizer
+from tff_meta.learners import prototype_classifier
+from tff_meta.losses import prototypical
 from tff_meta.models import model as model_lib
 
 
@@ -37,26 +41,39 @@ class LocalConfig:
     learning_rate: Of the clients.
     momentum: Of SGD, in [0, 1).
     weight_decay: Coupled L2 coefficient.
+    training: `'epochs'` of minibatches with a linear classifier, or few-shot
+      `'episodes'` with prototypes.
     epochs: Local epochs of a round.
     batch_size: Examples of a minibatch; 0 is the whole set.
+    episodes: Local episodes of a round, a step each, of all of the client's
+      classes.
+    shots: K, support examples of a class in an episode, at least 1.
+    queries: Q, query examples of a class; 0 is all that are left.
+    max_whole_examples: See `episodes.n_way_k_shot`; 0 for no limit.
   """
 
   optimizer: Literal['sgd', 'adam'] = 'sgd'
   learning_rate: float = 0.01
   momentum: float = 0.5
   weight_decay: float = 0.0
+  training: Literal['epochs', 'episodes'] = 'epochs'
   epochs: int = 10
   batch_size: int = 10
+  episodes: int = 100
+  shots: int = 20
+  queries: int = 30
+  max_whole_examples: int = 450
 
   def __post_init__(self):
     config_checks.check_fields(self)
+    config_checks.check_at_least_one(self, 'shots')
     composition.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
 
 
 # Not in the papers; FedRep's code, whose protocol FedEC follows, trains its
-# local models for 10 epochs with these.
+# local models for 10 epochs with these. Episodes are those of MetaVers.
 PAPER = LocalConfig()
 RELEASE = PAPER
 # For the demonstration on the embedded digits only.
@@ -74,7 +91,7 @@ def build_local(
   """Builds local training.
 
   Args:
-    model: The network; it gets a head of `num_classes`.
+    model: The network; with epochs it gets a head of `num_classes`.
     config: The configuration.
     num_classes: Number of classes of the clients' labels.
     seed: The run's seed, in the int32 range.
@@ -83,18 +100,18 @@ def build_local(
   Returns:
     A `StatefulLearningProcess`; a client's memory is its model.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  if config.training == 'episodes':
+    network = model.without_head()
+  else:
+    network = few_round.LinearClassifier(model, num_classes)
+  train = _build_training(model, config, num_classes)
 
   def initialize():
-    return classifier.initialize(composition.initial_seed(seed))
+    return network.initialize(composition.initial_seed(seed))
 
   def client_update(weights, client):
-    trained, report = _train(
-        classifier,
-        config,
-        client.memory.value_or(weights),
-        client.examples,
-        client.seed,
+    trained, report = train(
+        client.memory.value_or(weights), client.examples, client.seed
     )
     return client_work.ClientOutput(
         update=weights_lib.zeros_like(weights),
@@ -115,20 +132,75 @@ def build_local(
   )
 
 
-def _train(classifier, config, weights, examples, seed):
-  """Epochs on all parameters: the weights and a `LocalReport`."""
-  return local_sgd.local_sgd(
-      lambda w, batch: classifier.loss(w, batch, classifier.no_prototypes()),
-      weights,
-      examples,
-      composition.build_optimizer(
-          config.optimizer, config.learning_rate, config.momentum
-      ),
-      batch_size=config.batch_size or None,
-      num_epochs=config.epochs,
-      seed=seed,
-      weight_decay=config.weight_decay,
+def _build_training(model, config, num_classes):
+  """From weights, examples and a seed to weights and a `LocalReport`."""
+  if config.training == 'episodes':
+    batch_size, num_epochs = None, config.episodes
+    loss = _build_episode_loss(model, config, num_classes)
+  else:
+    batch_size, num_epochs = config.batch_size or None, config.epochs
+    classifier = few_round.LinearClassifier(model, num_classes)
+
+    def loss(weights, batch):
+      return classifier.loss(weights, batch, classifier.no_prototypes())
+
+  def train(weights, examples, seed):
+    return local_sgd.local_sgd(
+        loss,
+        weights,
+        examples,
+        composition.build_optimizer(
+            config.optimizer, config.learning_rate, config.momentum
+        ),
+        batch_size=batch_size,
+        num_epochs=num_epochs,
+        seed=seed,
+        weight_decay=config.weight_decay,
+    )
+
+  return train
+
+
+def _build_episode_loss(model, config, num_classes):
+  """The prototypical loss of an episode of all examples, in random order.
+
+  The order is all that makes an episode a random one.
+  """
+
+  def loss(weights, examples):
+    support, query = episodes.n_way_k_shot(
+        examples,
+        num_classes,
+        tf.constant([0, 0]),
+        ways=0,
+        shots=config.shots,
+        queries=config.queries,
+        max_examples=config.max_whole_examples,
+    )
+    x = tf.concat([support.x, query.x], 0)
+    y = tf.concat([support.y, query.y], 0)
+    is_support = tf.concat([support.mask, tf.zeros_like(query.mask)], 0)
+    e = model.embed(weights['body'], x, tf.ones_like(is_support))
+    prototypes = prototypical.prototypes(e, y, is_support, num_classes)
+    return prototypical.prototypical_loss(e, y, 1 - is_support, prototypes)
+
+  return loss
+
+
+def _build_client_personalizer(model, config, num_classes, start, train):
+  """A client trains what it starts from; with episodes it adds prototypes."""
+  if config.training == 'epochs':
+    classifier = few_round.LinearClassifier(model, num_classes)
+    return personal_head.build_client_personalizer(classifier, start, train)
+  by_prototypes = prototype_classifier.build_client_personalizer(
+      model, num_classes=num_classes
   )
+
+  def adapt(weights, memory, examples, seed):
+    own = train(start(weights, memory), examples, seed)
+    return by_prototypes.adapt(own, (), examples, seed)
+
+  return by_prototypes._replace(adapt=adapt)
 
 
 def build_local_known_client(
@@ -144,9 +216,10 @@ def build_local_known_client(
   Returns:
     A `ClientPersonalizer` that trains nothing more.
   """
-  del config  # Nothing is trained.
-  return personal_head.build_client_personalizer(
-      few_round.LinearClassifier(model, num_classes),
+  return _build_client_personalizer(
+      model,
+      config,
+      num_classes,
       lambda weights, memory: memory.value_or(weights),
       lambda own, examples, seed: own,
   )
@@ -165,11 +238,11 @@ def build_local_new_client(
   Returns:
     A `ClientPersonalizer`.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
-  return personal_head.build_client_personalizer(
-      classifier,
+  train = _build_training(model, config, num_classes)
+  return _build_client_personalizer(
+      model,
+      config,
+      num_classes,
       lambda weights, memory: weights,
-      lambda w, examples, seed: _train(classifier, config, w, examples, seed)[
-          0
-      ],
+      lambda initial, examples, seed: train(initial, examples, seed)[0],
   )
