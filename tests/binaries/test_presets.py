@@ -123,7 +123,9 @@ def test_other_cells_of_a_table_by_one_flag(resolve):
       'hparams',
   }
   assert config.hparams.decay_rounds == config.rounds == 1001
-  assert config.hparams.fine_tuning_epochs == 10
+  hparams = config.hparams
+  assert (hparams.fine_tuning_epochs, hparams.fine_tuning_batch_size) == (10, 0)
+  assert hparams.learning_rate == hparams.fine_tuning_learning_rate == 0.01
   for cell in (50, 100, 500):
     name = f'metavers_cifar10_{cell}'
     ablation = resolve(name, '--algorithm=metavers_triplet')
