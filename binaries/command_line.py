@@ -41,6 +41,35 @@ def reported_errors() -> Iterator[None]:
     fail(error, FAILURE)
 
 
+def set_execution_context(
+    execution: str, device: str, mixed_precision: bool = False
+) -> None:
+  """Chooses what runs TFF computations, and where TensorFlow computes.
+
+  Args:
+    execution: `'in_process'` or `'native'`.
+    device: `'auto'`, `'cpu'` or `'gpu'`.
+    mixed_precision: Whether TensorFlow may use float16 on GPUs.
+
+  Raises:
+    ValueError: If the choices do not go together, or there is no GPU where one
+      is asked for.
+  """
+  if execution == 'native' and (device == 'gpu' or mixed_precision):
+    raise ValueError(
+        'Expected --execution=in_process with --device=gpu or'
+        " --mixed_precision, found native: TFF's worker knows no GPU."
+    )
+  # Here, because it imports TensorFlow.
+  from tff_meta.execution import in_process
+
+  devices = in_process.use_device(device, mixed_precision)
+  if execution == 'native':
+    native.set_native_context()
+  else:
+    in_process.set_in_process_context(devices)
+
+
 def _parse(argv: Sequence[str]) -> list[str]:
   """Parses flags; what is not a flag is an error."""
   try:

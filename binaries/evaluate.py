@@ -61,7 +61,6 @@ def _load_models(experiment, directory, stack):
   from tff_meta.training import run
 
   process = experiment.build_process()
-  native.set_native_context()
   client_states = stack.enter_context(
       run.open_client_states(process, directory, read_only=True)
   )
@@ -85,6 +84,7 @@ def _evaluate(stack):
     if not RUN_DIR.value:
       raise ValueError('Expected --run_dir, found none.')
     installation.import_tff()
+    command_line.set_execution_context('in_process', flag_groups.DEVICE.value)
     from tff_meta.training import atomic_files
     from tff_meta.training import experiment as experiment_lib
     from tff_meta.training import protocols

@@ -47,3 +47,9 @@ CURVE = flags.DEFINE_bool(
     None,
     "Whether to measure clients' accuracy after every step of adaptation, too.",
 )
+DEVICE = flags.DEFINE_enum(
+    'device',
+    'auto',
+    ['auto', 'cpu', 'gpu'],
+    'Where to compute; auto is on all GPUs, or the CPU where there is none.',
+)

@@ -125,7 +125,16 @@ SEED = flags.DEFINE_integer(
     'seed', 0, 'Of everything random in the run; 0 to 2**31 - 1.'
 )
 EXECUTION = flags.DEFINE_enum(
-    'execution', 'native', ['native'], 'Where TFF computations run.'
+    'execution',
+    'in_process',
+    ['in_process', 'native'],
+    "What runs TFF computations: this process, or TFF's own worker (CPU only,"
+    ' slower).',
+)
+MIXED_PRECISION = flags.DEFINE_bool(
+    'mixed_precision',
+    False,
+    'Let TensorFlow compute on GPUs in float16 where it holds it safe.',
 )
 CHECKPOINT_EVERY = flags.DEFINE_integer(
     'checkpoint_every', 20, 'Rounds from one checkpoint to the next.'
@@ -249,6 +258,9 @@ def main() -> int:
   native.prepare_environment()
   with command_line.reported_errors():
     config = _config()
+    command_line.set_execution_context(
+        config.execution, flag_groups.DEVICE.value, MIXED_PRECISION.value
+    )
     from tff_meta.training import checkpoints
     from tff_meta.training import experiment as experiment_lib
     from tff_meta.training import protocols
@@ -274,7 +286,6 @@ def main() -> int:
   directory = run_directory.RunDirectory(_output_dir())
   try:
     with directory.locked():
-      native.set_native_context()
       summary = run.train_and_evaluate(
           experiment,
           process,

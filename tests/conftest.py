@@ -20,7 +20,7 @@ def execution_context():
     # Here, because it imports TFF, which not all tests need.
     from tff_meta.execution import in_process
 
-    in_process.set_in_process_context('cpu')
+    in_process.set_in_process_context()
   yield
   # Workers that TFF itself has started outlive Python and keep stdout open.
   for child in psutil.Process().children(recursive=True):

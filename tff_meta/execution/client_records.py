@@ -8,6 +8,7 @@ random numbers, call Python or read files are read anew in every round.
 """
 
 import collections
+import dataclasses
 import threading
 from typing import Any
 import weakref
@@ -21,33 +22,44 @@ from tff_meta.execution import tensorflow_block
 
 # Operations of data sets whose elements are functions of tensors that the data
 # set holds. Functions of `map` and the like are looked at.
-_FIXED_DATASETS = frozenset([
-    'BatchDataset',
-    'BatchDatasetV2',
-    'ConcatenateDataset',
-    'Const',
-    'EnumerateDataset',
-    'FilterDataset',
-    'FiniteTakeDataset',
-    'Identity',
-    'MapAndBatchDataset',
-    'MapDataset',
-    'ModelDataset',
-    'OptionsDataset',
-    'PaddedBatchDatasetV2',
-    'ParallelBatchDataset',
-    'ParallelMapDatasetV2',
-    'PrefetchDataset',
-    'RangeDataset',
-    'RepeatDataset',
-    'SkipDataset',
-    'TakeDataset',
-    'TensorDataset',
-    'TensorSliceDataset',
-    'UnbatchDataset',
-    'ZipDataset',
-    '_Retval',
-])
+_FIXED_DATASETS = frozenset(
+    [
+        'BatchDataset',
+        'BatchDatasetV2',
+        'ConcatenateDataset',
+        'Const',
+        'EnumerateDataset',
+        'FilterDataset',
+        'FiniteTakeDataset',
+        'Identity',
+        'MapAndBatchDataset',
+        'MapDataset',
+        'ModelDataset',
+        'OptionsDataset',
+        'PaddedBatchDatasetV2',
+        'ParallelBatchDataset',
+        'ParallelMapDatasetV2',
+        'PrefetchDataset',
+        'RangeDataset',
+        'RepeatDataset',
+        'SkipDataset',
+        'TakeDataset',
+        'TensorDataset',
+        'TensorSliceDataset',
+        'UnbatchDataset',
+        'ZipDataset',
+        '_Retval',
+    ]
+)
+
+
+@dataclasses.dataclass
+class _Known:
+  """What is known of a data set: types that fit it, and whether it is fixed."""
+
+  forget: weakref.ref
+  types: set[tff.Type]
+  is_fixed: bool | None = None
 
 
 class ClientRecords:
@@ -99,7 +111,7 @@ class ClientRecords:
     for i in range(num_clients):
       leaves = [
           list(argument_leaves(argument[i], kind))
-          for argument, kind in zip(arguments, types)
+          for argument, kind in zip(arguments, types, strict=True)
       ]
       for request in requests:
         values = leaves[request.argument]
@@ -142,19 +154,22 @@ class ClientRecords:
     A data set is looked into when it comes for the second time: many come once.
     """
     key = id(dataset)
-    if key not in self._known:
+    known = self._known.get(key)
+    if known is None or type_signature not in known.types:
       found = tff.types.tensorflow_to_type(dataset.element_spec)
       if not type_signature.is_assignable_from(tff.SequenceType(found)):
         raise TypeError(
             f'Expected a data set of type {type_signature}, found elements of'
             f' type {found}.'
         )
+    if known is None:
       forget = weakref.ref(dataset, lambda _: self._forget(key))
-      self._known[key] = [forget, None]
+      self._known[key] = _Known(forget, {type_signature})
       return False
-    if self._known[key][1] is None:
-      self._known[key][1] = is_fixed(dataset)
-    return self._known[key][1]
+    known.types.add(type_signature)
+    if known.is_fixed is None:
+      known.is_fixed = is_fixed(dataset)
+    return known.is_fixed
 
   def _keep(self, key, record, num_bytes):
     with self._lock:
@@ -251,7 +266,7 @@ def elements(value: Any, type_signature: tff.StructType):
         f'Expected a structure of {len(kinds)} for the type {type_signature},'
         f' found one of {len(parts)}.'
     )
-  return [(part, kind) for part, (_, kind) in zip(parts, kinds)]
+  return [(part, kind) for part, (_, kind) in zip(parts, kinds, strict=True)]
 
 
 def to_tensor(value: Any, type_signature: tff.TensorType) -> tf.Tensor:
@@ -263,7 +278,9 @@ def to_tensor(value: Any, type_signature: tff.TensorType) -> tf.Tensor:
   dtype = tf.as_dtype(type_signature.dtype)
   if not isinstance(value, tf.Tensor):
     array = np.asarray(value)
-    is_python = isinstance(value, (bool, int, float, complex, str, bytes, list))
+    is_python = isinstance(
+        value, bool | int | float | complex | str | bytes | list
+    )
     if is_python or array.dtype.kind in 'OSU':
       value = tf.constant(value, dtype)
     else:
@@ -277,13 +294,11 @@ def to_tensor(value: Any, type_signature: tff.TensorType) -> tf.Tensor:
   return value
 
 
-def to_dataset(
-    value: Any, type_signature: tff.SequenceType
-) -> tf.data.Dataset:
+def to_dataset(value: Any, type_signature: tff.SequenceType) -> tf.data.Dataset:
   """Returns a data set as it is, and a list of elements as a data set."""
   if isinstance(value, tf.data.Dataset):
     return value
-  if not isinstance(value, (list, tuple)):
+  if not isinstance(value, list | tuple):
     raise TypeError(
         f'Expected a data set or a list of elements for {type_signature}, found'
         f' {type(value).__name__}.'
@@ -308,7 +323,10 @@ def to_dataset(
 
 def _concatenate(elements: list[Any]) -> tf.data.Dataset:
   """A data set of elements, in which those of one shape lie together."""
-  shape = lambda element: [t.shape for t in tf.nest.flatten(element)]
+
+  def shape(element):
+    return [t.shape for t in tf.nest.flatten(element)]
+
   whole, first = None, 0
   for i in range(1, len(elements) + 1):
     if i < len(elements) and shape(elements[i]) == shape(elements[first]):
@@ -331,11 +349,13 @@ def _materialize(dataset):
 
 def _tensors_record(values, kinds):
   """The tensors of an argument as a record."""
-  return _to_record([
-      to_tensor(value, kind)
-      for value, kind in zip(values, kinds)
-      if not isinstance(kind, tff.SequenceType)
-  ])
+  return _to_record(
+      [
+          to_tensor(value, kind)
+          for value, kind in zip(values, kinds, strict=True)
+          if not isinstance(kind, tff.SequenceType)
+      ]
+  )
 
 
 def _to_record(tensors):

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+
 # Not part of TFF's public interface; the version is pinned.
 from tensorflow_federated.python.core.environments.tensorflow_backend import (
     tensorflow_tree_transformations,
@@ -506,7 +507,7 @@ def _sequence_reduce(function_type, argument, at_clients):
     def step(total, value):
       leaves = iter(list(element_leaves(element_type, value)))
       values = pack(total_type, iter(total)), pack(element_type, leaves)
-      given = evaluate.given(dict(zip(symbols, values)))
+      given = evaluate.given(dict(zip(symbols, values, strict=True)))
       return tuple(flatten(substitute(result, given)))
 
     dataset = to_dataset(substitute(sequence, evaluate), element_type)
@@ -527,7 +528,7 @@ def _sequence_sum(function_type, argument, at_clients):
 
     def step(total, value):
       leaves = element_leaves(element_type, value)
-      return tuple(old + new for old, new in zip(total, leaves))
+      return tuple(old + new for old, new in zip(total, leaves, strict=True))
 
     dataset = to_dataset(substitute(argument, evaluate), element_type)
     return pack(element_type, iter(dataset.reduce(zeros, step)))

@@ -11,6 +11,7 @@ that cannot change.
 """
 
 import asyncio
+from collections.abc import Sequence
 import threading
 from typing import Any
 import weakref
@@ -34,7 +35,7 @@ class InProcessContext(tff.framework.SyncContext):
 
   def __init__(
       self,
-      devices: list[str] | None = None,
+      devices: Sequence[str] = ('/CPU:0',),
       *,
       parallel_clients: int = _PARALLEL_CLIENTS,
       kept_bytes: int = _KEPT_BYTES,
@@ -42,19 +43,18 @@ class InProcessContext(tff.framework.SyncContext):
     """Makes a context; nothing is compiled yet.
 
     Args:
-      devices: Names of the devices over which clients are dealt, as `'/GPU:0'`;
-        by default the first CPU.
+      devices: Names of the devices over which clients are dealt, as `'/GPU:0'`.
       parallel_clients: How many clients of a device may be trained at the same
         time, at least 1. The result does not depend on it.
       kept_bytes: The most memory for what is read of clients' data sets and
         kept for later rounds.
     """
-    if parallel_clients < 1 or kept_bytes < 0:
+    if not devices or parallel_clients < 1 or kept_bytes < 0:
       raise ValueError(
-          'Expected `parallel_clients` of at least 1 and `kept_bytes` of at'
-          f' least 0, found {parallel_clients} and {kept_bytes}.'
+          'Expected `devices`, at least 1 of `parallel_clients` and at least 0'
+          f' `kept_bytes`, found {devices}, {parallel_clients}, {kept_bytes}.'
       )
-    self._devices = list(devices or ['/CPU:0'])
+    self._devices = list(devices)
     self._parallel_clients = parallel_clients
     self._records = client_records.ClientRecords(kept_bytes)
     self._compiled = {}
@@ -127,9 +127,7 @@ class _CompiledComputation:
   def __call__(self, argument):
     server_leaves, client_values = [], []
     if self._type.parameter is not None:
-      self._split(
-          argument, self._type.parameter, server_leaves, client_values
-      )
+      self._split(argument, self._type.parameter, server_leaves, client_values)
     num_clients = self._num_clients(client_values)
     records = self._records.matrix(
         self._function.requests, client_values, self._client_types, num_clients
@@ -141,7 +139,7 @@ class _CompiledComputation:
   def _split(self, value, kind, server_leaves, client_values):
     """Sorts an argument into the server's leaves and the clients' values."""
     if isinstance(kind, tff.FederatedType) and not kind.all_equal:
-      if not isinstance(value, (list, tuple)):
+      if not isinstance(value, list | tuple):
         raise TypeError(
             f'Expected a list of values, one a client, for {kind}, found'
             f' {type(value).__name__}.'
@@ -153,7 +151,9 @@ class _CompiledComputation:
     else:
       member = kind.member if isinstance(kind, tff.FederatedType) else kind
       leaves = client_records.argument_leaves(value, member)
-      for leaf, leaf_type in zip(leaves, graph_lib.leaf_types(member)):
+      for leaf, leaf_type in zip(
+          leaves, graph_lib.leaf_types(member), strict=True
+      ):
         server_leaves.append(_to_server_leaf(leaf, leaf_type))
 
   def _num_clients(self, client_values) -> int:
@@ -167,44 +167,47 @@ class _CompiledComputation:
     return sizes.pop() if sizes else 0
 
 
-def set_in_process_context(device: str = 'auto') -> None:
+def set_in_process_context(devices: Sequence[str] = ('/CPU:0',)) -> None:
   """Makes TFF run computations in this process.
 
   Args:
-    device: `'cpu'`; `'gpu'`, all that there are; or `'auto'`, GPUs if there
-      are any.
-
-  Raises:
-    ImportError: If TensorFlow Federated cannot be imported.
-    ValueError: If there is no GPU where one is asked for, or no such device.
+    devices: Over which clients are dealt, see `use_device`.
   """
-  context = InProcessContext(find_devices(device))
-  tff.framework.set_default_context(context)
+  tff.framework.set_default_context(InProcessContext(devices))
 
 
-def find_devices(device: str) -> list[str]:
-  """Returns the names of the devices to use.
+def use_device(device: str, mixed_precision: bool = False) -> list[str]:
+  """Chooses the devices of this process, before TensorFlow computes anything.
 
   Args:
-    device: As for `set_in_process_context`.
+    device: `'cpu'`, which hides GPUs from TensorFlow; `'gpu'`, all that there
+      are; or `'auto'`, GPUs if there are any.
+    mixed_precision: Whether TensorFlow may compute in float16 on GPUs where it
+      holds that safe.
 
   Returns:
-    At least one.
+    Names of at least one device.
 
   Raises:
-    ValueError: If there is no GPU where one is asked for, or no such device.
+    ValueError: If there is no GPU where one is needed, or no such device.
   """
   if device not in ('auto', 'cpu', 'gpu'):
     raise ValueError(
         f"Expected `device` to be 'auto', 'cpu' or 'gpu', found {device!r}."
     )
-  gpus = [] if device == 'cpu' else tf.config.list_logical_devices('GPU')
-  if device == 'gpu' and not gpus:
+  gpus = tf.config.list_physical_devices('GPU')
+  if not gpus and (device == 'gpu' or mixed_precision):
     raise ValueError(
-        "Expected a GPU for `device` 'gpu', found none that TensorFlow can use."
-        ' Tip: install requirements-gpu.txt, and look at `nvidia-smi`.'
+        "Expected a GPU for `device` 'gpu' or `mixed_precision`, found none"
+        ' that TensorFlow can use. Tip: install requirements-gpu.txt, and see'
+        ' what `nvidia-smi` lists.'
     )
-  return [gpu.name for gpu in gpus] or ['/CPU:0']
+  if device == 'cpu' and gpus:
+    tf.config.set_visible_devices([], 'GPU')
+    gpus = []
+  if mixed_precision:
+    tf.config.optimizer.set_experimental_options({'auto_mixed_precision': True})
+  return [f'/GPU:{i}' for i in range(len(gpus))] or ['/CPU:0']
 
 
 def _to_server_leaf(value, type_signature):
@@ -221,10 +224,12 @@ def _to_struct(type_signature, leaves, num_clients):
     if type_signature.all_equal:
       return _to_struct(type_signature.member, leaves, num_clients)
     kinds = list(graph_lib.leaf_types(type_signature.member))
-    columns = [_client_column(next(leaves), kind, num_clients) for kind in kinds]
+    columns = [
+        _client_column(next(leaves), kind, num_clients) for kind in kinds
+    ]
     return [
         _to_struct(type_signature.member, iter(row), num_clients)
-        for row in zip(*columns)
+        for row in zip(*columns, strict=True)
     ]
   if isinstance(type_signature, tff.StructType):
     return tff.structure.Struct(

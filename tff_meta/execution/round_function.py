@@ -101,10 +101,12 @@ class RoundFunction:
   def _trace(self, *inputs):
     *server_leaves, records = inputs
     leaves = iter(server_leaves)
-    server = _Evaluator({
-        argument: graph_lib.pack(argument.type_signature, leaves)
-        for argument in self._server_arguments
-    })
+    server = _Evaluator(
+        {
+            argument: graph_lib.pack(argument.type_signature, leaves)
+            for argument in self._server_arguments
+        }
+    )
     results = graph_lib.nodes_in(self._graph.result)
     schedule = _Schedule(results)
     for level in range(schedule.num_levels):
@@ -133,18 +135,20 @@ class RoundFunction:
       )
       with tf.device(device):
         loop = _ClientLoop(self.requests, schedule, server, records, d, bounds)
-        total, new_lists = loop.run(
-            aggregations, kept, self._parallel_clients
-        )
+        total, new_lists = loop.run(aggregations, kept, self._parallel_clients)
       totals.append(total)
       lists.append(new_lists)
-    for aggregation, parts in zip(aggregations, zip(*totals)):
+    for aggregation, parts in zip(
+        aggregations, zip(*totals, strict=True), strict=True
+    ):
       value = parts[0]
       for part in parts[1:]:
-        given = server.given(dict(zip(aggregation.merging, (value, part))))
+        given = server.given(
+            dict(zip(aggregation.merging, (value, part), strict=True))
+        )
         value = graph_lib.substitute(aggregation.merged, given)
       server.define(aggregation, value)
-    for node, parts in zip(kept, zip(*lists)):
+    for node, parts in zip(kept, zip(*lists, strict=True), strict=True):
       schedule.kept_lists[node] = parts
 
 
@@ -220,6 +224,7 @@ class _Evaluator:
       parent: Of the graph around this one; None for the outermost.
       owns: Whether a node belongs to this graph; other ones the parent has.
     """
+    self._graph = tf.compat.v1.get_default_graph()
     self._values = dict(values)
     self._parent = parent
     self._owns = owns
@@ -228,7 +233,9 @@ class _Evaluator:
     if node not in self._values:
       if self._parent is not None and not self._owns(node):
         return self._parent(node)
-      self._values[node] = node.compute(self)
+      # A loop may ask first for what belongs to the graph around it.
+      with self._graph.as_default():
+        self._values[node] = node.compute(self)
     return self._values[node]
 
   def define(self, node, value):
@@ -307,9 +314,11 @@ class _ClientLoop:
               tf.raw_ops.TensorListSetItem(
                   input_handle=handle, index=i - self._first, item=item
               )
-              for handle, item in zip(handles, _tensors(client(node)))
+              for handle, item in zip(
+                  handles, _tensors(client(node)), strict=True
+              )
           ]
-          for node, handles in zip(kept, lists)
+          for node, handles in zip(kept, lists, strict=True)
       ]
       return i + 1, totals, lists
 
@@ -323,7 +332,7 @@ class _ClientLoop:
     )
     totals = [
         graph_lib.pack(aggregation.type_signature, iter(total))
-        for aggregation, total in zip(aggregations, totals)
+        for aggregation, total in zip(aggregations, totals, strict=True)
     ]
     return totals, lists
 
@@ -333,7 +342,7 @@ class _ClientLoop:
         aggregation.accumulator: graph_lib.pack(
             aggregation.type_signature, iter(total)
         )
-        for aggregation, total in zip(aggregations, totals)
+        for aggregation, total in zip(aggregations, totals, strict=True)
     }
     for node, handles in self._schedule.kept_lists.items():
       specs = graph_lib.flat_specs(node.type_signature)
@@ -344,7 +353,7 @@ class _ClientLoop:
               element_shape=_element_shape(spec),
               element_dtype=spec.dtype,
           )
-          for handle, spec in zip(handles[self._device_num], specs)
+          for handle, spec in zip(handles[self._device_num], specs, strict=True)
       ]
       values[node] = graph_lib.pack(node.type_signature, iter(items))
     return _ClientEvaluator(values, self._server, self._fetch, i)
@@ -373,12 +382,12 @@ class _ClientEvaluator(_Evaluator):
     return super().__call__(node)
 
   def _argument(self, node):
-    """The value of an argument, whose sequences are fetched when they are used."""
+    """The value of an argument; its sequences are fetched when used."""
     types = list(graph_lib.leaf_types(node.type_signature))
     is_sequence = [isinstance(leaf, tff.SequenceType) for leaf in types]
     specs = [
         tf.TensorSpec(leaf.shape, leaf.dtype)
-        for leaf, is_one in zip(types, is_sequence)
+        for leaf, is_one in zip(types, is_sequence, strict=True)
         if not is_one
     ]
     tensors = iter(())
@@ -462,7 +471,11 @@ def _element_shape(spec: tf.TensorSpec) -> tf.Tensor:
 def _join(parts, type_signature) -> list[tf.Tensor]:
   """Joins the lists of all devices, leaf by leaf."""
   joined = []
-  for spec, handles in zip(graph_lib.flat_specs(type_signature), zip(*parts)):
+  for spec, handles in zip(
+      graph_lib.flat_specs(type_signature),
+      zip(*parts, strict=True),
+      strict=True,
+  ):
     if spec.shape.is_fully_defined():
       stacked = [
           tf.raw_ops.TensorListStack(

@@ -14,6 +14,7 @@ import itertools
 from typing import Any
 
 import tensorflow as tf
+
 # Only here does TensorFlow say how to register a function of an imported graph,
 # and what a variable is called that is a new one in every execution.
 from tensorflow.python.eager import context as eager_context
@@ -22,17 +23,19 @@ from tensorflow.python.framework import op_def_registry
 _CPU = '/device:CPU:0'
 # Operations that TensorFlow counts as stateful although their results depend on
 # their inputs alone, as long as those of the functions that they call do.
-_PURE_OPS = frozenset([
-    'DatasetCardinality',
-    'DatasetToSingleElement',
-    'If',
-    'RangeDataset',
-    'ReduceDataset',
-    'StatefulPartitionedCall',
-    'TensorDataset',
-    'TensorSliceDataset',
-    'While',
-])
+_PURE_OPS = frozenset(
+    [
+        'DatasetCardinality',
+        'DatasetToSingleElement',
+        'If',
+        'RangeDataset',
+        'ReduceDataset',
+        'StatefulPartitionedCall',
+        'TensorDataset',
+        'TensorSliceDataset',
+        'While',
+    ]
+)
 
 
 class Sequence:
@@ -106,6 +109,7 @@ class TensorFlowBlock:
     proto.graph_def.Unpack(graph_def)
     _make_functions_unique(graph_def)
     for node in _all_nodes(graph_def):
+      node.attr.pop('_class', None)  # Wants other nodes, pruned perhaps, near.
       if 'Dataset' in node.op or 'Iterator' in node.op:
         node.device = _CPU
     _make_variables_anonymous(graph_def, proto.initialize_op)
@@ -133,12 +137,12 @@ class TensorFlowBlock:
       reader = self._readers.get(name)
       tensors = None if reader is None else value.read(reader)
       if tensors is not None:
-        feeds.update(zip(reader.names, tensors))
+        feeds.update(zip(reader.names, tensors, strict=True))
       else:
         feeds[name] = value.variant if kind == 'sequence' else value
     fetches = [name for name in self._outputs if name not in feeds]
     graph_def = _prune(self._graph_def, fetches, set(feeds))
-    feeds |= zip(fetches, _import(graph_def, feeds, fetches))
+    feeds |= zip(fetches, _import(graph_def, feeds, fetches), strict=True)
     return _pack(self._result, feeds)
 
   def _dense_readers(self) -> dict[str, DenseReader]:
@@ -240,7 +244,10 @@ def _make_variables_anonymous(graph_def, initialize_op: str) -> None:
   initialize_op = initialize_op.removeprefix('^').split(':')[0]
   initializing = _ancestors(graph_def, [initialize_op], set())
   for node in graph_def.node:
-    if node.name not in initializing and node.op not in ('Const', 'Placeholder'):
+    if node.name not in initializing and node.op not in (
+        'Const',
+        'Placeholder',
+    ):
       node.input.append('^' + initialize_op)
 
 
@@ -248,23 +255,26 @@ def _ancestors(graph_def, fetches: Iterable[str], feeds: set[str]) -> set[str]:
   """Returns the names of the nodes that fetches need, given the feeds."""
   nodes = {node.name: node for node in graph_def.node}
   needed = set()
-  waiting = [name for name in fetches if _full_name(name) not in feeds]
+  waiting = [name for name in fetches if not _is_fed(name, feeds)]
   while waiting:
     name = waiting.pop().removeprefix('^').split(':')[0]
-    if name in needed:
-      continue
-    needed.add(name)
-    waiting.extend(
-        parent
-        for parent in nodes[name].input
-        if _full_name(parent) not in feeds
-    )
+    if name not in needed:
+      needed.add(name)
+      inputs = nodes[name].input
+      waiting.extend(parent for parent in inputs if not _is_fed(parent, feeds))
   return needed
 
 
+def _is_fed(name: str, feeds: set[str]) -> bool:
+  """Whether the input of a node, a tensor or `^operation`, is fed."""
+  if name.startswith('^'):
+    return any(fed.split(':')[0] == name[1:] for fed in feeds)
+  return _full_name(name) in feeds
+
+
 def _full_name(name: str) -> str:
-  """A tensor's name as nodes give their inputs, with its output's number."""
-  return name if ':' in name or name.startswith('^') else f'{name}:0'
+  """A tensor's name with the number of the output, which nodes leave out."""
+  return name if ':' in name else f'{name}:0'
 
 
 def _prune(graph_def, fetches: Iterable[str], feeds: set[str]):
@@ -282,7 +292,16 @@ def _prune(graph_def, fetches: Iterable[str], feeds: set[str]):
   pruned = tf.compat.v1.GraphDef(
       versions=graph_def.versions, library=graph_def.library
   )
-  pruned.node.extend(node for node in graph_def.node if node.name in needed)
+  for node in graph_def.node:
+    if node.name in needed:
+      pruned.node.add().CopyFrom(node)
+      inputs = [
+          name
+          for name in node.input
+          if not (name.startswith('^') and _is_fed(name, feeds))
+      ]
+      pruned.node[-1].ClearField('input')
+      pruned.node[-1].input.extend(inputs)
   return pruned
 
 

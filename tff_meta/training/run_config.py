@@ -14,7 +14,7 @@ from tff_meta.training import hyperparameters
 
 FEW_ROUND = 'few_round'
 PARTITIONS = (FEW_ROUND, *partitioners.PARTITIONERS)
-EXECUTIONS = ('native',)
+EXECUTIONS = ('in_process', 'native')
 PRESETS = registry.PRESETS
 SELECT_BY = ('macro', 'micro')
 
