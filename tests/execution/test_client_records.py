@@ -1,0 +1,231 @@
+"""What is kept of clients' data sets, and that it is never out of date."""
+
+import collections
+import gc
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta.execution import client_records
+from tff_meta.execution import in_process
+
+_EXAMPLES = tff.SequenceType(tff.TensorType(np.float32, [None]))
+
+
+def _context(**options):
+  """A context, its records, and a sum over clients' dense examples."""
+
+  @tff.tensorflow.computation(_EXAMPLES)
+  def dense_sum(dataset):
+    dense = dataset.reduce(
+        np.zeros([0], np.float32), lambda all, batch: tf.concat([all, batch], 0)
+    )
+    return tf.reduce_sum(dense), tf.size(dense)
+
+  @tff.federated_computation(tff.FederatedType(_EXAMPLES, tff.CLIENTS))
+  def total(data):
+    sums = tff.federated_map(dense_sum, data)
+    return tff.federated_sum(sums)
+
+  context = in_process.InProcessContext(**options)
+  return context._records, lambda data: context.invoke(total, data)
+
+
+def _batches(values, batch_size=2):
+  array = np.asarray(values, np.float32)
+  return tf.data.Dataset.from_tensor_slices(array).batch(batch_size)
+
+
+def test_what_comes_twice_is_read_once_and_kept():
+  records, total = _context()
+  data = [_batches([1, 2, 3]), _batches([4])]
+
+  results = [total(data) for _ in range(4)]
+
+  assert results == [(10, 4)] * 4
+  assert records.kept_bytes == 4 * 4
+
+
+def test_only_what_lives_is_kept():
+  records, total = _context()
+  data = [_batches([1, 2, 3]), _batches([4])]
+  for _ in range(3):
+    total(data)
+
+  del data[0]
+  gc.collect()
+
+  assert records.kept_bytes == 4
+  assert total(data) == (4, 1)
+
+
+def test_what_was_not_used_for_longest_goes_first():
+  records, total = _context(kept_bytes=6 * 4)
+  first, second, third = (_batches([i, i, i]) for i in range(3))
+  for data in ([first], [first], [second], [second], [first], [third]):
+    total(data)
+  assert records.kept_bytes == 6 * 4
+
+  total([third])  # Now kept, and `second` is not.
+
+  kept = [key[0] for key in records._kept]
+  assert kept == [id(first), id(third)]
+  assert total([second]) == (3, 3)
+
+
+def test_more_than_the_budget_is_not_kept():
+  records, total = _context(kept_bytes=8)
+  data = [_batches([1, 2, 3])]
+
+  assert [total(data) for _ in range(3)] == [(6, 3)] * 3
+  assert records.kept_bytes == 0
+
+
+def _of_generator(values):
+  return tf.data.Dataset.from_generator(
+      lambda: (np.asarray([v], np.float32) for v in values),
+      output_signature=tf.TensorSpec([None], tf.float32),
+  )
+
+
+def test_a_generator_is_read_in_every_round():
+  records, total = _context()
+  values = [1, 2]
+  data = [_of_generator(values)]
+  total(data), total(data)
+
+  values.append(3)
+
+  assert total(data) == (6, 3)
+  assert records.kept_bytes == 0
+
+
+def test_a_variable_is_read_in_every_round():
+  records, total = _context()
+  factor = tf.Variable(1.0)
+  data = [_batches([1, 2]).map(lambda x: x * factor)]
+  total(data), total(data)
+
+  factor.assign(10.0)
+
+  assert total(data) == (30, 2)
+  assert records.kept_bytes == 0
+
+
+def test_a_file_is_read_in_every_round(tmp_path):
+  records, total = _context()
+  path = tmp_path / 'numbers.txt'
+  path.write_text('1\n2\n')
+  data = [
+      tf.data.TextLineDataset(str(path)).map(
+          lambda line: tf.strings.to_number([line])
+      )
+  ]
+  total(data), total(data)
+
+  path.write_text('5\n')
+
+  assert total(data) == (5, 1)
+  assert records.kept_bytes == 0
+
+
+def test_arrays_may_change_after_a_data_set_is_made_of_them():
+  _, total = _context()
+  array = np.ones(4, np.float32)
+  data = [tf.data.Dataset.from_tensors(array)]
+  expected = total(data), total(data), total(data)
+
+  array[:] = 7
+
+  assert expected == ((4, 4),) * 3
+  assert total(data) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ('change', 'is_fixed'),
+    [
+        (lambda d: d, True),
+        (lambda d: d.map(lambda x: 2 * x), True),
+        (lambda d: d.repeat(2).take(3).skip(1).prefetch(1), True),
+        (lambda d: d.concatenate(d).unbatch().batch(3), True),
+        (lambda d: tf.data.Dataset.zip((d, d)).map(lambda x, y: x + y), True),
+        (lambda d: d.shuffle(4), False),
+        (lambda d: d.shuffle(4, seed=1), False),
+        (lambda d: d.map(lambda x: x + tf.random.uniform([])), False),
+        (lambda d: d.map(lambda x: tf.py_function(abs, [x], x.dtype)), False),
+    ],
+)
+def test_what_cannot_change(change, is_fixed):
+  assert client_records.is_fixed(change(_batches([1, 2, 3]))) is is_fixed
+
+
+def test_data_sets_whose_loop_needs_more_are_kept_as_they_are():
+  """The reduction starts from a value of the server: it cannot be kept."""
+
+  @tff.tensorflow.computation(_EXAMPLES, np.float32)
+  def sum_from(dataset, start):
+    return dataset.reduce(start, lambda s, batch: s + tf.reduce_sum(batch))
+
+  @tff.federated_computation(
+      tff.FederatedType(_EXAMPLES, tff.CLIENTS),
+      tff.FederatedType(np.float32, tff.SERVER),
+  )
+  def sums(data, start):
+    starts = tff.federated_broadcast(start)
+    return tff.federated_map(sum_from, (data, starts))
+
+  context = in_process.InProcessContext()
+  data = [_batches([1, 2, 3]), _batches([])]
+
+  for start in (0.0, 10.0, 20.0):
+    assert context.invoke(sums, (data, start)) == [6 + start, start]
+  assert context._records.kept_bytes == 3 * 4
+
+
+_STRUCTURE = tff.to_type(
+    collections.OrderedDict(b=np.int32, a=(np.float32, np.bool_))
+)
+
+
+@pytest.mark.parametrize(
+    'value',
+    [
+        {'b': 1, 'a': (2.0, True)},
+        {'a': [2.0, True], 'b': 1},
+        tff.structure.Struct([('b', 1), ('a', (2.0, True))]),
+    ],
+)
+def test_leaves_are_in_the_order_of_the_type(value):
+  leaves = list(client_records.argument_leaves(value, _STRUCTURE))
+  assert leaves == [1, 2.0, True]
+
+
+@pytest.mark.parametrize(
+    ('value', 'message'),
+    [
+        ({'b': 1}, 'Expected the fields'),
+        ({'b': 1, 'a': (2.0,)}, 'Expected a structure of 2'),
+    ],
+)
+def test_structures_that_do_not_fit(value, message):
+  with pytest.raises(TypeError, match=message):
+    list(client_records.argument_leaves(value, _STRUCTURE))
+
+
+def test_lists_become_data_sets():
+  kind = tff.SequenceType(
+      collections.OrderedDict(x=tff.TensorType(np.float32, [None]), y=np.int32)
+  )
+  values = [
+      dict(x=[1.0], y=1),
+      dict(x=[2.0, 3.0], y=2),
+      dict(x=[4.0, 5.0], y=3),
+  ]
+
+  dataset = client_records.to_dataset(values, kind)
+
+  found = [(list(e['x'].numpy()), int(e['y'])) for e in dataset]
+  assert found == [([1], 1), ([2, 3], 2), ([4, 5], 3)]
+  assert not list(client_records.to_dataset([], kind))
