@@ -16,7 +16,7 @@ from tff_meta import client_state_store
 from tff_meta.training import checkpoints
 
 _ROOT = pathlib.Path(__file__).parents[2]
-_ROUNDS = 14  # Three and a half FRL episodes of four rounds.
+_ROUNDS = 62  # Fifteen and a half FRL episodes of four rounds.
 _TIMEOUT_SECONDS = 240
 _COMMON_FLAGS = (
     '--dataset=synthetic',
@@ -175,12 +175,12 @@ def _kill_thrice_and_finish(directory, base):
   print(f'kill points of seed {seed}')
   rng = random.Random(seed)
   for first, last, signal_num, code in (
-      (1, 4, signal.SIGKILL, -9),
-      (5, 8, signal.SIGKILL, -9),
-      (9, 12, signal.SIGINT, 130),
+      (1, 16, signal.SIGKILL, -9),
+      (20, 36, signal.SIGKILL, -9),
+      (40, 50, signal.SIGINT, 130),
   ):
     process = _start(directory, base=base)
-    rows, delay = rng.randint(first, last), rng.uniform(0, 0.1)
+    rows, delay = rng.randint(first, last), rng.uniform(0, 0.05)
     print(f'signal {signal_num} after {rows} rows and {delay:.3f} s')
     assert code == _stop_after(
         directory, process, rows, delay, signal_num
@@ -227,15 +227,15 @@ def test_a_damaged_checkpoint_and_cut_metrics_are_survived(whole, tmp_path):
   content[len(content) // 2] ^= 1
   newest.write_bytes(content)
   lines = (whole / 'metrics.csv').read_bytes().splitlines(keepends=True)
-  # 12 rounds and half of the next row: the checkpoint of round 12 still fits.
-  (directory / 'metrics.csv').write_bytes(b''.join(lines[:13]) + lines[13][:5])
+  # 60 rounds and half of the next row: the checkpoint of round 60 still fits.
+  (directory / 'metrics.csv').write_bytes(b''.join(lines[:61]) + lines[61][:5])
 
   _finish(directory)
 
   _assert_same_run(directory, whole)
   log = _log(directory)
   assert f'Checkpoint {newest} cannot be used' in log
-  assert 'Continuing after round 12' in log
+  assert 'Continuing after round 60' in log
   assert 'the code has changed since (versions.numpy: "0.1" ->' in log
 
 
@@ -255,7 +255,8 @@ def test_a_run_without_a_good_checkpoint_starts_over_and_says_so(
   lines = _log(directory).splitlines()
   assert lines[0].startswith(f'Checkpoint {damaged} cannot be used')
   assert lines[1].startswith(f'Starting over: {directory} holds no checkpoint')
-  assert '14 rounds are no multiple of the 4 rounds of an episode' in lines[2]
+  multiple = f'{_ROUNDS} rounds are no multiple of the 4 rounds of an episode'
+  assert multiple in lines[2]
   assert 'the last 2 leave one unfinished' in lines[2]
   assert 'Starting over' not in _log(whole)
 
@@ -265,7 +266,7 @@ def test_a_finished_run_says_so_and_another_configuration_is_refused(whole):
   assert _start(whole).wait(_TIMEOUT_SECONDS) == 0
   assert f'finished: {_ROUNDS} rounds' in _log(whole)
 
-  assert _start(whole, '--seed=5', '--rounds=20').wait(_TIMEOUT_SECONDS) == 2
+  assert _start(whole, '--seed=5', '--rounds=80').wait(_TIMEOUT_SECONDS) == 2
   refusal = _log(whole).splitlines()[-1]
   assert refusal.startswith('Error: ') and 'seed: 0 -> 5' in refusal
   assert 'Traceback' not in _log(whole)

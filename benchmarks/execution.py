@@ -1,0 +1,277 @@
+"""How long rounds take in this process, in TFF's runtime and without TFF.
+
+  python -m benchmarks.execution [--parts=speed,cohorts,memory,start]
+
+`speed` runs all candidates of a workload in turn, again and again, and prints
+medians and ratios: absolute times of two runs are not comparable, ratios are.
+`cohorts` has rounds of 10, 100 and 1,000 clients, `memory` 10,000 rounds, and
+`start` whole programs.
+
+PyTorch's rows are left out where it is not installed; see `torch_loops`.
+"""
+
+import argparse
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+import psutil
+
+from tff_meta.execution import native
+
+native.prepare_environment()
+
+import tensorflow as tf  # noqa: E402
+import tensorflow_federated as tff  # noqa: E402
+
+from benchmarks import workloads  # noqa: E402
+from tff_meta.execution import in_process  # noqa: E402
+
+try:
+  from benchmarks import torch_loops
+except ImportError:
+  torch_loops = None
+
+_MEGABYTE = 2**20
+
+
+def measure(candidates: workloads.Candidates, repeats: int) -> None:
+  """Runs the candidates in turn; prints medians, and ratios to the first.
+
+  Args:
+    candidates: By name; each runs twice before it counts.
+    repeats: How often each is measured.
+  """
+  for candidate in candidates.values():
+    candidate(), candidate()
+  seconds = {name: [] for name in candidates}
+  ratios = {name: [] for name in candidates}
+  for _ in range(repeats):
+    for name, candidate in candidates.items():
+      started = time.perf_counter()
+      candidate()
+      seconds[name].append(time.perf_counter() - started)
+    ours = next(iter(seconds.values()))[-1]
+    for name in candidates:
+      ratios[name].append(seconds[name][-1] / ours)
+  for name in candidates:
+    print(
+        f'  {name:34}{1e3 * statistics.median(seconds[name]):10.1f} ms'
+        f'{statistics.median(ratios[name]):10.2f} x ours',
+        flush=True,
+    )
+
+
+def _fed_avg(name, setting, ours, stock):
+  """Returns the candidates of a FedAvg workload."""
+  network, process = workloads.build_fed_avg(setting)
+  clients = workloads.examples(
+      setting.num_clients, setting.num_examples, setting.shape
+  )
+  data = workloads.client_data(clients)
+  state = ours.invoke(process.initialize, None)
+  weights = process.get_model_weights(state).trainable
+  iterator = tff.learning.LoopImplementation.DATASET_ITERATOR
+  stock_process = workloads.stock_process(setting)
+  stock_iterator = workloads.stock_process(
+      setting, loop_implementation=iterator
+  )
+  stock_data = workloads.stock_data(setting, clients)
+  candidates = {
+      'tff_meta, in process': workloads.rounds_in(ours, process, data),
+      'bare tf.function loop': workloads.bare_round(
+          network, setting, weights, clients
+      ),
+      'stock TFF, default loop': workloads.rounds_in(
+          stock, stock_process, stock_data
+      ),
+      'stock TFF, dataset-iterator loop': workloads.rounds_in(
+          stock, stock_iterator, stock_data
+      ),
+      "TFF's FedAvg in process, iterator": workloads.rounds_in(
+          ours, stock_iterator, stock_data
+      ),
+      'tff_meta, in stock TFF': workloads.rounds_in(stock, process, data),
+  }
+  if torch_loops is not None:
+    candidates['bare PyTorch loop'] = torch_loops.build_fed_avg(
+        setting.network,
+        weights,
+        clients,
+        setting.batch_size,
+        setting.learning_rate,
+    )
+  print(f'{name}: {setting}')
+  return candidates
+
+
+def _speed(repeats: int, only: list[str]) -> None:
+  """Prints the table of every workload."""
+  ours = in_process.InProcessContext()
+  stock = native.create_native_context()
+  for name, setting in workloads.FED_AVG.items():
+    if not only or name in only:
+      measure(_fed_avg(name, setting, ours, stock), repeats)
+  for name, system in workloads.SYSTEMS.items():
+    if only and name not in only:
+      continue
+    process, clients = workloads.build_system(system)
+    candidates = {
+        'tff_meta, in process': workloads.system_rounds(
+            ours, system, process, clients
+        ),
+        'tff_meta, in stock TFF': workloads.system_rounds(
+            stock, system, process, clients
+        ),
+    }
+    build = torch_loops and torch_loops.SYSTEMS.get(name)
+    if build:
+      candidates['bare PyTorch loop'] = build(clients)
+    print(f'{name}: {system}')
+    measure(candidates, max(3, repeats // 3))
+
+
+def _cohorts(repeats: int) -> None:
+  """Prints a client's share of rounds of ever more clients, and memory."""
+  setting = workloads.FedAvgSetting('mlp', (28, 28, 1), 1000, 50, 32)
+  _, process = workloads.build_fed_avg(setting)
+  clients = workloads.examples(setting.num_clients, 50, setting.shape)
+  data = workloads.client_data(clients)
+  context = in_process.InProcessContext()
+  sizes = (10, 100, 1000)
+  state = context.invoke(process.initialize, None)
+  rounds = {
+      size: (
+          lambda size=size: context.invoke(
+              process.next, workloads.arguments(state, data[:size])
+          )
+      )
+      for size in sizes
+  }
+  for one_round in rounds.values():
+    one_round(), one_round()
+  shares = {size: [] for size in sizes}
+  for _ in range(repeats):
+    for size, one_round in rounds.items():
+      # As many clients for every size: ten small rounds say as much as one.
+      number = max(1, 100 // size)
+      started = time.perf_counter()
+      for _ in range(number):
+        one_round()
+      shares[size].append((time.perf_counter() - started) / (number * size))
+  medians = {size: statistics.median(shares[size]) for size in sizes}
+  print('cohorts: MLP, 50 examples a client')
+  for size, share in medians.items():
+    print(
+        f'  {size:5} clients: {1e3 * share:8.3f} ms a client,'
+        f' {share / medians[sizes[0]]:5.2f} x that of {sizes[0]}'
+    )
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+  print(f'  peak resident memory of the process: {peak:.0f} MB')
+
+
+def _memory(num_rounds: int) -> None:
+  """Prints what the process holds after some and after many rounds."""
+  setting = workloads.FED_AVG['fed_avg_mlp']
+  setting = workloads.FedAvgSetting('mlp', setting.shape, 5, 100, 32)
+  _, process = workloads.build_fed_avg(setting)
+  clients = workloads.examples(5, 100, setting.shape)
+  data = workloads.client_data(clients)
+  context = in_process.InProcessContext()
+  one_round = workloads.rounds_in(context, process, data)
+  this = psutil.Process()
+  graphs = []
+  initialize = tf.Graph.__init__
+  tf.Graph.__init__ = lambda graph: (graphs.append(1), initialize(graph))[1]
+  print(f'memory: {num_rounds} rounds of the MLP')
+  early = None
+  for i in range(1, num_rounds + 1):
+    one_round()
+    if i in (num_rounds // 20, num_rounds):
+      resident = this.memory_info().rss / _MEGABYTE
+      early = early or resident
+      print(
+          f'  after {i:6} rounds: {resident:7.1f} MB,'
+          f' {100 * (resident / early - 1):+5.1f} %;'
+          f' {this.num_threads()} threads ({threading.active_count()} of'
+          f' Python), {this.num_fds()} files, {len(graphs)} graphs',
+          flush=True,
+      )
+  tf.Graph.__init__ = initialize
+
+
+def _start(repeats: int) -> None:
+  """Prints how long programs take to their first output."""
+  print('start: whole programs, median seconds')
+  root = pathlib.Path(__file__).parents[1]
+  train = [sys.executable, '-m', 'binaries.train']
+  helps, firsts = [], []
+  for _ in range(repeats):
+    started = time.perf_counter()
+    subprocess.run(
+        [*train, '--helpshort'],
+        cwd=root,
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
+    helps.append(time.perf_counter() - started)
+    with tempfile.TemporaryDirectory() as directory:
+      started = time.perf_counter()
+      with subprocess.Popen(
+          [*train, '--algorithm=fed_avg', f'--output_dir={directory}/run'],
+          cwd=root,
+          stdout=subprocess.DEVNULL,
+          stderr=subprocess.PIPE,
+          text=True,
+      ) as program:
+        for line in program.stderr:
+          if line.startswith('round 1/'):
+            break
+        firsts.append(time.perf_counter() - started)
+        program.kill()
+  print(f'  binaries.train --helpshort:        {statistics.median(helps):6.1f}')
+  print(
+      f'  binaries.train, the first round:   {statistics.median(firsts):6.1f}'
+  )
+
+
+def main() -> None:
+  """Runs the parts asked for."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--parts', default='speed,cohorts,memory,start')
+  parser.add_argument('--repeats', type=int, default=15)
+  parser.add_argument('--rounds', type=int, default=10_000)
+  parser.add_argument('--only', default='', help='Workloads of `speed`.')
+  arguments = parser.parse_args()
+  parts = {
+      'speed': lambda: _speed(
+          arguments.repeats,
+          [name for name in arguments.only.split(',') if name],
+      ),
+      'cohorts': lambda: _cohorts(arguments.repeats),
+      'memory': lambda: _memory(arguments.rounds),
+      'start': lambda: _start(3),
+  }
+  chosen = arguments.parts.split(',')
+  if not set(chosen) <= set(parts):
+    parser.error(f'Expected --parts among {list(parts)}, found {chosen}.')
+  print(f'{os.cpu_count()} CPUs, TensorFlow {tf.__version__}')
+  for part in chosen:
+    if len(chosen) == 1:
+      parts[part]()
+    else:  # Each in a process of its own: memory and threads start anew.
+      command = [sys.executable, '-m', 'benchmarks.execution']
+      command += [f'--parts={part}', f'--repeats={arguments.repeats}']
+      command += [f'--rounds={arguments.rounds}', f'--only={arguments.only}']
+      subprocess.run(command, check=True)
+  native.end_process(0)
+
+
+if __name__ == '__main__':
+  main()
