@@ -72,16 +72,16 @@ def local_sgd(
         f'Expected `trainable` to be among {list(weights)}, found'
         f' {list(trainable)}.'
     )
-  examples = episodes.drop_padding(examples)
-  batches = episodes.minibatches(
-      tf.size(examples.y), batch_size, seed, num_epochs
-  )
+  # Numbers of the examples, not `drop_padding`, which copies them all.
+  rows = tf.where(examples.mask > 0)[:, 0]
+  batches = episodes.minibatches(tf.size(rows), batch_size, seed, num_epochs)
   batches = episodes.Minibatches(*(part[:max_steps] for part in batches))
   num_steps = tf.shape(batches.indices)[0]
   learned, fixed = _partition(weights, trainable)
 
   def step(i, learned, state, loss_sum):
-    batch = episodes.take(examples, batches.indices[i], batches.mask[i])
+    indices = tf.gather(rows, batches.indices[i])
+    batch = episodes.take(examples, indices, batches.mask[i])
     with tf.GradientTape() as tape:
       tape.watch(learned)
       loss = loss_fn(_merge(weights, learned, fixed), batch)
