@@ -7,8 +7,9 @@ not finite) they leave out. Each call of a function built here is one round (of
 FRL an episode) from the same initial weights. The caller chooses the number of
 threads, `torch.set_num_threads`.
 
-PyTorch is no requirement of this package. For the benchmarks (1.7 GB; of the
-wheels' CUDA libraries those without which `import torch` fails or warns):
+PyTorch is no requirement of this package. For the benchmarks (2.1 GB, 3.6 GB on
+disk; of its dependencies those without which `import torch` fails or warns, CPU
+or not, so that `pip check` misses the others):
 
   pip install --no-deps torch==2.0.1 sympy==1.12 mpmath==1.3.0 \
     nvidia-cublas-cu11==11.10.3.66 nvidia-cuda-cupti-cu11==11.7.101 \
@@ -17,8 +18,8 @@ wheels' CUDA libraries those without which `import torch` fails or warns):
     nvidia-curand-cu11==10.2.10.91 nvidia-cusparse-cu11==11.7.4.91 \
     nvidia-nccl-cu11==2.14.3 nvidia-nvtx-cu11==11.7.91
 
-This changes nothing that requirements.txt installs, but not so for
-requirements-gpu.txt, which has other versions of the CUDA libraries: use one
+This changes nothing that requirements.txt installs. It does change what
+requirements-gpu.txt installs, other versions of the CUDA libraries: have an
 environment for each. Import this module before TensorFlow.
 """
 
