@@ -229,3 +229,23 @@ def test_lists_become_data_sets():
   found = [(list(e['x'].numpy()), int(e['y'])) for e in dataset]
   assert found == [([1], 1), ([2, 3], 2), ([4, 5], 3)]
   assert not list(client_records.to_dataset([], kind))
+
+
+def test_elements_of_very_many_shapes():
+  context = in_process.InProcessContext()
+
+  @tff.tensorflow.computation(_EXAMPLES, np.float32)
+  def sum_from(dataset, start):
+    return dataset.reduce(start, lambda s, batch: s + tf.reduce_sum(batch))
+
+  @tff.federated_computation(
+      tff.FederatedType(_EXAMPLES, tff.CLIENTS),
+      tff.FederatedType(np.float32, tff.CLIENTS),
+  )
+  def sums(data, starts):
+    return tff.federated_map(sum_from, (data, starts))
+
+  data = tf.data.Dataset.range(4000).map(lambda i: tf.ones([1 + i % 3]))
+
+  for _ in range(3):
+    assert context.invoke(sums, ([data], [1.0])) == [1 + 7999]

@@ -9,6 +9,7 @@ random numbers, call Python or read files are read anew in every round.
 
 import collections
 import dataclasses
+import itertools
 import threading
 from typing import Any
 import weakref
@@ -323,20 +324,22 @@ def to_dataset(value: Any, type_signature: tff.SequenceType) -> tf.data.Dataset:
 
 def _concatenate(elements: list[Any]) -> tf.data.Dataset:
   """A data set of elements, in which those of one shape lie together."""
-
-  def shape(element):
-    return [t.shape for t in tf.nest.flatten(element)]
-
-  whole, first = None, 0
-  for i in range(1, len(elements) + 1):
-    if i < len(elements) and shape(elements[i]) == shape(elements[first]):
-      continue
-    part = tf.data.Dataset.from_tensor_slices(
-        tf.nest.map_structure(lambda *t: tf.stack(t), *elements[first:i])
-    )
-    whole = part if whole is None else whole.concatenate(part)
-    first = i
-  return whole
+  by_shape = itertools.groupby(
+      elements, lambda element: [t.shape for t in tf.nest.flatten(element)]
+  )
+  parts = [
+      tf.data.Dataset.from_tensor_slices(
+          tf.nest.map_structure(lambda *tensors: tf.stack(tensors), *group)
+      )
+      for _, group in by_shape
+  ]
+  while len(parts) > 1:  # In pairs: a long chain overflows TensorFlow's stack.
+    pairs = [parts[i : i + 2] for i in range(0, len(parts), 2)]
+    parts = [
+        pair[0] if len(pair) == 1 else pair[0].concatenate(pair[1])
+        for pair in pairs
+    ]
+  return parts[0]
 
 
 def _materialize(dataset):
