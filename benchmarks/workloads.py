@@ -138,11 +138,14 @@ def bare_round(
     mean = None
     for k, (x, y) in enumerate(tensors):
       trained = train(weights, x, y, tf.constant([0, k]))
-      part = tf.nest.map_structure(
-          lambda w, share=len(y) / total: w * share, trained
+      share = tf.constant(len(y) / total)
+      part = [w * share for w in tf.nest.flatten(trained)]
+      mean = (
+          part
+          if mean is None
+          else [m + p for m, p in zip(mean, part, strict=True)]
       )
-      mean = part if mean is None else tf.nest.map_structure(tf.add, mean, part)
-    return tf.nest.map_structure(lambda w: w.numpy(), mean)
+    return [w.numpy() for w in mean]
 
   return one_round
 
@@ -321,33 +324,44 @@ def build_system(system: System):
   return process, examples(**system.clients)
 
 
+def system_data(
+    process: Any, clients, memories: list[Any] | None = None
+) -> list[collections.OrderedDict]:
+  """Returns what a system's process takes.
+
+  Args:
+    process: The process.
+    clients: As `examples` returns them.
+    memories: What the clients have kept; by default nobody has taken part.
+  """
+  data = client_data(clients)
+  if isinstance(process, composition.StatefulLearningProcess):
+    memories = memories or [None] * len(clients)
+    for client, value in zip(data, memories, strict=True):
+      client['memory'] = client_work.memory_dataset(
+          process.initial_memory, value
+      )
+  return data
+
+
 def system_rounds(
     context: tff.framework.SyncContext, system: System, process: Any, clients
 ) -> Callable[[], Any]:
   """What is measured of a system in a context, with the clients' memories."""
   state = [context.invoke(process.initialize, None)]
-  fixed = client_data(clients)
-  memories = [None] * len(clients)
+  data = system_data(process, clients)
   keeps = isinstance(process, composition.StatefulLearningProcess)
 
   def one():
     for _ in range(system.rounds):
-      data = fixed
-      if keeps:
-        data = [
-            collections.OrderedDict(
-                d,
-                memory=client_work.memory_dataset(
-                    process.initial_memory, value
-                ),
-            )
-            for d, value in zip(fixed, memories, strict=True)
-        ]
       computation = process.next_with_memory if keeps else process.next
       output = context.invoke(computation, arguments(state[0], data))
       if keeps:
         output, kept = output
-        memories[:] = [memory.value for memory in kept]
+        for client, memory in zip(data, kept, strict=True):
+          client['memory'] = client_work.memory_dataset(
+              process.initial_memory, memory.value
+          )
       state[0] = output.state
 
   return one
