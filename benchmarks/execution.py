@@ -26,17 +26,16 @@ import psutil
 from tff_meta.execution import native
 
 native.prepare_environment()
+try:  # Before TensorFlow, after which it cannot be imported.
+  from benchmarks import torch_loops
+except ImportError:
+  torch_loops = None
 
 import tensorflow as tf  # noqa: E402
 import tensorflow_federated as tff  # noqa: E402
 
 from benchmarks import workloads  # noqa: E402
 from tff_meta.execution import in_process  # noqa: E402
-
-try:
-  from benchmarks import torch_loops
-except ImportError:
-  torch_loops = None
 
 _MEGABYTE = 2**20
 
@@ -132,7 +131,9 @@ def _speed(repeats: int, only: list[str]) -> None:
     }
     build = torch_loops and torch_loops.SYSTEMS.get(name)
     if build:
-      candidates['bare PyTorch loop'] = build(clients)
+      state = ours.invoke(process.initialize, None)
+      weights = process.get_model_weights(state).trainable
+      candidates['bare PyTorch loop'] = build(weights, clients)
     print(f'{name}: {system}')
     measure(candidates, max(3, repeats // 3))
 

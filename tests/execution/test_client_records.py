@@ -131,6 +131,20 @@ def test_a_file_is_read_in_every_round(tmp_path):
   assert records.kept_bytes == 0
 
 
+def test_a_file_that_a_map_reads_is_read_in_every_round(tmp_path):
+  records, total = _context()
+  path = tmp_path / 'number'
+
+  def read(name):
+    return tf.reshape(tf.strings.to_number(tf.io.read_file(name)), [1])
+
+  data = [tf.data.Dataset.from_tensors(str(path)).map(read)]
+  for number in range(4):
+    path.write_text(str(number))
+    assert total(data) == (number, 1)
+  assert records.kept_bytes == 0
+
+
 def test_arrays_may_change_after_a_data_set_is_made_of_them():
   _, total = _context()
   array = np.ones(4, np.float32)
@@ -151,6 +165,8 @@ def test_arrays_may_change_after_a_data_set_is_made_of_them():
         (lambda d: d.repeat(2).take(3).skip(1).prefetch(1), True),
         (lambda d: d.concatenate(d).unbatch().batch(3), True),
         (lambda d: tf.data.Dataset.zip((d, d)).map(lambda x, y: x + y), True),
+        (lambda d: d.repeat(), False),
+        (lambda d: d.cache(), False),
         (lambda d: d.shuffle(4), False),
         (lambda d: d.shuffle(4, seed=1), False),
         (lambda d: d.map(lambda x: x + tf.random.uniform([])), False),
@@ -249,3 +265,59 @@ def test_elements_of_very_many_shapes():
 
   for _ in range(3):
     assert context.invoke(sums, ([data], [1.0])) == [1 + 7999]
+
+
+@tff.tensorflow.computation(_EXAMPLES, np.int64)
+def _first(dataset, number):
+  start = tf.cast(number, tf.float32) * 0
+  return dataset.take(number).reduce(
+      start, lambda s, batch: s + tf.reduce_sum(batch)
+  )
+
+
+@tff.federated_computation(
+    tff.FederatedType(_EXAMPLES, tff.CLIENTS),
+    tff.FederatedType(np.int64, tff.CLIENTS),
+)
+def _first_of_each(data, numbers):
+  return tff.federated_map(_first, (data, numbers))
+
+
+@pytest.mark.parametrize(
+    'dataset',
+    [
+        _batches([1, 1], 1).repeat(),
+        _batches([1], 1).repeat(10**9),
+        _batches(np.ones(10**6), 1),
+    ],
+    ids=['without end', 'long', 'many elements'],
+)
+def test_only_what_is_worth_it_is_read_whole(dataset):
+  context = in_process.InProcessContext()
+
+  for _ in range(3):
+    assert context.invoke(_first_of_each, ([dataset], [3])) == [3]
+
+  assert context._records.kept_bytes == 0
+
+
+def test_what_is_read_for_a_computation_goes_with_it():
+  context = in_process.InProcessContext()
+  data = [_batches([1, 2, 3])]
+  for _ in range(3):
+    _, total = _context()
+    other = total.__closure__[1].cell_contents
+    context.invoke(other, data), context.invoke(other, data)
+    assert context._records.kept_bytes == 12
+    del total, other
+    gc.collect()
+    assert context._records.kept_bytes == 0
+
+
+def test_named_tuples_in_another_order_are_refused():
+  pair = collections.namedtuple('Pair', ['y', 'x'])
+  dataset = tf.data.Dataset.from_tensors(pair(1.0, 2.0))
+  kind = tff.SequenceType(collections.OrderedDict(y=np.float32, x=np.float32))
+
+  with pytest.raises(TypeError, match='in the order of their names'):
+    client_records.check_type(dataset, kind)

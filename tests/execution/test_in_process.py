@@ -476,3 +476,149 @@ def test_a_gpu_that_is_not_there_is_missed():
   assert in_process.use_device('cpu') == ['/CPU:0']
   with pytest.raises(ValueError, match="found 'tpu'"):
     in_process.use_device('tpu')
+
+
+# What a review of the first version found to be otherwise than in TFF.
+
+
+@tff.federated_computation(
+    tff.FederatedType(np.float32, tff.CLIENTS),
+    tff.FederatedType(tff.TensorType(np.float32, [2]), tff.SERVER),
+)
+def _zipped_with_a_broadcast(x, server):
+  everywhere = tff.federated_broadcast(server)
+  return tff.federated_zip((x, everywhere)), tff.federated_sum(x)
+
+
+def test_every_client_gets_what_is_broadcast(context):
+  pairs, _ = _run(
+      context, _zipped_with_a_broadcast, [1.0, 2.0], np.float32([7, 8])
+  )
+
+  assert [pair[0] for pair in pairs] == [1, 2]
+  for _, server in pairs:
+    np.testing.assert_array_equal(server, [7, 8])
+
+
+@tff.tensorflow.computation
+def _noise():
+  return tf.random.uniform([])
+
+
+@tff.tensorflow.computation(np.float32, np.float32)
+def _difference(x, y):
+  return x - y
+
+
+@tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+def _noise_before_and_after_a_sum(x):
+  noise = tff.federated_eval(_noise, tff.CLIENTS)
+  total = tff.federated_sum(tff.federated_map(_add, (noise, x)))
+  everywhere = tff.federated_broadcast(total)
+  return tff.federated_map(_difference, (noise, everywhere))
+
+
+def test_clients_draw_once(context):
+  results = [
+      _run(context, _noise_before_and_after_a_sum, [1.0]) for _ in range(3)
+  ]
+  np.testing.assert_allclose(results, -1, rtol=1e-6)
+
+
+_NUMBERS = tff.SequenceType(np.float32)
+
+
+@tff.tensorflow.computation(_NUMBERS)
+def _shuffled(numbers):
+  return (
+      numbers.shuffle(100)
+      .batch(100)
+      .reduce(
+          np.zeros([0], np.float32), lambda all, some: tf.concat([all, some], 0)
+      )
+  )
+
+
+@tff.federated_computation(tff.FederatedType(_NUMBERS, tff.CLIENTS))
+def _shuffled_at_clients(data):
+  return tff.federated_map(_shuffled, data)
+
+
+def test_shuffles_in_the_computation_are_drawn_anew(context):
+  dataset = tf.data.Dataset.range(50).map(lambda i: tf.cast(i, tf.float32))
+
+  orders = [
+      tuple(order)
+      for _ in range(4)
+      for order in _run(context, _shuffled_at_clients, [dataset, dataset])
+  ]
+
+  assert len(set(orders)) == len(orders)
+  assert all(sorted(order) == list(range(50)) for order in orders)
+
+
+@tff.tensorflow.computation(np.int64)
+def _size_of_a_table(key):
+  table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.int64, 0)
+  with tf.control_dependencies([table.insert([key], [key])]):
+    return table.size()
+
+
+@tff.federated_computation(tff.FederatedType(np.int64, tff.CLIENTS))
+def _sizes_of_tables(keys):
+  return tff.federated_map(_size_of_a_table, keys)
+
+
+def test_tables_are_a_clients_own_in_a_round(context):
+  for _ in range(3):
+    assert _run(context, _sizes_of_tables, [1, 2, 3]) == [1, 1, 1]
+
+
+@tff.tensorflow.computation(_NUMBERS)
+def _doubled(numbers):
+  return numbers.map(lambda x: 2 * x)
+
+
+@tff.tensorflow.computation(_NUMBERS, np.float32)
+def _sum_above(numbers, threshold):
+  return numbers.reduce(
+      np.float32(0), lambda s, x: s + tf.where(x > threshold, x, 0.0)
+  )
+
+
+@tff.federated_computation(tff.FederatedType(_NUMBERS, tff.CLIENTS))
+def _sequences_that_stay(data):
+  doubled = tff.federated_map(_doubled, data)
+  mean = tff.federated_mean(tff.federated_map(_sum_of, doubled))
+  above = (doubled, tff.federated_broadcast(mean))
+  return doubled, tff.federated_sum(tff.federated_map(_sum_above, above))
+
+
+def test_clients_keep_and_return_sequences(context):
+  doubled, total = _run(
+      context, _sequences_that_stay, [[1.0, 2.0], [3.0, 8.0], [5.0]]
+  )
+
+  # Sums of the doubled ones are 6, 22 and 10; the mean is 12.67.
+  assert total == 16
+  assert [list(d.as_numpy_iterator()) for d in doubled] == [
+      [2, 4],
+      [6, 16],
+      [10],
+  ]
+
+
+@pytest.mark.parametrize('value', [2**40, True, 1.5, np.int64(1), '1'])
+def test_other_than_int32(value, context):
+  @tff.tensorflow.computation(np.int32)
+  def same(x):
+    return x
+
+  with pytest.raises(TypeError, match='Expected a value of type int32'):
+    context.invoke(same, value)
+
+
+@pytest.mark.parametrize('devices', ['/CPU:0', ['/GPU:7']])
+def test_devices_that_are_not_there(devices):
+  with pytest.raises(ValueError, match='Expected `devices` among'):
+    in_process.InProcessContext(devices)

@@ -11,7 +11,7 @@ import collections
 import dataclasses
 import itertools
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 import weakref
 
 import numpy as np
@@ -21,37 +21,11 @@ import tensorflow_federated as tff
 from tff_meta.execution import computation_graph as graph_lib
 from tff_meta.execution import tensorflow_block
 
-# Operations of data sets whose elements are functions of tensors that the data
-# set holds. Functions of `map` and the like are looked at.
-_FIXED_DATASETS = frozenset(
-    [
-        'BatchDataset',
-        'BatchDatasetV2',
-        'ConcatenateDataset',
-        'Const',
-        'EnumerateDataset',
-        'FilterDataset',
-        'FiniteTakeDataset',
-        'Identity',
-        'MapAndBatchDataset',
-        'MapDataset',
-        'ModelDataset',
-        'OptionsDataset',
-        'PaddedBatchDatasetV2',
-        'ParallelBatchDataset',
-        'ParallelMapDatasetV2',
-        'PrefetchDataset',
-        'RangeDataset',
-        'RepeatDataset',
-        'SkipDataset',
-        'TakeDataset',
-        'TensorDataset',
-        'TensorSliceDataset',
-        'UnbatchDataset',
-        'ZipDataset',
-        '_Retval',
-    ]
-)
+# Nodes of a serialized data set beside those that are data sets.
+_OTHER_NODES = frozenset(['Const', 'Identity', '_Retval'])
+# The most elements, and shapes in a row, of a data set that is kept as tensors.
+_MAX_ELEMENTS = 4096
+_MAX_RUNS = 64
 
 
 @dataclasses.dataclass
@@ -61,6 +35,14 @@ class _Known:
   forget: weakref.ref
   types: set[tff.Type]
   is_fixed: bool | None = None
+
+
+class _Kept(NamedTuple):
+  """A record that is kept, until the reader that it is for is gone."""
+
+  record: tf.Tensor
+  num_bytes: int
+  dies_with: weakref.ref | None
 
 
 class ClientRecords:
@@ -107,46 +89,54 @@ class ClientRecords:
     Returns:
       Variants [num_clients, number of requests], at least one column.
     """
-    leaf_types = [list(graph_lib.leaf_types(kind)) for kind in types]
     records = []
     for i in range(num_clients):
-      leaves = [
-          list(argument_leaves(argument[i], kind))
-          for argument, kind in zip(arguments, types, strict=True)
-      ]
+      leaves = [[] for _ in arguments]
+      for argument, (values, kind) in enumerate(
+          zip(arguments, types, strict=True)
+      ):
+        try:
+          leaves[argument] = list(argument_leaves(values[i], kind))
+        except TypeError as error:
+          raise TypeError(f'Client {i}: {error}') from error
       for request in requests:
-        values = leaves[request.argument]
-        kinds = leaf_types[request.argument]
-        if request.leaf is None:
-          records.append(_tensors_record(values, kinds))
-        else:
-          kind = kinds[request.leaf]
-          dataset = to_dataset(values[request.leaf], kind)
-          records.append(self._sequence_record(dataset, kind, request.reader))
+        try:
+          records.append(self._record(request, leaves[request.argument], types))
+        except TypeError as error:
+          raise TypeError(f'Client {i}: {error}') from error
     with tf.device('/device:CPU:0'):
       nothing = [tf.raw_ops.OptionalNone()] if not requests else []
       records.extend(nothing * num_clients)
       packed = tf.raw_ops.Pack(values=records or nothing, axis=0)
       return tf.reshape(packed, [-1, len(requests) or 1])[:num_clients]
 
+  def _record(self, request, leaves, types):
+    """The record of one client for a request."""
+    kinds = list(graph_lib.leaf_types(types[request.argument]))
+    if request.leaf is None:
+      return _tensors_record(leaves, kinds)
+    kind = kinds[request.leaf]
+    dataset = to_dataset(leaves[request.leaf], kind)
+    return self._sequence_record(dataset, kind, request.reader)
+
   def _sequence_record(self, dataset, type_signature, reader):
     """A data set's record: its variant, or an `Optional` of what is read."""
-    key = id(dataset), reader
+    key = id(dataset), id(reader)
     with self._lock:
       if key in self._kept:
         self._kept.move_to_end(key)
-        return self._kept[key][0]
-      is_fixed = self._look_at(dataset, type_signature)
+        return self._kept[key].record
+      is_kept = self._look_at(dataset, type_signature)
     if reader is not None:
       tensors = reader(dataset)
       record = _to_record(tensors)
-    elif is_fixed:
-      dataset, tensors = _materialize(dataset)
-      record = tf.data.experimental.to_variant(dataset)
     else:
-      return tf.data.experimental.to_variant(dataset)
-    if is_fixed:
-      self._keep(key, record, sum(_num_bytes(tensor) for tensor in tensors))
+      tensors = []
+      if is_kept:
+        dataset, tensors = self._materialize(dataset)
+      record = tf.data.experimental.to_variant(dataset)
+    if is_kept:
+      self._keep(key, record, sum(map(_num_bytes, tensors)), reader)
     return record
 
   def _look_at(self, dataset, type_signature) -> bool:
@@ -157,14 +147,9 @@ class ClientRecords:
     key = id(dataset)
     known = self._known.get(key)
     if known is None or type_signature not in known.types:
-      found = tff.types.tensorflow_to_type(dataset.element_spec)
-      if not type_signature.is_assignable_from(tff.SequenceType(found)):
-        raise TypeError(
-            f'Expected a data set of type {type_signature}, found elements of'
-            f' type {found}.'
-        )
+      check_type(dataset, type_signature)
     if known is None:
-      forget = weakref.ref(dataset, lambda _: self._forget(key))
+      forget = weakref.ref(dataset, lambda _: self._forget(0, key))
       self._known[key] = _Known(forget, {type_signature})
       return False
     known.types.add(type_signature)
@@ -172,22 +157,62 @@ class ClientRecords:
       known.is_fixed = is_fixed(dataset)
     return known.is_fixed
 
-  def _keep(self, key, record, num_bytes):
+  def _materialize(self, dataset):
+    """Reads a data set; returns one of its elements, and their tensors.
+
+    One with more than is worth keeping is returned as it is: what is kept then
+    is only that.
+    """
+    elements, num_bytes, num_runs, shapes = [], 0, 0, None
+    for element in dataset:
+      tensors = tf.nest.flatten(element)
+      num_bytes += sum(map(_num_bytes, tensors))
+      num_runs += shapes != [tensor.shape for tensor in tensors]
+      shapes = [tensor.shape for tensor in tensors]
+      elements.append(element)
+      if (
+          num_bytes > self._budget_bytes
+          or len(elements) > _MAX_ELEMENTS
+          or num_runs > _MAX_RUNS
+      ):
+        return dataset, []
+    if not elements:
+      return dataset, []
+    return _concatenate(elements), tf.nest.flatten(elements)
+
+  def _keep(self, key, record, num_bytes, reader):
+    dies_with = reader and weakref.ref(
+        reader, lambda _: self._forget(1, key[1])
+    )
     with self._lock:
       if key in self._kept or num_bytes > self._budget_bytes:
         return
-      self._kept[key] = record, num_bytes
+      self._kept[key] = _Kept(record, num_bytes, dies_with)
       self._used_bytes += num_bytes
       while self._used_bytes > self._budget_bytes:
-        _, (_, freed) = self._kept.popitem(last=False)
-        self._used_bytes -= freed
+        _, dropped = self._kept.popitem(last=False)
+        self._used_bytes -= dropped.num_bytes
 
-  def _forget(self, dataset_id):
-    """Drops what is kept of a data set that is gone."""
+  def _forget(self, part, one_id):
+    """Drops what is kept of a data set (part 0) or for a reader (1)."""
     with self._lock:
-      self._known.pop(dataset_id, None)
-      for key in [key for key in self._kept if key[0] == dataset_id]:
-        self._used_bytes -= self._kept.pop(key)[1]
+      if part == 0:
+        self._known.pop(one_id, None)
+      for key in [key for key in self._kept if key[part] == one_id]:
+        self._used_bytes -= self._kept.pop(key).num_bytes
+
+
+def check_type(
+    dataset: tf.data.Dataset, type_signature: tff.SequenceType
+) -> None:
+  """Raises a TypeError if the elements of a data set are not of a type."""
+  _check_names(dataset.element_spec)
+  found = tff.types.tensorflow_to_type(dataset.element_spec)
+  if not type_signature.is_assignable_from(tff.SequenceType(found)):
+    raise TypeError(
+        f'Expected a data set of type {type_signature}, found elements of type'
+        f' {found}.'
+    )
 
 
 def is_fixed(dataset: tf.data.Dataset) -> bool:
@@ -197,8 +222,11 @@ def is_fixed(dataset: tf.data.Dataset) -> bool:
     dataset: Any.
 
   Returns:
-    True only if it is known: it is made of tensors by pure operations.
+    True only if it is known: it ends, and is made of tensors by pure
+    operations.
   """
+  if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+    return False
   fail_on_state = 2
   try:
     serialized = tf.raw_ops.DatasetToGraphV2(
@@ -210,7 +238,7 @@ def is_fixed(dataset: tf.data.Dataset) -> bool:
   graph_def = tf.compat.v1.GraphDef.FromString(serialized.numpy())
   library = {f.signature.name: f for f in graph_def.library.function}
   return all(
-      node.op in _FIXED_DATASETS
+      node.op in tensorflow_block.FIXED_DATASETS | _OTHER_NODES
       and all(
           tensorflow_block.is_pure(name, None, library)
           for name in tensorflow_block.called_functions(node)
@@ -273,26 +301,40 @@ def elements(value: Any, type_signature: tff.StructType):
 def to_tensor(value: Any, type_signature: tff.TensorType) -> tf.Tensor:
   """Converts a value to a tensor of a type.
 
+  Args:
+    value: A tensor or array of the type's dtype; or Python numbers, which may
+      have any that holds them.
+    type_signature: The type.
+
+  Returns:
+    The tensor.
+
   Raises:
-    TypeError: If it is of another shape or dtype.
+    TypeError: If the value is of another shape or dtype, or out of range.
   """
   dtype = tf.as_dtype(type_signature.dtype)
+  found = value
   if not isinstance(value, tf.Tensor):
     array = np.asarray(value)
-    is_python = isinstance(
-        value, bool | int | float | complex | str | bytes | list
-    )
-    if is_python or array.dtype.kind in 'OSU':
-      value = tf.constant(value, dtype)
-    else:
-      value = tf.constant(array)
+    if _holds(dtype, value, array):
+      array = array.astype(dtype.as_numpy_dtype)
+    found = tf.constant(array)
   shape = tf.TensorShape(type_signature.shape)
-  if value.dtype != dtype or not shape.is_compatible_with(value.shape):
+  if found.dtype != dtype or not shape.is_compatible_with(found.shape):
     raise TypeError(
         f'Expected a value of type {type_signature}, found'
-        f' {value.dtype.name}{value.shape}.'
+        f' {found.dtype.name}{found.shape}: {value!r:.80}.'
     )
-  return value
+  return found
+
+
+def _holds(dtype: tf.DType, value: Any, array: np.ndarray) -> bool:
+  """Whether a dtype holds Python numbers, which have none of their own."""
+  if isinstance(value, np.ndarray | np.generic):
+    return False
+  if dtype.is_integer and array.dtype.kind == 'i':
+    return bool(np.all((array >= dtype.min) & (array <= dtype.max)))
+  return dtype.is_floating and array.dtype.kind in 'if'
 
 
 def to_dataset(value: Any, type_signature: tff.SequenceType) -> tf.data.Dataset:
@@ -342,14 +384,6 @@ def _concatenate(elements: list[Any]) -> tf.data.Dataset:
   return parts[0]
 
 
-def _materialize(dataset):
-  """Reads a data set; returns one of the elements, and their tensors."""
-  elements = list(dataset)
-  if not elements:
-    return dataset, []
-  return _concatenate(elements), tf.nest.flatten(elements)
-
-
 def _tensors_record(values, kinds):
   """The tensors of an argument as a record."""
   return _to_record(
@@ -367,4 +401,35 @@ def _to_record(tensors):
 
 
 def _num_bytes(tensor) -> int:
-  return tensor.shape.num_elements() * max(tensor.dtype.size or 0, 1)
+  if tensor.dtype == tf.string:
+    return sum(map(len, tensor.numpy().flat))
+  return tensor.shape.num_elements() * tensor.dtype.size
+
+
+def _check_names(element_spec: Any) -> None:
+  """Refuses named tuples whose order TFF's graphs would not keep.
+
+  Graphs take the fields of an element in the order of their names, as
+  TensorFlow has those of dictionaries; those of a named tuple it has in the
+  order of its class.
+
+  Args:
+    element_spec: Of a data set.
+
+  Raises:
+    TypeError: If a named tuple has its fields in another order.
+  """
+
+  def check(part):
+    names = list(getattr(part, '_fields', ()))
+    if names != sorted(names):
+      raise TypeError(
+          'Expected elements with fields in the order of their names, found a'
+          f' {type(part).__name__} of {names}. Tip: use an OrderedDict.'
+      )
+    children = part.values() if isinstance(part, dict) else part
+    if isinstance(part, dict | tuple):
+      for child in children:
+        check(child)
+
+  check(element_spec)

@@ -278,7 +278,6 @@ class ComputationGraph:
   Attributes:
     arguments: The `Argument`s, in the order of the parameter's parts.
     result: A structure of nodes.
-    result_type: The computation's.
   """
 
   def __init__(self, computation: tff.Computation):
@@ -298,12 +297,12 @@ class ComputationGraph:
         computation.to_building_block()
     )
     tree = tff.framework.to_call_dominant(tree)
-    self.result_type = computation.type_signature.result
     self.arguments = []
     function = _Interpreter().evaluate(tree, {}, False)
     parameter = computation.type_signature.parameter
     argument = None if parameter is None else self._arguments_of(parameter)
-    self.result = function(argument, False)
+    result = function(argument, False)
+    self.result = _place(result, computation.type_signature.result)
 
   def _arguments_of(self, type_signature):
     """Makes an `Argument` of every part of the parameter that is placed."""
@@ -404,6 +403,27 @@ class _Interpreter:
           f" '{tree.uri}' in the computation."
       )
     return functools.partial(_INTRINSICS[tree.uri], tree.type_signature)
+
+
+def _place(value, type_signature):
+  """Gives each client its own of the server's values in a result at clients."""
+  if isinstance(type_signature, tff.FederatedType):
+    if type_signature.all_equal:
+      return value
+    return substitute(
+        value, lambda node: node if node.at_clients else _at_clients(node)
+    )
+  if isinstance(type_signature, tff.StructType) and isinstance(value, tuple):
+    kinds = tff.structure.iter_elements(type_signature)
+    pairs = zip(value, kinds, strict=True)
+    return tuple(_place(part, kind) for part, (_, kind) in pairs)
+  return value
+
+
+def _at_clients(node):
+  return _Function(
+      True, node.type_signature, [node], lambda evaluate: evaluate(node)
+  )
 
 
 def _select(value, index):

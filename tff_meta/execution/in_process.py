@@ -12,6 +12,7 @@ that cannot change.
 
 import asyncio
 from collections.abc import Sequence
+import dataclasses
 import threading
 from typing import Any
 import weakref
@@ -54,6 +55,12 @@ class InProcessContext(tff.framework.SyncContext):
           'Expected `devices`, at least 1 of `parallel_clients` and at least 0'
           f' `kept_bytes`, found {devices}, {parallel_clients}, {kept_bytes}.'
       )
+    known = {device.name for device in tf.config.list_logical_devices()}
+    full_names = ['/device:' + name.lstrip('/') for name in devices]
+    if isinstance(devices, str) or not known.issuperset(full_names):
+      raise ValueError(
+          f'Expected `devices` among {sorted(known)}, found {devices!r}.'
+      )
     self._devices = list(devices)
     self._parallel_clients = parallel_clients
     self._records = client_records.ClientRecords(kept_bytes)
@@ -82,15 +89,25 @@ class InProcessContext(tff.framework.SyncContext):
     with self._lock:
       if key not in self._compiled:
         # Garbage collection may end a computation while this thread holds the
-        # lock, so `forget` must not take it; `pop` is atomic.
-        forget = weakref.ref(
-            computation, lambda _: self._compiled.pop(key, None)
-        )
-        compiled = _CompiledComputation(
+        # lock, so this must not take it; `pop` is atomic.
+        ends = weakref.ref(computation, lambda _: self._compiled.pop(key, None))
+        self._compiled[key] = _Slot(ends, threading.Lock())
+      slot = self._compiled[key]
+    with slot.lock:  # Others may compile, and this one wait.
+      if slot.compiled is None:
+        slot.compiled = _CompiledComputation(
             computation, self._devices, self._parallel_clients, self._records
         )
-        self._compiled[key] = forget, compiled
-      return self._compiled[key][1]
+      return slot.compiled
+
+
+@dataclasses.dataclass
+class _Slot:
+  """A computation's place among the compiled ones."""
+
+  ends: weakref.ref
+  lock: threading.Lock
+  compiled: '_CompiledComputation | None' = None
 
 
 class AsyncInProcessContext(tff.framework.AsyncContext):
@@ -214,6 +231,7 @@ def _to_server_leaf(value, type_signature):
   """A leaf as a tensor; of a sequence the variant."""
   if isinstance(type_signature, tff.SequenceType):
     dataset = client_records.to_dataset(value, type_signature)
+    client_records.check_type(dataset, type_signature)
     return tf.data.experimental.to_variant(dataset)
   return client_records.to_tensor(value, type_signature)
 
@@ -241,13 +259,15 @@ def _to_struct(type_signature, leaves, num_clients):
     return graph_lib.to_dataset(
         tensorflow_block.Sequence(leaf), type_signature.element
     )
-  return leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf
+  return leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf  # A column's.
 
 
 def _client_column(tensor, type_signature, num_clients):
-  """A leaf of the clients' results, one NumPy array a client."""
+  """A leaf of the clients' results: one array or data set a client."""
   if tensor.dtype != tf.variant:
     return list(tensor.numpy())
+  if isinstance(type_signature, tff.SequenceType):
+    return tf.unstack(tensor, num_clients)
   return [
       tf.raw_ops.TensorListGetItem(
           input_handle=tensor,

@@ -23,6 +23,8 @@ from tff_meta.execution import computation_graph as graph_lib
 from tff_meta.execution import tensorflow_block
 
 _CPU = '/device:CPU:0'
+# Clients' nodes whose values need not be kept from one loop to the next.
+_ALWAYS_THERE = graph_lib.Argument, graph_lib.Symbol
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,10 +62,6 @@ class RoundFunction:
       graph: The computation.
       devices: Names of the devices that clients are dealt over.
       parallel_clients: How many clients of a device may run at the same time.
-
-    Raises:
-      UnsupportedComputationError: If clients keep sequences for the result or
-        until after an aggregation.
     """
     self.requests: list[RecordRequest] = []
     self._graph = graph
@@ -190,18 +188,12 @@ class _Schedule:
   def _keep(self, node):
     if not node.at_clients or node in self.kept[node.level]:
       return
-    types = graph_lib.leaf_types(node.type_signature)
-    if any(isinstance(leaf, tff.SequenceType) for leaf in types):
-      raise graph_lib.UnsupportedComputationError(
-          'Expected clients to keep tensors for the result or until after an'
-          f' aggregation, found sequences in {node.type_signature}.'
-      )
     self.kept[node.level].append(node)
 
   def _keep_what_it_needs(self, node, level):
     for parent in node.inputs:
-      if not parent.at_clients or not parent.inputs:
-        continue  # Also arguments and symbols, which are there anyway.
+      if not parent.at_clients or isinstance(parent, _ALWAYS_THERE):
+        continue
       if parent.level < level and not _has_symbol(parent):
         self._keep(parent)
       else:

@@ -21,21 +21,65 @@ from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import op_def_registry
 
 _CPU = '/device:CPU:0'
-# Operations that TensorFlow counts as stateful although their results depend on
-# their inputs alone, as long as those of the functions that they call do.
+# Data sets whose elements are functions of their inputs alone, as long as those
+# of the functions that they call are. No other operation on data sets is taken
+# for pure: TensorFlow counts not all as stateful that shuffle or read files.
+FIXED_DATASETS = frozenset(
+    [
+        'BatchDataset',
+        'BatchDatasetV2',
+        'ConcatenateDataset',
+        'EnumerateDataset',
+        'FilterDataset',
+        'FiniteTakeDataset',
+        'MapAndBatchDataset',
+        'MapDataset',
+        'ModelDataset',
+        'OptionsDataset',
+        'PaddedBatchDatasetV2',
+        'ParallelBatchDataset',
+        'ParallelMapDatasetV2',
+        'PrefetchDataset',
+        'RangeDataset',
+        'RepeatDataset',
+        'SkipDataset',
+        'TakeDataset',
+        'TensorDataset',
+        'TensorSliceDataset',
+        'UnbatchDataset',
+        'ZipDataset',
+    ]
+)
+# Other operations that TensorFlow counts as stateful although they are pure, as
+# long as what they call is.
 _PURE_OPS = frozenset(
     [
         'DatasetCardinality',
         'DatasetToSingleElement',
         'If',
-        'RangeDataset',
         'ReduceDataset',
         'StatefulPartitionedCall',
-        'TensorDataset',
-        'TensorSliceDataset',
         'While',
     ]
 )
+# And those that it does not count as stateful although they read files, call
+# Python or draw random numbers; all others that do have a seed as an attribute.
+_IMPURE_OPS = frozenset(
+    [
+        'GenerateVocabRemapping',
+        'ImmutableConst',
+        'MatchingFiles',
+        'PyFuncStateless',
+        'ReadFile',
+        'RiscRandomUniform',
+    ]
+)
+# Tables that live on under a name, and those that an execution has for itself.
+_MUTABLE_TABLES = {
+    'MutableDenseHashTableV2': 'AnonymousMutableDenseHashTable',
+    'MutableHashTableOfTensorsV2': 'AnonymousMutableHashTableOfTensors',
+    'MutableHashTableV2': 'AnonymousMutableHashTable',
+}
 
 
 class Sequence:
@@ -112,7 +156,7 @@ class TensorFlowBlock:
       node.attr.pop('_class', None)  # Wants other nodes, pruned perhaps, near.
       if 'Dataset' in node.op or 'Iterator' in node.op:
         node.device = _CPU
-    _make_variables_anonymous(graph_def, proto.initialize_op)
+    _make_state_anonymous(graph_def, proto.initialize_op)
     self._parameter = proto.parameter
     self._result = proto.result
     self._constants = {}
@@ -228,17 +272,21 @@ def _make_functions_unique(graph_def) -> None:
     gradient.gradient_func += suffix
 
 
-def _make_variables_anonymous(graph_def, initialize_op: str) -> None:
-  """Gives every execution of a graph its own variables, initialized first.
+def _make_state_anonymous(graph_def, initialize_op: str) -> None:
+  """Gives every execution its own variables and tables, initialized first.
 
   Args:
     graph_def: The graph, changed in place.
     initialize_op: Name of the operation that initializes them; '' for none.
   """
-  for node in graph_def.node:
+  for node in _all_nodes(graph_def):
     if node.op == 'VarHandleOp':
       # TensorFlow counts the references to such a variable and deletes it.
       node.attr['shared_name'].s = eager_context.anonymous_name().encode()
+    elif node.op in _MUTABLE_TABLES:
+      node.op = _MUTABLE_TABLES[node.op]
+      for name in ('container', 'shared_name', 'use_node_name_sharing'):
+        node.attr.pop(name, None)
   if not initialize_op:
     return
   initialize_op = initialize_op.removeprefix('^').split(':')[0]
@@ -374,9 +422,12 @@ def is_pure(op_type: str, node, library: dict[str, Any]) -> bool:
   if op_type in library:
     nodes = library[op_type].node_def
     return all(is_pure(inner.op, inner, library) for inner in nodes)
-  op_def = op_def_registry.get(op_type)
-  if op_def is None or (op_def.is_stateful and op_type not in _PURE_OPS):
-    return False
+  if op_type not in _PURE_OPS | FIXED_DATASETS:
+    op_def = op_def_registry.get(op_type)
+    if op_def is None or op_def.is_stateful or op_type in _IMPURE_OPS:
+      return False
+    if 'Dataset' in op_type or any(a.name == 'seed' for a in op_def.attr):
+      return False
   return all(
       name in library and is_pure(name, None, library)
       for name in called_functions(node)
