@@ -41,9 +41,12 @@ class CafemeConfig:
 
   Attributes:
     context_mode: What the modulator sees. `'labeled_support'`: images and
-      labels of the batch of the last inner step (in a step: of the step's own),
-      which gates query and test examples too; no step, no examples.
-      `'unlabeled_self'`: the images of the very batch that is predicted.
+      labels, in a step of its batch, for query and test examples of what
+      `query_context` says. `'unlabeled_self'`: the images of the very batch
+      that is predicted.
+    query_context: With labels: `'last_batch'`, that of the last step, or
+      `'support'`, the batches of all inner steps and, for test examples, all
+      that a client fine-tunes on. No step, no examples.
     gating: How it acts on a layer's output, see `models.modulated_cnn`.
     maml_order: 1 takes the query gradient at the adapted weights; 2
       differentiates through the inner steps.
@@ -69,6 +72,7 @@ class CafemeConfig:
   """
 
   context_mode: Literal['labeled_support', 'unlabeled_self'] = 'labeled_support'
+  query_context: Literal['last_batch', 'support'] = 'last_batch'
   gating: Literal['c1', 'c0', 'c2'] = 'c1'
   maml_order: Literal[1, 2] = 1
   disjoint_support_query: bool = True
@@ -90,6 +94,13 @@ class CafemeConfig:
     config_checks.check_fraction(self, 'support_fraction')
     for name in ('query_batches', 'batch_size', 'fine_tuning_decay_steps'):
       config_checks.check_at_least_one(self, name)
+    is_self = self.context_mode == 'unlabeled_self'
+    if is_self and self.query_context != 'last_batch':
+      raise ValueError(
+          "Expected `query_context` as 'last_batch', its default, where"
+          " `context_mode` is 'unlabeled_self' and it says nothing, found"
+          f" {self.query_context!r}. Tip: `context_mode='labeled_support'`."
+      )
 
 
 PAPER = CafemeConfig()
@@ -193,11 +204,14 @@ def client_meta_gradient(
 
   Source: Vettoruzzo et al. 2023, section 4, and the released code.
   """
-  # In front, a batch of no examples: what there is before the first step.
-  rows, mask = (tf.pad(part, [[1, 0], [0, 0]])[-1] for part in batches.support)
-  last_batch = episodes.take(batches.examples, rows, mask)
-  is_labeled = config.context_mode == 'labeled_support'
-  context = last_batch if is_labeled else batches.query
+  if config.context_mode == 'unlabeled_self':
+    context = batches.query
+  else:
+    # In front, a batch of no examples: what there is before the first step.
+    parts = [tf.pad(part, [[1, 0], [0, 0]]) for part in batches.support]
+    first = 0 if config.query_context == 'support' else -1
+    rows, mask = (tf.reshape(part[first:], [-1]) for part in parts)
+    context = episodes.take(batches.examples, rows, mask)
 
   def adapt(weights):
     return adaptation.inner_loop(
@@ -324,8 +338,7 @@ def build_cafeme_client(
   Raises:
     ValueError: If the model has no modulator.
 
-  Source: the test of the released code; with a labelled context the batch of
-  the last step gates the test examples.
+  Source: the test of the released code; the labelled context is ours.
   """
   network = build_network(model, config, num_classes)
   is_labeled = config.context_mode == 'labeled_support'
@@ -350,4 +363,5 @@ def build_cafeme_client(
       lambda w, batch: modulated_loss(network, w, batch, batch),
       predict,
       to_personalized,
+      adapts_to_all=config.query_context == 'support',
   )

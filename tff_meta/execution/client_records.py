@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_meta.execution import computation_graph as graph_lib
+from tff_meta.execution import structures
 from tff_meta.execution import tensorflow_block
 
 # Nodes of a serialized data set beside those that are data sets.
@@ -112,7 +112,7 @@ class ClientRecords:
 
   def _record(self, request, leaves, types):
     """The record of one client for a request."""
-    kinds = list(graph_lib.leaf_types(types[request.argument]))
+    kinds = list(structures.leaf_types(types[request.argument]))
     if request.leaf is None:
       return _tensors_record(leaves, kinds)
     kind = kinds[request.leaf]
@@ -347,9 +347,9 @@ def to_dataset(value: Any, type_signature: tff.SequenceType) -> tf.data.Dataset:
         f' {type(value).__name__}.'
     )
   kind = type_signature.element
-  kinds = list(graph_lib.leaf_types(kind))
+  kinds = list(structures.leaf_types(kind))
   elements = [
-      graph_lib.element_structure(
+      structures.element_structure(
           kind, map(to_tensor, argument_leaves(element, kind), kinds)
       )
       for element in value
@@ -359,7 +359,7 @@ def to_dataset(value: Any, type_signature: tff.SequenceType) -> tf.data.Dataset:
         tf.zeros([0 if dim is None else dim for dim in leaf.shape], leaf.dtype)
         for leaf in kinds
     ]
-    nothing = graph_lib.element_structure(kind, iter(empty))
+    nothing = structures.element_structure(kind, iter(empty))
     return tf.data.Dataset.from_tensors(nothing).take(0)
   return _concatenate(elements)
 

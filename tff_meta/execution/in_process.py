@@ -24,6 +24,7 @@ from tensorflow_federated.python.core.impl.types import type_conversions
 from tff_meta.execution import client_records
 from tff_meta.execution import computation_graph as graph_lib
 from tff_meta.execution import round_function
+from tff_meta.execution import structures
 from tff_meta.execution import tensorflow_block
 
 # At the time of writing the best or equal on two cores for every network.
@@ -169,7 +170,7 @@ class _CompiledComputation:
       member = kind.member if isinstance(kind, tff.FederatedType) else kind
       leaves = client_records.argument_leaves(value, member)
       for leaf, leaf_type in zip(
-          leaves, graph_lib.leaf_types(member), strict=True
+          leaves, structures.leaf_types(member), strict=True
       ):
         server_leaves.append(_to_server_leaf(leaf, leaf_type))
 
@@ -241,7 +242,7 @@ def _to_struct(type_signature, leaves, num_clients):
   if isinstance(type_signature, tff.FederatedType):
     if type_signature.all_equal:
       return _to_struct(type_signature.member, leaves, num_clients)
-    kinds = list(graph_lib.leaf_types(type_signature.member))
+    kinds = list(structures.leaf_types(type_signature.member))
     columns = [
         _client_column(next(leaves), kind, num_clients) for kind in kinds
     ]
@@ -256,7 +257,7 @@ def _to_struct(type_signature, leaves, num_clients):
     )
   leaf = next(leaves)
   if isinstance(type_signature, tff.SequenceType):
-    return graph_lib.to_dataset(
+    return structures.to_dataset(
         tensorflow_block.Sequence(leaf), type_signature.element
     )
   return leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf  # A column's.

@@ -20,11 +20,13 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta.execution import computation_graph as graph_lib
+from tff_meta.execution import nodes
+from tff_meta.execution import structures
 from tff_meta.execution import tensorflow_block
 
 _CPU = '/device:CPU:0'
 # Clients' nodes whose values need not be kept from one loop to the next.
-_ALWAYS_THERE = graph_lib.Argument, graph_lib.Symbol
+_ALWAYS_THERE = nodes.Argument, nodes.Symbol
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +73,7 @@ class RoundFunction:
     specs = [
         spec
         for argument in self._server_arguments
-        for spec in graph_lib.flat_specs(argument.type_signature)
+        for spec in structures.flat_specs(argument.type_signature)
     ]
     self._function = tf.compat.v1.wrap_function(
         self._trace, [*specs, tf.TensorSpec([None, None], tf.variant)]
@@ -101,11 +103,11 @@ class RoundFunction:
     leaves = iter(server_leaves)
     server = _Evaluator(
         {
-            argument: graph_lib.pack(argument.type_signature, leaves)
+            argument: structures.pack(argument.type_signature, leaves)
             for argument in self._server_arguments
         }
     )
-    results = graph_lib.nodes_in(self._graph.result)
+    results = nodes.nodes_in(self._graph.result)
     schedule = _Schedule(results)
     for level in range(schedule.num_levels):
       self._run_clients(level, schedule, server, records)
@@ -144,7 +146,7 @@ class RoundFunction:
         given = server.given(
             dict(zip(aggregation.merging, (value, part), strict=True))
         )
-        value = graph_lib.substitute(aggregation.merged, given)
+        value = nodes.substitute(aggregation.merged, given)
       server.define(aggregation, value)
     for node, parts in zip(kept, zip(*lists, strict=True), strict=True):
       schedule.kept_lists[node] = parts
@@ -160,9 +162,9 @@ class _Schedule:
     kept_lists: Lists of those values, by node and device, as they are made.
   """
 
-  def __init__(self, results: list[graph_lib.Node]):
+  def __init__(self, results: list[nodes.Node]):
     found = _ancestors(results)
-    aggregations = [n for n in found if isinstance(n, graph_lib.Aggregation)]
+    aggregations = [n for n in found if isinstance(n, nodes.Aggregation)]
     self.num_levels = 1 + max((node.level for node in found), default=0)
     levels = range(self.num_levels)
     self.aggregations = [
@@ -181,7 +183,7 @@ class _Schedule:
     accumulated = [
         node
         for aggregation in self.aggregations[level]
-        for node in graph_lib.nodes_in(aggregation.accumulated)
+        for node in nodes.nodes_in(aggregation.accumulated)
     ]
     return accumulated + self.kept[level]
 
@@ -205,9 +207,9 @@ class _Evaluator:
 
   def __init__(
       self,
-      values: dict[graph_lib.Node, Any],
+      values: dict[nodes.Node, Any],
       parent: '_Evaluator | None' = None,
-      owns: Callable[[graph_lib.Node], bool] | None = None,
+      owns: Callable[[nodes.Node], bool] | None = None,
   ):
     """Starts with some values.
 
@@ -275,11 +277,11 @@ class _ClientLoop:
       leaves.
     """
     zeros = [
-        _tensors(graph_lib.substitute(aggregation.zero, self._server))
+        _tensors(nodes.substitute(aggregation.zero, self._server))
         for aggregation in aggregations
     ]
     shapes = [
-        [spec.shape for spec in graph_lib.flat_specs(a.type_signature)]
+        [spec.shape for spec in structures.flat_specs(a.type_signature)]
         for a in aggregations
     ]
     num_clients = self._end - self._first
@@ -290,7 +292,7 @@ class _ClientLoop:
                 num_elements=num_clients,
                 element_dtype=spec.dtype,
             )
-            for spec in graph_lib.flat_specs(node.type_signature)
+            for spec in structures.flat_specs(node.type_signature)
         ]
         for node in kept
     ]
@@ -298,7 +300,7 @@ class _ClientLoop:
     def body(i, totals, lists):
       client = self._client(i, aggregations, totals)
       totals = [
-          _tensors(graph_lib.substitute(aggregation.accumulated, client))
+          _tensors(nodes.substitute(aggregation.accumulated, client))
           for aggregation in aggregations
       ]
       lists = [
@@ -323,7 +325,7 @@ class _ClientLoop:
         parallel_iterations=parallel_clients,
     )
     totals = [
-        graph_lib.pack(aggregation.type_signature, iter(total))
+        structures.pack(aggregation.type_signature, iter(total))
         for aggregation, total in zip(aggregations, totals, strict=True)
     ]
     return totals, lists
@@ -331,13 +333,13 @@ class _ClientLoop:
   def _client(self, i, aggregations, totals):
     """The evaluator of client i."""
     values = {
-        aggregation.accumulator: graph_lib.pack(
+        aggregation.accumulator: structures.pack(
             aggregation.type_signature, iter(total)
         )
         for aggregation, total in zip(aggregations, totals, strict=True)
     }
     for node, handles in self._schedule.kept_lists.items():
-      specs = graph_lib.flat_specs(node.type_signature)
+      specs = structures.flat_specs(node.type_signature)
       items = [
           tf.raw_ops.TensorListGetItem(
               input_handle=handle,
@@ -347,7 +349,7 @@ class _ClientLoop:
           )
           for handle, spec in zip(handles[self._device_num], specs, strict=True)
       ]
-      values[node] = graph_lib.pack(node.type_signature, iter(items))
+      values[node] = structures.pack(node.type_signature, iter(items))
     return _ClientEvaluator(values, self._server, self._fetch, i)
 
   def _fetch(self, request: RecordRequest, i):
@@ -368,14 +370,14 @@ class _ClientEvaluator(_Evaluator):
     self._sequences = {}
 
   def __call__(self, node):
-    if isinstance(node, graph_lib.Argument) and node.at_clients:
+    if isinstance(node, nodes.Argument) and node.at_clients:
       if node not in self._values:
         self._values[node] = self._argument(node)
     return super().__call__(node)
 
   def _argument(self, node):
     """The value of an argument; its sequences are fetched when used."""
-    types = list(graph_lib.leaf_types(node.type_signature))
+    types = list(structures.leaf_types(node.type_signature))
     is_sequence = [isinstance(leaf, tff.SequenceType) for leaf in types]
     specs = [
         tf.TensorSpec(leaf.shape, leaf.dtype)
@@ -389,7 +391,7 @@ class _ClientEvaluator(_Evaluator):
         _ClientSequence(self, node.index, number) if is_one else next(tensors)
         for number, is_one in enumerate(is_sequence)
     ]
-    return graph_lib.pack(node.type_signature, iter(leaves))
+    return structures.pack(node.type_signature, iter(leaves))
 
   def _open(self, request, specs):
     """The tensors in a record."""
@@ -428,10 +430,10 @@ class _ClientSequence(tensorflow_block.Sequence):
     return self._client.sequence(self._argument, self._leaf, reader)
 
 
-def _ancestors(nodes):
-  """Returns the nodes and all that they are computed from."""
+def _ancestors(starts):
+  """Returns nodes and all that they are computed from."""
   found = {}
-  waiting = list(nodes)
+  waiting = list(starts)
   while waiting:
     node = waiting.pop()
     if node not in found:
@@ -441,14 +443,14 @@ def _ancestors(nodes):
 
 
 def _has_symbol(node) -> bool:
-  return any(isinstance(n, graph_lib.Symbol) for n in _ancestors([node]))
+  return any(isinstance(n, nodes.Symbol) for n in _ancestors([node]))
 
 
 def _tensors(value) -> list[tf.Tensor]:
   """The leaves of a structure; of sequences the variants."""
   return [
       leaf.variant if isinstance(leaf, tensorflow_block.Sequence) else leaf
-      for leaf in graph_lib.flatten(value)
+      for leaf in structures.flatten(value)
   ]
 
 
@@ -464,7 +466,7 @@ def _join(parts, type_signature) -> list[tf.Tensor]:
   """Joins the lists of all devices, leaf by leaf."""
   joined = []
   for spec, handles in zip(
-      graph_lib.flat_specs(type_signature),
+      structures.flat_specs(type_signature),
       zip(*parts, strict=True),
       strict=True,
   ):

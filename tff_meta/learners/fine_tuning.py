@@ -67,6 +67,8 @@ def build_client_personalizer(
     loss_fn: Callable[[Any, episodes.Examples], tf.Tensor],
     predict: Callable[[Any, episodes.Examples], tf.Tensor],
     to_adapted: Callable[[Any, episodes.Examples], Any] | None = None,
+    *,
+    adapts_to_all: bool = False,
 ) -> personalizer.ClientPersonalizer:
   """A client takes all its weights through SGD steps on its own examples.
 
@@ -75,16 +77,18 @@ def build_client_personalizer(
     input_shape: Shape of one example.
     loss_fn: From weights and a minibatch to a scalar.
     predict: `(adapted, batch) -> labels`, int32 [n].
-    to_adapted: `(weights, batch) -> adapted`, with the batch of the last step
+    to_adapted: `(weights, context) -> adapted`, with the batch of the last step
       (no examples before the first): what `predict` needs of it beside the
       weights. By default the weights alone.
+    adapts_to_all: Whether that context is all the client's examples instead
+      (before the first step, none still).
 
   Returns:
     A `ClientPersonalizer`, with a curve of `num_steps + 1` points.
   """
 
-  def finish(weights, batch):
-    return to_adapted(weights, batch) if to_adapted else weights
+  def finish(weights, context):
+    return to_adapted(weights, context) if to_adapted else weights
 
   def predict_all(adapted, query):
     return cyclic_batches.predict_in_batches(
@@ -100,6 +104,12 @@ def build_client_personalizer(
     indices = tf.pad(indices, [[1, 0], [0, 0]])
     mask = tf.pad(mask, [[1, 0], [0, 0]])
     return lambda s: episodes.take(examples, indices[s], mask[s])
+
+  def context_after(s, examples, batch_before):
+    if not adapts_to_all:
+      return batch_before(s)
+    mask = examples.mask * tf.cast(s > 0, examples.mask.dtype)
+    return examples._replace(mask=mask)
 
   def step(weights, batch, s):
     with tf.GradientTape() as tape:
@@ -128,14 +138,16 @@ def build_client_personalizer(
         lambda s, w: (s + 1, step(w, batch_before(s + 1), s)),
         (tf.constant(0), weights),
     )
-    return finish(weights, batch_before(settings.num_steps))
+    return finish(
+        weights, context_after(settings.num_steps, examples, batch_before)
+    )
 
   def curve(weights, memory, examples, query, seed):
     del memory
     batch_before = batches(examples, seed)
 
     def predict_and_step(s, weights, labels):
-      adapted = finish(weights, batch_before(s))
+      adapted = finish(weights, context_after(s, examples, batch_before))
       labels = labels.write(s, predict_all(adapted, query))
       return s + 1, step(weights, batch_before(s + 1), s), labels
 
@@ -146,7 +158,7 @@ def build_client_personalizer(
         predict_and_step,
         (tf.constant(0), weights, labels),
     )
-    adapted = finish(weights, batch_before(last))
+    adapted = finish(weights, context_after(last, examples, batch_before))
     return labels.write(last, predict_all(adapted, query)).stack()
 
   return personalizer.ClientPersonalizer(start, adapt, predict_all, curve)
