@@ -34,6 +34,7 @@ PAPER = dataclasses.replace(
     fine_tuning_steps=4,
     fine_tuning_learning_rate=0.3,
 )
+SUPPORT = dataclasses.replace(PAPER, query_context='support')
 RELEASE = dataclasses.replace(
     PAPER,
     context_mode='unlabeled_self',
@@ -41,6 +42,12 @@ RELEASE = dataclasses.replace(
     batch_position='persist',
     client_adam_state='persist',
 )
+CONTEXTS = [
+    PAPER,
+    SUPPORT,
+    dataclasses.replace(PAPER, context_mode='unlabeled_self'),
+]
+CONTEXT_IDS = ['last_batch', 'support', 'self']
 
 fold_in = tf.random.experimental.stateless_fold_in
 
@@ -230,7 +237,10 @@ def naive_client(config, w, xy, salt, round_num, adam):
   phi = w
   for batch in inner:
     phi = phi - 0.4 * oracle.gradient(phi, batch, batch)[1]
-  context = inner[-1] if oracle.is_labeled else query
+  context = query
+  if oracle.is_labeled:
+    seen = inner if config.query_context == 'support' else inner[-1:]
+    context = tuple(np.concatenate(part) for part in zip(*seen, strict=True))
   loss, g = oracle.gradient(phi, context, query)
   adam[:] = 0.9 * adam[0] + 0.1 * g, 0.999 * adam[1] + 0.001 * g**2, adam[2] + 1
   m, v = adam[0] / (1 - 0.9 ** adam[2]), adam[1] / (1 - 0.999 ** adam[2])
@@ -241,6 +251,7 @@ def naive_client(config, w, xy, salt, round_num, adam):
     'config',
     [
         PAPER,
+        SUPPORT,
         dataclasses.replace(PAPER, context_mode='unlabeled_self'),
         RELEASE,
         dataclasses.replace(RELEASE, context_mode='labeled_support'),
@@ -252,6 +263,7 @@ def naive_client(config, w, xy, salt, round_num, adam):
     ],
     ids=[
         'paper',
+        'paper-support',
         'paper-self',
         'release',
         'release-labeled',
@@ -316,10 +328,10 @@ def client_gradient(config, seed=0, dtype=tf.float64):
   return gradient, weights, batches
 
 
-@pytest.mark.parametrize('mode', ['labeled_support', 'unlabeled_self'])
-def test_second_order_against_finite_differences(mode):
+@pytest.mark.parametrize('config', CONTEXTS, ids=CONTEXT_IDS)
+def test_second_order_against_finite_differences(config):
   """Through the inner steps and, with labels, the context's gates."""
-  config = dataclasses.replace(PAPER, context_mode=mode, maml_order=2)
+  config = dataclasses.replace(config, maml_order=2)
   gradient, weights, _ = client_gradient(config)
   _, exact = gradient(weights=weights)
   rng = np.random.default_rng(4)
@@ -385,14 +397,12 @@ def test_one_step_on_a_quadratic(order, factor, monkeypatch):
 
 
 @pytest.mark.parametrize('order', [1, 2])
-@pytest.mark.parametrize('mode', ['labeled_support', 'unlabeled_self'])
-def test_no_inner_step_is_adam_on_the_query_batches(mode, order):
+@pytest.mark.parametrize('config', CONTEXTS, ids=CONTEXT_IDS)
+def test_no_inner_step_is_adam_on_the_query_batches(config, order):
   """With labels, under the gates of a context of no examples."""
-  config = dataclasses.replace(
-      PAPER, context_mode=mode, inner_steps=0, maml_order=order
-  )
+  config = dataclasses.replace(config, inner_steps=0, maml_order=order)
   gradient, weights, batches = client_gradient(config)
-  oracle = Oracle(mode == 'labeled_support')
+  oracle = Oracle(config.context_mode == 'labeled_support')
   query = batches.query.x.numpy(), batches.query.y.numpy()
   context = NOBODY if oracle.is_labeled else query
   loss, g = oracle.gradient(to_vector(weights), context, query)
@@ -430,9 +440,11 @@ def test_a_client_without_examples_takes_no_part():
 QUERY = make_examples((3, 3, 3), 9)
 
 
-@pytest.mark.parametrize('config', [PAPER, RELEASE], ids=['paper', 'release'])
+@pytest.mark.parametrize(
+    'config', [PAPER, SUPPORT, RELEASE], ids=['paper', 'support', 'release']
+)
 def test_fine_tuning_by_hand(config):
-  """Four steps; the gates are those of the last step's batch or the query's."""
+  """Four steps; gates of the last step's batch, all examples or the query."""
   config = dataclasses.replace(config, fine_tuning_learning_rate=1.5)
   use = cafeme.build_cafeme_client(
       build_model(), config, num_classes=NUM_CLASSES
@@ -444,7 +456,7 @@ def test_fine_tuning_by_hand(config):
   query = to_examples(QUERY)
   curve = use.curve(weights, (), to_examples((x, y)), query, [6, 7]).numpy()
   assert curve.shape == (5, 9)
-  w, last = to_vector(weights), NOBODY
+  w, context = to_vector(weights), NOBODY
   parts = [QUERY[0][i::3] for i in range(3)]  # In batches of three.
 
   def labels(w, context):
@@ -466,7 +478,8 @@ def test_fine_tuning_by_hand(config):
     if step:
       last = x[row], y[row]
       w = w - 1.5 * oracle.gradient(w, last, last)[1]
-    np.testing.assert_array_equal(curve[step], labels(w, last))
+      context = (x, y) if config.query_context == 'support' else last
+    np.testing.assert_array_equal(curve[step], labels(w, context))
   assert np.any(curve[-1] != curve[0])
   adapted = use.adapt(weights, (), to_examples((x, y)), [6, 7])
   np.testing.assert_array_equal(use.predict(adapted, query), curve[-1])
@@ -527,6 +540,7 @@ def test_other_networks_are_refused():
         dict(maml_order=3),
         dict(gating='film'),
         dict(context_mode='labeled_self'),
+        dict(query_context='query'),
         dict(client_adam_state='keep'),
         dict(batch_position='keep'),
         dict(support_fraction=1.0),
@@ -538,6 +552,14 @@ def test_bad_configurations(changes):
   (name,) = changes
   with pytest.raises(ValueError, match=f'`{name}`'):
     dataclasses.replace(PAPER, **changes)
+
+
+def test_the_batch_itself_leaves_no_context_to_choose():
+  with pytest.raises(
+      ValueError,
+      match="`query_context` as 'last_batch'.*'unlabeled_self'.*'support'",
+  ):
+    dataclasses.replace(RELEASE, query_context='support')
 
 
 def test_presets():
@@ -557,6 +579,7 @@ def test_presets():
       batch_position=('reset', 'persist'),
       client_adam_state=('reset', 'persist'),
   )
+  assert paper.query_context == 'last_batch'
   assert (paper.maml_order, paper.gating) == (1, 'c1')
   assert paper.support_fraction == 0.5
   assert (paper.inner_steps, paper.query_batches, paper.batch_size) == (

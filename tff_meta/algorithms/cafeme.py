@@ -41,12 +41,12 @@ class CafemeConfig:
 
   Attributes:
     context_mode: What the modulator sees. `'labeled_support'`: images and
-      labels, in a step of its batch, for query and test examples of what
+      labels, in a step of its own batch, for query and test examples of what
       `query_context` says. `'unlabeled_self'`: the images of the very batch
       that is predicted.
     query_context: With labels: `'last_batch'`, that of the last step, or
-      `'support'`, the batches of all inner steps and, for test examples, all
-      that a client fine-tunes on. No step, no examples.
+      `'support'`, the batches of all inner steps, and for test examples all
+      examples that a client fine-tunes on. Before any step: no examples.
     gating: How it acts on a layer's output, see `models.modulated_cnn`.
     maml_order: 1 takes the query gradient at the adapted weights; 2
       differentiates through the inner steps.
@@ -204,12 +204,11 @@ def client_meta_gradient(
 
   Source: Vettoruzzo et al. 2023, section 4, and the released code.
   """
-  if config.context_mode == 'unlabeled_self':
-    context = batches.query
-  else:
+  context = batches.query
+  if config.context_mode == 'labeled_support':
     # In front, a batch of no examples: what there is before the first step.
-    parts = [tf.pad(part, [[1, 0], [0, 0]]) for part in batches.support]
-    first = 0 if config.query_context == 'support' else -1
+    parts = (tf.pad(part, [[1, 0], [0, 0]]) for part in batches.support)
+    first = -1 if config.query_context == 'last_batch' else 0
     rows, mask = (tf.reshape(part[first:], [-1]) for part in parts)
     context = episodes.take(batches.examples, rows, mask)
 
@@ -343,10 +342,8 @@ def build_cafeme_client(
   network = build_network(model, config, num_classes)
   is_labeled = config.context_mode == 'labeled_support'
 
-  def to_personalized(weights, batch):
-    if not is_labeled:
-      return weights
-    eta = network.modulate(weights['body'], batch.x, batch.y, batch.mask)
+  def to_personalized(weights, context):
+    eta = network.modulate(weights['body'], context.x, context.y, context.mask)
     return Personalized(weights, eta)
 
   def predict(personalized, batch):
@@ -362,6 +359,6 @@ def build_cafeme_client(
       network.input_shape,
       lambda w, batch: modulated_loss(network, w, batch, batch),
       predict,
-      to_personalized,
-      adapts_to_all=config.query_context == 'support',
+      to_personalized if is_labeled else None,
+      context_is_all=config.query_context == 'support',
   )

@@ -68,7 +68,7 @@ def build_client_personalizer(
     predict: Callable[[Any, episodes.Examples], tf.Tensor],
     to_adapted: Callable[[Any, episodes.Examples], Any] | None = None,
     *,
-    adapts_to_all: bool = False,
+    context_is_all: bool = False,
 ) -> personalizer.ClientPersonalizer:
   """A client takes all its weights through SGD steps on its own examples.
 
@@ -80,7 +80,7 @@ def build_client_personalizer(
     to_adapted: `(weights, context) -> adapted`, with the batch of the last step
       (no examples before the first): what `predict` needs of it beside the
       weights. By default the weights alone.
-    adapts_to_all: Whether that context is all the client's examples instead
+    context_is_all: Whether that context is all of the client's examples instead
       (before the first step, none still).
 
   Returns:
@@ -106,7 +106,7 @@ def build_client_personalizer(
     return lambda s: episodes.take(examples, indices[s], mask[s])
 
   def context_after(s, examples, batch_before):
-    if not adapts_to_all:
+    if not context_is_all:
       return batch_before(s)
     mask = examples.mask * tf.cast(s > 0, examples.mask.dtype)
     return examples._replace(mask=mask)
