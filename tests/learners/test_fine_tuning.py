@@ -92,8 +92,9 @@ def test_the_published_schedule():
   np.testing.assert_allclose(curve[:, 0], 1000 * np.array(path), atol=0.6)
 
 
-def test_what_is_adapted_to_sees_the_batch_of_the_last_step():
-  """Point s has that of step s - 1, and point 0 no examples."""
+@pytest.mark.parametrize('context_is_all', [False, True])
+def test_what_is_adapted_to_sees_the_last_batch_or_all(context_is_all):
+  """Point s has the batch of step s - 1 or all, and point 0 no examples."""
 
   def to_adapted(w, batch):
     return w, tf.reduce_sum(batch.x), tf.size(batch.y)
@@ -103,10 +104,13 @@ def test_what_is_adapted_to_sees_the_batch_of_the_last_step():
     total = tf.cast(total, tf.int32) + 100 * num
     return tf.fill(tf.shape(batch.y), total)
 
-  use = build(to_adapted=to_adapted, predict=tell)
+  use = build(
+      to_adapted=to_adapted, predict=tell, context_is_all=context_is_all
+  )
   _, means = by_hand(12, RATES)
+  told = [510] * 12 if context_is_all else [200 + 2 * m for m in means[1:]]
   curve = use.curve(tf.constant(0.0), (), EXAMPLES, QUERY, SEED)
-  assert curve[:, 0].numpy().tolist() == [0] + [200 + 2 * m for m in means[1:]]
+  assert curve[:, 0].numpy().tolist() == [0] + told
   adapted = use.adapt(tf.constant(0.0), (), EXAMPLES, SEED)
   np.testing.assert_array_equal(use.predict(adapted, QUERY), curve[-1])
   assert use.start(tf.constant(0.0), ())[2] == 0

@@ -109,7 +109,7 @@ def build_client_personalizer(
     if not context_is_all:
       return batch_before(s)
     mask = examples.mask * tf.cast(s > 0, examples.mask.dtype)
-    return examples._replace(mask=mask)
+    return episodes.drop_padding(examples._replace(mask=mask))
 
   def step(weights, batch, s):
     with tf.GradientTape() as tape:
