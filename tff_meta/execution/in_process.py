@@ -137,7 +137,6 @@ class _CompiledComputation:
         for argument in graph.arguments
         if argument.at_clients
     ]
-    self._result = graph.result
     self._function = round_function.RoundFunction(
         graph, devices, parallel_clients
     )
