@@ -11,6 +11,7 @@ that cannot change.
 """
 
 import asyncio
+import collections
 from collections.abc import Sequence
 import dataclasses
 import threading
@@ -19,7 +20,6 @@ import weakref
 
 import tensorflow as tf
 import tensorflow_federated as tff
-from tensorflow_federated.python.core.impl.types import type_conversions
 
 from tff_meta.execution import client_records
 from tff_meta.execution import computation_graph as graph_lib
@@ -150,8 +150,7 @@ class _CompiledComputation:
         self._function.requests, client_values, self._client_types, num_clients
     )
     leaves = iter(self._function(server_leaves, records))
-    result = _to_struct(self._type.result, leaves, num_clients)
-    return type_conversions.type_to_py_container(result, self._type.result)
+    return _to_python(self._type.result, leaves, num_clients)
 
   def _split(self, value, kind, server_leaves, client_values):
     """Sorts an argument into the server's leaves and the clients' values."""
@@ -236,30 +235,45 @@ def _to_server_leaf(value, type_signature):
   return client_records.to_tensor(value, type_signature)
 
 
-def _to_struct(type_signature, leaves, num_clients):
-  """Turns the leaves of a result into `Struct`s of NumPy arrays."""
+def _to_python(type_signature, leaves, num_clients):
+  """Turns the leaves of a result into NumPy arrays in the type's containers."""
   if isinstance(type_signature, tff.FederatedType):
     if type_signature.all_equal:
-      return _to_struct(type_signature.member, leaves, num_clients)
-    kinds = list(structures.leaf_types(type_signature.member))
+      return _to_python(type_signature.member, leaves, num_clients)
+    kinds = structures.leaf_types(type_signature.member)
     columns = [
         _client_column(next(leaves), kind, num_clients) for kind in kinds
     ]
     return [
-        _to_struct(type_signature.member, iter(row), num_clients)
+        _to_python(type_signature.member, iter(row), num_clients)
         for row in zip(*columns, strict=True)
     ]
   if isinstance(type_signature, tff.StructType):
-    return tff.structure.Struct(
-        (name, _to_struct(element, leaves, num_clients))
+    elements = [
+        (name, _to_python(element, leaves, num_clients))
         for name, element in tff.structure.iter_elements(type_signature)
-    )
+    ]
+    return _to_container(type_signature.python_container, elements)
   leaf = next(leaves)
   if isinstance(type_signature, tff.SequenceType):
     return structures.to_dataset(
         tensorflow_block.Sequence(leaf), type_signature.element
     )
   return leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf  # A column's.
+
+
+def _to_container(container, elements):
+  """Returns a container of pairs of a name, which may be None, and a value."""
+  has_names = any(name is not None for name, _ in elements)
+  if container is None:
+    container = collections.OrderedDict if has_names else tuple
+  if container is tff.structure.Struct:
+    return tff.structure.Struct(elements)
+  if not has_names:
+    return container(value for _, value in elements)
+  if issubclass(container, dict):
+    return container(elements)
+  return container(**dict(elements))  # Named tuples and attrs classes.
 
 
 def _client_column(tensor, type_signature, num_clients):
