@@ -43,6 +43,21 @@ def call(monkeypatch, capfd):
   return run
 
 
+def test_a_run_in_tffs_worker_is_the_same_to_rounding(call, tmp_path):
+  rows = []
+  for execution in ('native', 'in_process'):
+    directory = tmp_path / execution
+    code, _, _ = call(
+        train, *_TINY, f'--execution={execution}', f'--output_dir={directory}'
+    )
+    assert code == 0
+    with open(directory / 'metrics.csv') as file:
+      rows.append([float(row['train/loss']) for row in csv.DictReader(file)])
+
+  assert len(rows[0]) == 5
+  np.testing.assert_allclose(rows[0], rows[1], rtol=1e-5)
+
+
 def test_a_run_leaves_everything_a_reader_needs(call, tmp_path, monkeypatch):
   directory = tmp_path / 'runs' / 'first'
   code, out, _ = call(train, *_TINY, f'--output_dir={directory}')
@@ -286,6 +301,8 @@ def _check_evaluation_of_clients(call, directory, summary):
         (['--rounds=many'], 2, 'rounds'),
         (['--rounds=0'], 2, '`rounds` to be at least 1'),
         (['--seed=-1'], 2, '`seed` to be at least 0'),
+        (['--execution=native', '--device=gpu'], 2, 'knows no GPU'),
+        (['--execution=native', '--mixed_precision'], 2, 'knows no GPU'),
         (['--model=vgg'], 2, '`model` to be one of'),
         (['--partition=random'], 2, 'one of few_round, iid'),
         (['--partition=pieces_per_class'], 2, '`classes_per_client`'),
