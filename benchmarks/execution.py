@@ -227,13 +227,15 @@ def _start(repeats: int) -> None:
       with subprocess.Popen(
           [*train, '--algorithm=fed_avg', f'--output_dir={directory}/run'],
           cwd=root,
-          stdout=subprocess.DEVNULL,
-          stderr=subprocess.PIPE,
+          stdout=subprocess.PIPE,
+          stderr=subprocess.STDOUT,
           text=True,
       ) as program:
-        for line in program.stderr:
+        for line in program.stdout:
           if line.startswith('round 1/'):
             break
+        else:
+          raise RuntimeError('Expected a line of the first round, found none.')
         firsts.append(time.perf_counter() - started)
         program.kill()
   print(f'  binaries.train --helpshort:        {statistics.median(helps):6.1f}')
