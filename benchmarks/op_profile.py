@@ -36,7 +36,7 @@ def seconds_by_op(directory: str) -> collections.Counter:
         for event in line.events:
           # Kernels are called "name:type"; others are the runtime's own.
           name = plane.event_metadata[event.metadata_id].name
-          kind = name.rsplit(':', 1)[-1].split('#')[0]
+          kind = name.rsplit(':', 1)[-1].split('#')[0].strip()
           is_call = kind.startswith('__') or 'Call' in kind
           if ':' in name and '::' not in name and not is_call:
             seconds[kind] += event.duration_ps / 1e12
