@@ -1,6 +1,8 @@
 import re
 
 from benchmarks import devices
+from benchmarks import workloads
+from tff_meta.execution import in_process
 
 
 def test_a_device_agrees_with_the_cpu_and_is_timed(capsys):
@@ -19,3 +21,22 @@ def test_a_device_agrees_with_the_cpu_and_is_timed(capsys):
   assert re.match(r'cafeme +agrees with the CPU: 0\.0e\+00', lines[-3])
   rates = [float(line.split()[1]) for line in lines[-2:]]
   assert all(rate > 0 for rate in rates)
+
+
+def test_a_device_that_differs_is_noticed(monkeypatch):
+  """A device whose weights are one too large after a round."""
+
+  class Wrong(in_process.InProcessContext):
+
+    def invoke(self, comp, arg):
+      output = super().invoke(comp, arg)
+      if self._devices == ['CPU:0'] and hasattr(output, 'metrics'):
+        head = output.state.global_model_weights.trainable['head']
+        for name in head:
+          head[name] = head[name] + 1
+      return output
+
+  monkeypatch.setattr(in_process, 'InProcessContext', Wrong)
+  system = workloads.SYSTEMS['fedmeta_per']
+  # No weight is as large as 1 at first.
+  assert devices.difference(system, ['CPU:0']) > 1

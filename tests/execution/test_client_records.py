@@ -14,8 +14,8 @@ from tff_meta.execution import in_process
 _EXAMPLES = tff.SequenceType(tff.TensorType(np.float32, [None]))
 
 
-def _context(**options):
-  """A context, its records, and a sum over clients' dense examples."""
+def _dense_total():
+  """A computation that makes clients' examples dense: their sum and number."""
 
   @tff.tensorflow.computation(_EXAMPLES)
   def dense_sum(dataset):
@@ -26,9 +26,14 @@ def _context(**options):
 
   @tff.federated_computation(tff.FederatedType(_EXAMPLES, tff.CLIENTS))
   def total(data):
-    sums = tff.federated_map(dense_sum, data)
-    return tff.federated_sum(sums)
+    return tff.federated_sum(tff.federated_map(dense_sum, data))
 
+  return total
+
+
+def _context(**options):
+  """A context's records, and `_dense_total` in it."""
+  total = _dense_total()
   context = in_process.InProcessContext(**options)
   return context._records, lambda data: context.invoke(total, data)
 
@@ -305,11 +310,10 @@ def test_what_is_read_for_a_computation_goes_with_it():
   context = in_process.InProcessContext()
   data = [_batches([1, 2, 3])]
   for _ in range(3):
-    _, total = _context()
-    other = total.__closure__[1].cell_contents
-    context.invoke(other, data), context.invoke(other, data)
+    total = _dense_total()
+    context.invoke(total, data), context.invoke(total, data)
     assert context._records.kept_bytes == 12
-    del total, other
+    del total
     gc.collect()
     assert context._records.kept_bytes == 0
 

@@ -228,6 +228,27 @@ def test_sequence_intrinsics(context):
   assert (reduced, total) == (106, 3)
 
 
+@pytest.mark.parametrize(
+    ('kind', 'values'),
+    [
+        ((np.float32,), [(1.0,), (2.0,)]),
+        ((np.float32, np.float32), [(1.0, 5.0), (2.0, 6.0)]),
+        (collections.OrderedDict(b=np.float32), [{'b': 1.0}, {'b': 2.0}]),
+    ],
+)
+def test_sequence_map_over_structures(kind, values, context):
+  @tff.tensorflow.computation(tff.to_type(kind))
+  def first(element):
+    parts = element.values() if isinstance(element, dict) else element
+    return list(parts)[0] + 0
+
+  @tff.federated_computation(tff.SequenceType(tff.to_type(kind)))
+  def firsts(sequence):
+    return tff.sequence_sum(tff.sequence_map(first, sequence))
+
+  assert context.invoke(firsts, values) == 3
+
+
 @tff.tensorflow.computation(
     tff.TensorType(np.float32, [None]), np.float32, np.float32
 )
@@ -619,6 +640,11 @@ def test_other_than_int32(value, context):
 
   with pytest.raises(TypeError, match='Expected a value of type int32'):
     context.invoke(same, value)
+
+
+@pytest.mark.parametrize('name', ['/CPU:0', 'CPU:0', '/device:CPU:0'])
+def test_names_of_a_device(name):
+  assert in_process.InProcessContext([name]).invoke(_double, 1.0) == 2
 
 
 @pytest.mark.parametrize('devices', ['/CPU:0', ['/GPU:7']])

@@ -205,7 +205,15 @@ class ClientRecords:
 def check_type(
     dataset: tf.data.Dataset, type_signature: tff.SequenceType
 ) -> None:
-  """Raises a TypeError if the elements of a data set are not of a type."""
+  """Checks that the elements of a data set are of a type.
+
+  Args:
+    dataset: Any.
+    type_signature: The type.
+
+  Raises:
+    TypeError: If they are not.
+  """
   _check_names(dataset.element_spec)
   found = tff.types.tensorflow_to_type(dataset.element_spec)
   if not type_signature.is_assignable_from(tff.SequenceType(found)):
@@ -338,7 +346,19 @@ def _holds(dtype: tf.DType, value: Any, array: np.ndarray) -> bool:
 
 
 def to_dataset(value: Any, type_signature: tff.SequenceType) -> tf.data.Dataset:
-  """Returns a data set as it is, and a list of elements as a data set."""
+  """Returns a data set as it is, and a list of elements as a data set.
+
+  Args:
+    value: A data set; or a list of elements, structures of tensors or Python
+      numbers.
+    type_signature: The type, which only the elements of lists are checked for.
+
+  Returns:
+    A data set.
+
+  Raises:
+    TypeError: If the value is neither, or an element does not fit.
+  """
   if isinstance(value, tf.data.Dataset):
     return value
   if not isinstance(value, list | tuple):

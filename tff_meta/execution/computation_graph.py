@@ -259,12 +259,15 @@ def _sequence_map(function_type, argument, at_clients):
   function, sequence = argument
   element_type = function_type.parameter[1].element
   result_type = function_type.result.element
+  is_tuple = isinstance(element_type, tff.StructType) and not any(
+      tff.structure.name_list_with_nones(element_type)
+  )
   symbol = nodes.Symbol(at_clients, element_type)
   mapped = function(symbol, at_clients)
 
   def compute(evaluate):
-    def element(*value):
-      value = value[0] if len(value) == 1 else value
+    def element(*parts):  # One argument for each element of a tuple.
+      value = parts if is_tuple else parts[0]
       leaves = iter(list(structures.element_leaves(element_type, value)))
       given = evaluate.given({symbol: structures.pack(element_type, leaves)})
       return structures.element_structure(

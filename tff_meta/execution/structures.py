@@ -88,6 +88,6 @@ def element_leaves(type_signature: tff.Type, element: Any) -> Iterator[Any]:
 def to_dataset(
     sequence: tensorflow_block.Sequence, element_type: tff.Type
 ) -> tf.data.Dataset:
-  """Returns the data set of a sequence."""
+  """Returns the data set of a sequence, whose elements are of a type."""
   specs = element_structure(element_type, iter(flat_specs(element_type)))
   return tf.data.experimental.from_variant(sequence.variant, specs)

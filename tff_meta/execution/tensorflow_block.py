@@ -15,8 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
-# Only here does TensorFlow say how to register a function of an imported graph,
-# and what a variable is called that is a new one in every execution.
+# Not part of TensorFlow's public interface: what a variable is called that is a
+# new one in every execution, and what is known of an operation.
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import op_def_registry
 
