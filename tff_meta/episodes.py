@@ -182,6 +182,26 @@ def n_way_k_shot(
   )
 
 
+def join(
+    support: Examples, query: Examples
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  """Joins the examples of an episode, to be embedded as one batch.
+
+  Args:
+    support: s examples, none of them padding.
+    query: q examples, none of them padding.
+
+  Returns:
+    x [s + q, ...], y int32 [s + q], and float32 [s + q], 1 for support and 0
+    for query.
+  """
+  return (
+      tf.concat([support.x, query.x], 0),
+      tf.concat([support.y, query.y], 0),
+      tf.concat([support.mask, tf.zeros_like(query.mask)], 0),
+  )
+
+
 def minibatches(
     num_examples: int | tf.Tensor,
     batch_size: int | None,

@@ -229,9 +229,7 @@ def build_client_update(
         queries=config.queries,
         max_examples=config.max_whole_examples,
     )
-    x = tf.concat([support.x, query.x], 0)
-    y = tf.concat([support.y, query.y], 0)
-    is_support = tf.concat([support.mask, tf.zeros_like(query.mask)], 0)
+    x, y, is_support = episodes.join(support, query)
     with tf.GradientTape() as tape:
       tape.watch(weights)
       embeddings = model.embed(weights['body'], x, tf.ones_like(is_support))

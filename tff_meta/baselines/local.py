@@ -139,10 +139,7 @@ def _build_training(model, config, num_classes):
     loss = _build_episode_loss(model, config, num_classes)
   else:
     batch_size, num_epochs = config.batch_size or None, config.epochs
-    classifier = few_round.LinearClassifier(model, num_classes)
-
-    def loss(weights, batch):
-      return classifier.loss(weights, batch, classifier.no_prototypes())
+    loss = few_round.LinearClassifier(model, num_classes).loss
 
   def train(weights, examples, seed):
     return local_sgd.local_sgd(
@@ -177,9 +174,7 @@ def _build_episode_loss(model, config, num_classes):
         queries=config.queries,
         max_examples=config.max_whole_examples,
     )
-    x = tf.concat([support.x, query.x], 0)
-    y = tf.concat([support.y, query.y], 0)
-    is_support = tf.concat([support.mask, tf.zeros_like(query.mask)], 0)
+    x, y, is_support = episodes.join(support, query)
     e = model.embed(weights['body'], x, tf.ones_like(is_support))
     prototypes = prototypical.prototypes(e, y, is_support, num_classes)
     return prototypical.prototypical_loss(e, y, 1 - is_support, prototypes)
