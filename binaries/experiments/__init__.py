@@ -1,0 +1,27 @@
+"""The tables that `binaries.compare` runs, by name; a file a paper."""
+
+from binaries.experiments import digits
+from binaries.experiments import fedmeta_per
+from tff_meta.comparison import tables
+
+TABLES: dict[str, tables.Table] = {
+    table.name: table
+    for module in (digits, fedmeta_per)
+    for table in module.TABLES
+}
+
+
+def get(name: str) -> tables.Table:
+  """Returns a table.
+
+  Args:
+    name: What `--experiment` takes.
+
+  Raises:
+    ValueError: If there is none of that name.
+  """
+  if name not in TABLES:
+    raise ValueError(
+        f'Expected an experiment of {", ".join(TABLES)}; found {name!r}.'
+    )
+  return TABLES[name]

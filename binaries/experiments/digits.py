@@ -1,0 +1,66 @@
+"""All algorithms on scikit-learn's handwritten digits: needs no data, no GPU.
+
+Nobody published these numbers: there is no paper scale. The clients are
+`demo`'s: few, of few images of 8x8 pixels, with rates from which they learn in
+200 rounds. It shows that everything runs, not which method is better.
+"""
+
+from tff_meta import registry
+from tff_meta.comparison import tables
+
+_KNOWN, _GROUPS = 'Known clients', 'New groups'
+
+
+def _setting(name: str, protocol: str, partition: str) -> tables.Setting:
+  at = f'evaluation/{protocol}'
+  return tables.Setting(
+      name,
+      measures=(
+          tables.Measure('Mean', f'{at}/accuracy_mean', f'{at}/accuracy_std'),
+          tables.Measure('Micro', f'{at}/accuracy_micro'),
+      ),
+      flags=(f'--partition={partition}', f'--protocol={protocol}'),
+  )
+
+
+def _row(spec: registry.AlgorithmSpec) -> tables.Row:
+  uses = {
+      _KNOWN: spec.known_client_personalizer,
+      _GROUPS: spec.group_personalizer,
+  }
+  return tables.Row(
+      spec.name,
+      flags=(f'--algorithm={spec.name}',),
+      settings=tuple(setting for setting, use in uses.items() if use),
+  )
+
+
+TABLE = tables.Table(
+    name='digits',
+    title='Every algorithm on the embedded digits',
+    source='ours',
+    settings=(
+        _setting(_KNOWN, 'known_clients', 'shards'),
+        _setting(_GROUPS, 'new_groups', 'few_round'),
+    ),
+    rows=tuple(_row(spec) for spec in registry.ALGORITHMS.values()),
+    scales={
+        'smoke': tables.Scale(
+            seeds=(0,),
+            flags=('--rounds=4', '--eval_groups=10'),
+            changes='4 rounds, one episode of FRL; 10 groups; seed 0 only.',
+        ),
+        'cpu': tables.Scale(seeds=(0, 1, 2)),
+    },
+    flags=('--dataset=digits', '--preset=demo', '--rounds=200'),
+    notes=(
+        'Nobody published these numbers, so there is no paper scale.',
+        'Clients, network and rates are those of the demonstration:'
+        ' hyperparameters are not tuned, and a few points between rows mean'
+        ' nothing.',
+        'In a new group FedAvg starts from random weights, whatever was trained'
+        ' before; FedAvg-FT starts from the trained ones.',
+    ),
+)
+
+TABLES = (TABLE,)

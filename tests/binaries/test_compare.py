@@ -1,0 +1,105 @@
+"""The comparison program: runs a table, goes on, and refuses bad input."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_TIMEOUT_SECONDS = 240
+_SMOKE = (
+    '--experiment=digits',
+    '--scale=smoke',
+    '--rows=fed_avg,frl',
+    '--processes=2',
+)
+
+
+def _compare(*flags):
+  return subprocess.run(
+      [sys.executable, '-m', 'binaries.compare', *flags],
+      cwd=_ROOT,
+      capture_output=True,
+      text=True,
+      timeout=_TIMEOUT_SECONDS,
+  )
+
+
+def _outcomes(directory):
+  return {
+      str(path.parent.relative_to(directory)): json.loads(path.read_text())
+      for path in directory.rglob('cell.json')
+  }
+
+
+def test_a_killed_comparison_goes_on_where_it_was(tmp_path):
+  directory = tmp_path / 'table'
+  flags = (*_SMOKE, f'--output_dir={directory}')
+  program = subprocess.Popen(
+      [sys.executable, '-m', 'binaries.compare', *flags],
+      cwd=_ROOT,
+      stderr=subprocess.DEVNULL,
+      stdout=subprocess.DEVNULL,
+  )
+  deadline = time.monotonic() + _TIMEOUT_SECONDS
+  while not any(
+      o['state'] == 'finished' for o in _outcomes(directory).values()
+  ):
+    assert time.monotonic() < deadline and program.poll() is None
+    time.sleep(0.05)
+  program.send_signal(signal.SIGTERM)
+  assert program.wait(_TIMEOUT_SECONDS) == 130
+  before = _outcomes(directory)
+  assert 'interrupted' in (directory / 'table.md').read_text()
+
+  done = _compare(*flags)
+  assert done.returncode == 0, done.stderr
+  after = _outcomes(directory)
+  assert {o['state'] for o in after.values()} == {'finished'}
+  for folder, outcome in before.items():
+    if outcome['state'] == 'finished':
+      assert after[folder] == outcome
+  table = json.loads((directory / 'table.json').read_text())
+  means = {(e['row'], e['setting']): e['mean'] for e in table['entries']}
+  summary = json.loads(
+      (directory / 'new_groups/frl/seed_0/run/summary.json').read_text()
+  )
+  assert summary['rounds'] == 4
+  assert means['frl', 'New groups'] is not None
+  assert (directory / 'report.html').stat().st_size > 10_000
+  assert '| frl |' in done.stdout
+
+  other = _compare(*flags[:1], '--scale=cpu', flags[-1])
+  assert other.returncode == 2
+  assert 'another --output_dir' in other.stderr
+
+
+@pytest.mark.parametrize(
+    'flags, problem',
+    [
+        ([], '--list shows them'),
+        (['--experiment=nothing'], "found 'nothing'"),
+        (['--experiment=digits', '--scale=paper'], "'digits': smoke, cpu"),
+        (['--experiment=digits', '--rows=sgd'], "found 'sgd'"),
+        (['--experiment=digits', '--seeds=x'], 'integers, found x'),
+    ],
+)
+def test_bad_input_is_a_line_before_anything_is_written(
+    tmp_path, flags, problem
+):
+  done = _compare(*flags, f'--output_dir={tmp_path / "table"}')
+  assert done.returncode == 2
+  assert problem in done.stderr
+  assert done.stderr.count('\n') == 1
+  assert not (tmp_path / 'table').exists()
+
+
+def test_the_list_has_every_experiment_with_its_cost():
+  done = _compare('--list')
+  assert done.returncode == 0
+  assert 'fedmeta_per_mnist\n' in done.stdout
+  assert '--scale=smoke: 16 runs' in done.stdout

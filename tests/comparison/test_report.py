@@ -1,0 +1,150 @@
+"""Reports show ours beside published numbers, and no number where none is."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+
+from tff_meta.comparison import report
+from tff_meta.comparison import results
+from tff_meta.comparison import runner
+from tff_meta.comparison import tables
+
+_MEASURES = (
+    tables.Measure(
+        'micro',
+        'evaluation/known_clients/accuracy_micro',
+        'evaluation/known_clients/accuracy_std',
+    ),
+    tables.Measure('best', 'evaluation_best/known_clients/accuracy_micro'),
+)
+_TABLE = tables.Table(
+    name='t',
+    title='Table <2>',
+    source='Somebody, Table 2',
+    settings=(tables.Setting('50 clients', _MEASURES),),
+    rows=(
+        tables.Row(
+            'Good',
+            ('--algorithm=good',),
+            {'50 clients': {'micro': tables.Published(80.0, 1.5)}},
+        ),
+        tables.Row('Bad', ('--algorithm=bad',)),
+        tables.Row(
+            'Elsewhere',
+            (),
+            {'50 clients': {'micro': tables.Published(70.0)}},
+            settings=(),
+        ),
+    ),
+    scales={'cpu': tables.Scale((1, 2, 3), changes='half the rounds')},
+    notes=('A note.',),
+)
+
+
+def _finish(root, cell, micro):
+  folder = runner.CellFolder(root, cell)
+  folder.write(runner.Outcome('finished', 1800.0, flags=cell.flags))
+  folder.run.mkdir()
+  summary = {
+      'evaluation': {
+          'known_clients': {
+              'accuracy_micro': micro,
+              'accuracy_std': 0.1,
+              'curve': [0.5, micro],
+          }
+      }
+  }
+  (folder.run / 'summary.json').write_text(json.dumps(summary))
+  (folder.run / 'metrics.csv').write_text(
+      'round,train/loss,train/accuracy,validation_clients/accuracy\n'
+      '1,2.0,0.1,\n2,1.0,0.2,0.5\n3,0.5,0.2,\n4,0.4,0.2,0.75\n'
+  )
+  (folder.run / 'clients_known_clients.csv').write_text(
+      'client_id,accuracy\n0,0.5\n1,1.0\n'
+  )
+
+
+@pytest.fixture
+def comparison(tmp_path):
+  cells = tables.cells(_TABLE, 'cpu')
+  by_place = {(c.row, c.seed): c for c in cells}
+  for seed, micro in ((1, 0.81), (2, 0.83), (3, 0.85)):
+    _finish(tmp_path, by_place['Good', seed], micro)
+  failed = by_place['Bad', 1]
+  runner.CellFolder(tmp_path, failed).write(
+      runner.Outcome('failed', 3.0, 'Error: no <data>', failed.flags)
+  )
+  interrupted = by_place['Bad', 2]
+  runner.CellFolder(tmp_path, interrupted).write(
+      runner.Outcome('interrupted', 3.0, flags=interrupted.flags)
+  )
+  entries = results.collect(tmp_path, _TABLE, cells)
+  return report.Comparison(_TABLE, 'cpu', cells, entries, 'python -m x')
+
+
+def test_numbers_are_means_over_seeds_beside_the_published(comparison):
+  entry = comparison.entries[0]
+  assert entry.mean == pytest.approx(83.0)
+  assert entry.std == pytest.approx(2.0)
+  # t(0.975, 2) = 4.3027, from a printed table.
+  assert entry.half_width == pytest.approx(4.3027 * 2.0 / np.sqrt(3), rel=1e-4)
+  assert entry.difference == pytest.approx(3.0)
+  assert entry.client_std == pytest.approx(10.0)
+  assert entry.hours == pytest.approx(1.5)
+
+
+def test_markdown_has_a_row_a_method_and_no_number_where_none_is(comparison):
+  lines = report.markdown(comparison).split('\n')
+  rows = [line for line in lines if line.startswith('| ')]
+  assert rows == [
+      '| Method | micro | published | difference | best | seeds | hours |',
+      '| --- | --- | --- | --- | --- | --- | --- |',
+      '| Good | 83.00 ± 4.97 (10.00 over clients) | 80 ± 1.5 | +3.00 | no'
+      ' number | 3 of 3 | 1.50 |',
+      '| Bad | failed, interrupted, not run | – | – | failed, interrupted, not'
+      ' run | 0 of 3 | 0.00 |',
+      '| Elsewhere | not in this library | 70 | – | not in this library | – | –'
+      ' |',
+  ]
+  text = '\n'.join(lines)
+  assert 'seed 1 failed: Error: no <data>; seed 2 interrupted; seed 3 not' in (
+      text
+  )
+  assert 'half the rounds' in text
+  assert 'its summary.json has no evaluation_best' in text
+
+
+def test_files_say_the_same(tmp_path, comparison):
+  report.write(tmp_path, comparison)
+  found = json.loads((tmp_path / 'table.json').read_text())
+  assert found['entries'][0]['mean'] == pytest.approx(83.0)
+  assert found['entries'][2]['mean'] is None
+  lines = csv.DictReader(io.StringIO((tmp_path / 'table.csv').read_text()))
+  first = next(lines)
+  assert float(first['seed_3']) == pytest.approx(85.0)
+  assert float(first['difference']) == pytest.approx(3.0)
+
+
+def test_the_page_has_all_pictures_and_no_markup_of_others(
+    tmp_path, comparison
+):
+  report.write(tmp_path, comparison)
+  page = (tmp_path / 'report.html').read_text()
+  assert page.count('data:image/png;base64,') == 4
+  assert 'no &lt;data&gt;' in page and '<data>' not in page
+  assert 'Table &lt;2&gt;' in page
+  for loaded in ('src="http', 'href=', '<script'):
+    assert loaded not in page
+
+
+def test_nothing_is_drawn_where_nothing_has_finished(tmp_path):
+  cells = tables.cells(_TABLE, 'cpu')
+  entries = results.collect(tmp_path, _TABLE, cells)
+  empty = report.Comparison(_TABLE, 'cpu', cells, entries, 'python -m x')
+  report.write(tmp_path, empty)
+  page = (tmp_path / 'report.html').read_text()
+  assert 'data:image' not in page
+  assert all(entry.mean is None for entry in entries)

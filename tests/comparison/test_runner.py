@@ -1,0 +1,148 @@
+"""Cells run once, go on where they were stopped, and say how they stand."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+import threading
+import time
+
+import pytest
+
+from tff_meta.comparison import runner
+from tff_meta.comparison import tables
+
+# A training program: behaves as its flags say, and counts its starts.
+_PROGRAM = """
+import json, os, pathlib, signal, sys, time
+flags = dict(f[2:].split('=', 1) for f in sys.argv[1:])
+root = pathlib.Path(flags['output_dir'])
+root.mkdir(parents=True, exist_ok=True)
+with open(root / 'starts', 'a') as file:
+  file.write('x')
+does = flags['does']
+if does == 'fails':
+  print('Error: Expected more')
+  sys.exit(2)
+if does == 'killed':
+  os.kill(os.getpid(), signal.SIGKILL)
+if does == 'waits' and not (root / 'saved').exists():
+  def save(*_):
+    (root / 'saved').write_text('')
+    sys.exit(143)
+  signal.signal(signal.SIGTERM, save)
+  (root / 'waiting').write_text('')
+  time.sleep(60)
+(root / 'summary.json').write_text(json.dumps({'a': 0.25}))
+"""
+
+
+def _cell(does, seed=1):
+  return tables.Cell(does, 'here', seed, (f'--does={does}', f'--seed={seed}'))
+
+
+def _runner(root, changed=lambda: None):
+  return runner.Runner(
+      root,
+      [sys.executable, '-c', _PROGRAM],
+      environment=os.environ,
+      working_directory=pathlib.Path.cwd(),
+      report=lambda line: None,
+      changed=changed,
+  )
+
+
+def _starts(root, cell):
+  return len((runner.CellFolder(root, cell).run / 'starts').read_text())
+
+
+def test_finished_cells_are_not_run_again(tmp_path):
+  cells = [_cell('works', seed) for seed in (1, 2, 3)]
+  _runner(tmp_path).run(cells, 2)
+  _runner(tmp_path).run(cells, 2)
+  for cell in cells:
+    assert runner.CellFolder(tmp_path, cell).outcome().state == 'finished'
+    assert _starts(tmp_path, cell) == 1
+
+
+def test_a_failing_cell_says_why_and_the_others_go_on(tmp_path):
+  changes = []
+  cells = [_cell('fails'), _cell('killed'), _cell('works')]
+  _runner(tmp_path, lambda: changes.append(1)).run(cells, 1)
+  outcomes = [runner.CellFolder(tmp_path, c).outcome() for c in cells]
+  assert [o.state for o in outcomes] == ['failed', 'interrupted', 'finished']
+  assert outcomes[0].problem == 'Error: Expected more'
+  assert outcomes[2].seconds > 0
+  assert len(changes) == 3
+  _runner(tmp_path).run(cells, 1)
+  assert _starts(tmp_path, cells[0]) == 2
+  assert _starts(tmp_path, cells[2]) == 1
+
+
+def test_a_stopped_cell_saves_and_goes_on_later(tmp_path):
+  cells = [_cell('waits'), _cell('works')]
+  first = _runner(tmp_path)
+  thread = threading.Thread(target=first.run, args=(cells, 1))
+  thread.start()
+  waiting = runner.CellFolder(tmp_path, cells[0]).run / 'waiting'
+  while not waiting.exists():
+    time.sleep(0.02)
+  first.stop()
+  thread.join()
+  states = [runner.CellFolder(tmp_path, c).outcome().state for c in cells]
+  assert states == ['interrupted', 'not run']
+  _runner(tmp_path).run(cells, 1)
+  states = [runner.CellFolder(tmp_path, c).outcome().state for c in cells]
+  assert states == ['finished', 'finished']
+  assert _starts(tmp_path, cells[0]) == 2
+
+
+def test_what_a_killed_comparison_left_running_is_interrupted(tmp_path):
+  cell = _cell('works')
+  folder = runner.CellFolder(tmp_path, cell)
+  folder.write(runner.Outcome('running', 5.0, flags=cell.flags))
+  runner.settle(tmp_path, [cell])
+  assert folder.outcome().state == 'interrupted'
+  _runner(tmp_path).run([cell], 1)
+  assert folder.outcome().state == 'finished'
+  assert folder.outcome().seconds > 5.0
+
+
+def test_a_cell_of_other_flags_is_an_error(tmp_path):
+  cell = _cell('works')
+  _runner(tmp_path).run([cell], 1)
+  other = dataclasses.replace(cell, flags=('--does=works', '--seed=1', '--x=2'))
+  with pytest.raises(runner.ComparisonError, match='--x=2'):
+    runner.settle(tmp_path, [other])
+
+
+def test_a_directory_is_of_one_experiment_at_one_scale(tmp_path):
+  runner.claim(tmp_path, 'a', 'cpu')
+  runner.claim(tmp_path, 'a', 'cpu')
+  for name, scale in (('a', 'paper'), ('b', 'cpu')):
+    with pytest.raises(runner.ComparisonError, match='another --output_dir'):
+      runner.claim(tmp_path, name, scale)
+
+
+def test_a_directory_with_other_files_is_refused(tmp_path):
+  (tmp_path / 'thesis.tex').write_text('')
+  with pytest.raises(runner.ComparisonError, match='thesis.tex'):
+    runner.claim(tmp_path, 'a', 'cpu')
+  assert not (tmp_path / 'comparison.json').exists()
+
+
+def test_an_unreadable_cell_file_is_an_error(tmp_path):
+  cell = _cell('works')
+  folder = runner.CellFolder(tmp_path, cell)
+  folder.write(runner.Outcome())
+  (folder.path / 'cell.json').write_text(json.dumps({'state': 'finished'}))
+  with pytest.raises(runner.ComparisonError, match='remove its folder'):
+    folder.outcome()
+
+
+def test_cores_are_divided_between_processes(monkeypatch):
+  monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+  monkeypatch.setattr(os, 'sched_getaffinity', lambda _: range(8))
+  assert runner.environment(2)['OMP_NUM_THREADS'] == '4'
+  assert 'OMP_NUM_THREADS' not in runner.environment(1)

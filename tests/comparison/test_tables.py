@@ -1,0 +1,106 @@
+"""Tables expand to runs, and refuse names that are not theirs."""
+
+import dataclasses
+
+import pytest
+
+from tff_meta.comparison import tables
+
+_MICRO = tables.Measure('micro', 'evaluation/known_clients/accuracy_micro')
+_TABLE = tables.Table(
+    name='t',
+    title='A table',
+    source='ours',
+    settings=(
+        tables.Setting('50 clients', (_MICRO,), ('--num_clients=50',)),
+        tables.Setting('New', (_MICRO,), ('--num_clients=9',)),
+    ),
+    rows=(
+        tables.Row(
+            'A',
+            ('--algorithm=a', '--hparams=x=1'),
+            published={'New': {'micro': tables.Published(90.0, 0.5)}},
+            setting_flags={'New': ('--hparams=x=2',)},
+        ),
+        tables.Row('B', ('--algorithm=b',), settings=('New',)),
+        tables.Row('Only published', (), settings=()),
+    ),
+    scales={
+        'smoke': tables.Scale((1,), ('--rounds=2',), 'two rounds', rows=('A',)),
+        'paper': tables.Scale((1, 2)),
+    },
+    flags=('--rounds=100',),
+)
+
+
+def test_a_cell_is_a_row_in_a_setting_with_a_seed():
+  found = tables.cells(_TABLE, 'paper')
+  assert [c.folder for c in found] == [
+      '50_clients/a/seed_1',
+      'new/a/seed_1',
+      'new/b/seed_1',
+      '50_clients/a/seed_2',
+      'new/a/seed_2',
+      'new/b/seed_2',
+  ]
+
+
+def test_later_flags_come_from_what_is_more_special():
+  cell = tables.cells(_TABLE, 'smoke', settings=['New'])[0]
+  assert cell.flags == (
+      '--rounds=100',
+      '--num_clients=9',
+      '--algorithm=a',
+      '--hparams=x=1',
+      '--hparams=x=2',
+      '--rounds=2',
+      '--seed=1',
+  )
+
+
+def test_a_selection_replaces_that_of_the_scale():
+  found = tables.cells(_TABLE, 'smoke', rows=['B'], seeds=[7, 8])
+  assert [(c.row, c.setting, c.seed) for c in found] == [
+      ('B', 'New', 7),
+      ('B', 'New', 8),
+  ]
+
+
+@pytest.mark.parametrize(
+    'selection', [{'rows': ['C']}, {'settings': ['Nowhere']}]
+)
+def test_an_unknown_name_is_an_error(selection):
+  with pytest.raises(ValueError, match='Expected a (row|setting) of'):
+    tables.cells(_TABLE, 'paper', **selection)
+
+
+def test_an_unknown_scale_is_an_error():
+  with pytest.raises(ValueError, match="smoke, paper; found 'cpu'"):
+    tables.cells(_TABLE, 'cpu')
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        {'rows': (tables.Row('A', ()), tables.Row('a', ()))},
+        {'scales': {'tiny': tables.Scale((1,))}},
+        {'scales': {'cpu': tables.Scale((1,), rows=('C',))}},
+        {'rows': (tables.Row('A', (), {'Old': {}}),)},
+        {
+            'rows': (
+                tables.Row('A', (), {'New': {'f1': tables.Published(1.0)}}),
+            )
+        },
+    ],
+)
+def test_a_table_that_contradicts_itself_is_an_error(changes):
+  with pytest.raises(ValueError, match='Expected'):
+    dataclasses.replace(_TABLE, **({'scales': {}} | changes))
+
+
+def test_read_finds_keys_that_hold_slashes():
+  summary = {'last': {'known/accuracy': 0.5}, 'evaluation': {'k': {'a': 1}}}
+  assert tables.read(summary, 'last/known/accuracy') == 0.5
+  assert tables.read(summary, 'evaluation/k/a') == 1
+  assert tables.read(summary, 'evaluation/k/b') is None
+  assert tables.read(summary, 'evaluation/k') is None

@@ -1,0 +1,249 @@
+"""Pictures of a comparison: learning curves, clients, steps of adaptation."""
+
+import base64
+from collections.abc import Sequence
+import csv
+import io
+import json
+import math
+import pathlib
+from typing import NamedTuple
+
+import numpy as np
+
+from tff_meta.comparison import runner
+from tff_meta.comparison import tables
+from tff_meta.training import metric_writers
+
+_UNITS = ('clients', 'groups')
+
+
+class Picture(NamedTuple):
+  """A picture.
+
+  Attributes:
+    caption: What is seen.
+    base64: A PNG.
+  """
+
+  caption: str
+  base64: str
+
+
+def of_setting(
+    root: pathlib.Path,
+    table: tables.Table,
+    cells: Sequence[tables.Cell],
+    setting: str,
+) -> list[Picture]:
+  """Draws what the finished cells of a setting have written.
+
+  Args:
+    root: The comparison's directory.
+    table: The table.
+    cells: Those that the comparison consists of.
+    setting: Name of the setting.
+
+  Returns:
+    Those pictures that there is something to see in.
+  """
+  runs = {
+      row.name: [
+          folder.run
+          for cell in cells
+          if (cell.row, cell.setting) == (row.name, setting)
+          for folder in [runner.CellFolder(root, cell)]
+          if folder.outcome().state == 'finished'
+      ]
+      for row in table.rows
+  }
+  runs = {row: paths for row, paths in runs.items() if paths}
+  colours = {row.name: f'C{i % 10}' for i, row in enumerate(table.rows)}
+  protocol, suffix = _protocol(table.setting(setting))
+  pictures = [
+      _accuracy_curves(runs, colours),
+      _losses(runs, colours),
+      _distribution(runs, colours, protocol, suffix),
+      _adaptation(runs, colours, protocol, suffix),
+  ]
+  return [picture for picture in pictures if picture is not None]
+
+
+def _protocol(setting: tables.Setting) -> tuple[str, str]:
+  """Returns the protocol of the first measure and its files' suffix."""
+  for measure in setting.measures:
+    section, _, rest = measure.path.partition('/')
+    if section in ('evaluation', 'evaluation_best'):
+      return rest.split('/')[0], '_best' if section.endswith('best') else ''
+  return 'known_clients', ''
+
+
+def _accuracy_curves(runs, colours) -> Picture | None:
+  curves = _mean_columns(
+      runs,
+      lambda name: name.split('/')[-1] == 'accuracy'
+      and not name.startswith('train/'),
+  )
+  return _lines(
+      curves,
+      colours,
+      'communication round',
+      'accuracy, percent',
+      'Accuracy during training (mean over seeds): on validation examples where'
+      ' the run has some, otherwise on test examples.',
+      scale=100,
+  )
+
+
+def _losses(runs, colours) -> Picture | None:
+  curves = _mean_columns(runs, lambda name: name.split('/')[-1] == 'loss')
+  return _lines(
+      curves,
+      colours,
+      'communication round',
+      'training loss',
+      'The loss that a method reports of its local training (mean over seeds,'
+      ' and over 2 % of the rounds). Methods minimise different losses: compare'
+      ' shapes, not heights.',
+      smooth=True,
+  )
+
+
+def _mean_columns(runs, wanted):
+  """Returns row -> (rounds, means over its seeds) of a column it has."""
+  curves = {}
+  for row, paths in runs.items():
+    series = []
+    for path in paths:
+      metrics = metric_writers.read_metrics(path / 'metrics.csv')
+      names = [name for name in metrics if wanted(name)]
+      if names:
+        rounds, values = (
+            np.asarray(metrics[n], float) for n in ('round', names[0])
+        )
+        there = ~np.isnan(values)
+        series.append((rounds[there], values[there]))
+    if series:
+      length = min(len(rounds) for rounds, _ in series)
+      if length:
+        curves[row] = (
+            series[0][0][:length],
+            np.mean([values[:length] for _, values in series], 0),
+        )
+  return curves
+
+
+def _distribution(runs, colours, protocol, suffix) -> Picture | None:
+  """One box a row: the accuracies of single clients or groups."""
+  accuracies, unit_seen = {}, 'clients'
+  for row, paths in runs.items():
+    values = []
+    for path in paths:
+      for unit in _UNITS:
+        file = path / f'{unit}_{protocol}{suffix}.csv'
+        if file.exists():
+          unit_seen = unit
+          with open(file, newline='') as lines:
+            values += [
+                100 * float(line['accuracy']) for line in csv.DictReader(lines)
+            ]
+    if values:
+      accuracies[row] = values
+  if not accuracies:
+    return None
+  plt = _pyplot()
+  figure, axes = plt.subplots(
+      figsize=(9, 0.8 + 0.42 * len(accuracies)), layout='constrained'
+  )
+  names = list(accuracies)[::-1]
+  boxes = axes.boxplot(
+      [accuracies[name] for name in names],
+      vert=False,
+      tick_labels=names,
+      patch_artist=True,
+      widths=0.6,
+      medianprops={'color': 'black'},
+      flierprops={'marker': '.', 'markersize': 3, 'alpha': 0.5},
+  )
+  for box, name in zip(boxes['boxes'], names, strict=True):
+    box.set(facecolor=colours[name], alpha=0.55)
+  axes.set_xlabel('accuracy, percent')
+  axes.grid(axis='x', alpha=0.3)
+  return _picture(
+      plt,
+      figure,
+      f'Accuracy of single {unit_seen}, all seeds together: box from the first'
+      ' to the third quartile, line at the median, dots beyond 1.5 times the'
+      " box's width.",
+  )
+
+
+def _adaptation(runs, colours, protocol, suffix) -> Picture | None:
+  section = f'evaluation{suffix}'
+  curves = {}
+  for row, paths in runs.items():
+    found = []
+    for path in paths:
+      summary = json.loads((path / 'summary.json').read_text())
+      curve = summary.get(section, {}).get(protocol, {}).get('curve')
+      if curve:
+        found.append(curve)
+    if found:
+      length = min(map(len, found))
+      means = np.mean([curve[:length] for curve in found], 0)
+      curves[row] = (np.arange(length), means)
+  return _lines(
+      curves,
+      colours,
+      'steps of adaptation',
+      'accuracy, percent',
+      'Accuracy after 0, 1, ... steps of adaptation (mean over clients and'
+      ' seeds).',
+      scale=100,
+  )
+
+
+def _lines(
+    curves, colours, x_label, y_label, caption, *, scale=1, smooth=False
+) -> Picture | None:
+  """Draws row -> (x, y) as lines, None without any."""
+  if not curves:
+    return None
+  plt = _pyplot()
+  figure, axes = plt.subplots(figsize=(9, 3.8), layout='constrained')
+  for row, (x, y) in curves.items():
+    if smooth:
+      window = max(1, len(y) // 50)
+      y = np.convolve(y, np.ones(window) / window, 'valid')
+      x = x[window - 1 :]
+    step = max(1, math.ceil(len(x) / 400))
+    marker = 'o' if len(x) < 40 else ''
+    axes.plot(
+        x[::step],
+        scale * y[::step],
+        color=colours[row],
+        label=row,
+        marker=marker,
+        markersize=3,
+        linewidth=1.4,
+    )
+  axes.set(xlabel=x_label, ylabel=y_label)
+  axes.grid(alpha=0.3)
+  figure.legend(loc='outside right upper', fontsize='small', frameon=False)
+  return _picture(plt, figure, caption)
+
+
+def _picture(plt, figure, caption) -> Picture:
+  buffer = io.BytesIO()
+  figure.savefig(buffer, format='png', dpi=110)
+  plt.close(figure)
+  return Picture(caption, base64.b64encode(buffer.getvalue()).decode())
+
+
+def _pyplot():
+  import matplotlib
+
+  matplotlib.use('Agg')
+  from matplotlib import pyplot
+
+  return pyplot

@@ -1,0 +1,276 @@
+"""A comparison as Markdown, CSV, JSON and one HTML page.
+
+All of them say the same: ours, published and the difference, in percent; what
+has no number says why.
+"""
+
+from collections.abc import Sequence
+import csv
+import dataclasses
+import html
+import io
+import itertools
+import pathlib
+
+from tff_meta.comparison import figures
+from tff_meta.comparison import results
+from tff_meta.comparison import tables
+from tff_meta.training import atomic_files
+
+_NONE = '–'
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """What a report is of.
+
+  Attributes:
+    table: The table.
+    scale: Name of the scale.
+    cells: The cells that it consists of.
+    entries: From `results.collect`.
+    command: What makes the report again.
+  """
+
+  table: tables.Table
+  scale: str
+  cells: Sequence[tables.Cell]
+  entries: Sequence[results.Entry]
+  command: str
+
+  def header(self) -> list[str]:
+    """Returns sentences on what was run."""
+    scale = self.table.scale(self.scale)
+    seeds = sorted({cell.seed for cell in self.cells})
+    hours = sum(e.hours for e in _first_measures(self.entries))
+    changes = scale.changes or 'nothing: this is the published experiment'
+    return [
+        f'Source: {self.table.source}.',
+        f'Scale: {self.scale}. Changed against the source:'
+        f' {changes.rstrip(".")}.',
+        f'Seeds: {", ".join(map(str, seeds))}. All runs together took'
+        f' {hours:.2f} hours.',
+        'Numbers are percent: the mean over seeds, with its 95 % interval where'
+        ' there is more than one seed; differences are ours minus published.',
+    ] + (
+        [f'Behind a published number stands its {self.table.spread}.']
+        if self.table.spread
+        else []
+    )
+
+  def by_setting(self) -> list[tuple[str, list[list[results.Entry]]]]:
+    """Returns settings, each with its rows, each with an entry a measure."""
+    return [
+        (
+            setting,
+            [
+                list(row)
+                for _, row in itertools.groupby(entries, lambda e: e.row)
+            ],
+        )
+        for setting, entries in itertools.groupby(
+            self.entries, lambda e: e.setting
+        )
+    ]
+
+  def missing(self) -> list[str]:
+    """Returns a line for every row that lacks a seed's number."""
+    lines = (
+        f'{entry.setting}, {entry.row}, {entry.measure}: {entry.missing}'
+        for entry in self.entries
+        if entry.missing
+    )
+    return list(dict.fromkeys(lines))
+
+
+def write(root: pathlib.Path, comparison: Comparison) -> None:
+  """Writes `table.md`, `table.csv`, `table.json` and `report.html`.
+
+  Args:
+    root: The comparison's directory, where its runs are read, too.
+    comparison: What to write.
+  """
+  atomic_files.write_bytes(root / 'table.md', markdown(comparison).encode())
+  atomic_files.write_bytes(root / 'table.csv', _csv(comparison))
+  atomic_files.write_json(
+      root / 'table.json',
+      {
+          'experiment': comparison.table.name,
+          'scale': comparison.scale,
+          'command': comparison.command,
+          'header': comparison.header(),
+          'entries': [entry.to_json() for entry in comparison.entries],
+      },
+  )
+  atomic_files.write_bytes(
+      root / 'report.html', _html(root, comparison).encode()
+  )
+
+
+def markdown(comparison: Comparison) -> str:
+  """Returns the report as Markdown, without pictures."""
+  table = comparison.table
+  lines = [f'# {table.title}', '']
+  lines += [f'* {line}' for line in comparison.header()]
+  lines += ['', f'    {comparison.command}', '']
+  for setting, rows in comparison.by_setting():
+    lines += [f'## {setting}', '']
+    header, *body = _grid(rows)
+    lines += [_pipes(header), _pipes(['---'] * len(header))]
+    lines += [_pipes(row) for row in body]
+    lines.append('')
+  for title, sentences in (
+      ('Notes', table.notes),
+      ('Without a number', comparison.missing()),
+  ):
+    if sentences:
+      lines += [f'## {title}', '', *(f'* {s}' for s in sentences), '']
+  return '\n'.join(lines)
+
+
+def _pipes(cells) -> str:
+  return '| ' + ' | '.join(cell.replace('|', r'\|') for cell in cells) + ' |'
+
+
+def _grid(rows: list[list[results.Entry]]) -> list[list[str]]:
+  """Returns a setting's table as text, its header first."""
+  measures = [entry.measure for entry in rows[0]]
+  published = [
+      any(row[i].published for row in rows) for i in range(len(measures))
+  ]
+  header = ['Method']
+  for name, has_published in zip(measures, published, strict=True):
+    header.append(name)
+    header += ['published', 'difference'] if has_published else []
+  header += ['seeds', 'hours']
+  body = []
+  for row in rows:
+    line = [row[0].row]
+    for entry, has_published in zip(row, published, strict=True):
+      line.append(_ours(entry))
+      line += [_published(entry), _difference(entry)] if has_published else []
+    finished = len(row[0].values)
+    seeds = f'{finished} of {len(row[0].states)}' if row[0].states else _NONE
+    hours = f'{row[0].hours:.2f}' if row[0].states else _NONE
+    body.append([*line, seeds, hours])
+  return [header, *body]
+
+
+def _ours(entry: results.Entry) -> str:
+  if not entry.states:
+    return 'not in this library'
+  if entry.mean is None:
+    # Never a number where there is none: say how the seeds stand.
+    states = dict.fromkeys(entry.states.values())
+    return ', '.join('no number' if s == 'finished' else s for s in states)
+  text = f'{entry.mean:.2f}'
+  if entry.half_width is not None:
+    text += f' ± {entry.half_width:.2f}'
+  if entry.client_std is not None:
+    text += f' ({entry.client_std:.2f} over clients)'
+  return text
+
+
+def _published(entry: results.Entry) -> str:
+  if entry.published is None:
+    return _NONE
+  spread = entry.published.spread
+  return f'{entry.published.value:g}' + (
+      '' if spread is None else f' ± {spread:g}'
+  )
+
+
+def _difference(entry: results.Entry) -> str:
+  return _NONE if entry.difference is None else f'{entry.difference:+.2f}'
+
+
+def _first_measures(entries):
+  """Returns an entry for every row and setting."""
+  return {(e.row, e.setting): e for e in reversed(entries)}.values()
+
+
+def _csv(comparison: Comparison) -> bytes:
+  text = io.StringIO()
+  rows = [entry.to_json() for entry in comparison.entries]
+  seeds = sorted({seed for row in rows for seed in row['values']}, key=int)
+  for row in rows:
+    values = row.pop('values')
+    row |= {f'seed_{seed}': values.get(seed) for seed in seeds}
+  writer = csv.DictWriter(text, list(rows[0]), lineterminator='\n')
+  writer.writeheader()
+  writer.writerows(rows)
+  return text.getvalue().encode()
+
+
+_STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #1c2430; margin: 0 auto;
+  max-width: 1120px; padding: 1.5rem; }
+h1 { font-size: 1.5rem; margin-bottom: .3rem; }
+h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #d5dbe3; }
+h3 { font-size: 1rem; margin-bottom: .2rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .7rem; text-align: right; white-space: nowrap;
+  border-bottom: 1px solid #e4e8ee; }
+th:first-child, td:first-child { text-align: left; }
+th { border-bottom: 2px solid #9aa6b5; font-weight: 600; }
+td.published { color: #5a6675; }
+td.none { color: #a03030; }
+figure { margin: 1rem 0; }
+img { max-width: 100%; height: auto; }
+figcaption { color: #5a6675; font-size: .9rem; }
+code { background: #f1f4f8; padding: .1rem .3rem; overflow-wrap: anywhere; }
+"""
+
+
+def _html(root: pathlib.Path, comparison: Comparison) -> str:
+  """Returns a page that needs no other file."""
+  table = comparison.table
+  parts = [
+      '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+      '<meta name="viewport" content="width=device-width, initial-scale=1">',
+      f'<title>{html.escape(table.title)}</title>',
+      f'<style>{_STYLE}</style></head><body>',
+      f'<h1>{html.escape(table.title)}</h1>',
+      _list(comparison.header()),
+      f'<p><code>{html.escape(comparison.command)}</code></p>',
+  ]
+  for setting, rows in comparison.by_setting():
+    parts.append(f'<h2>{html.escape(setting)}</h2>')
+    parts.append(_html_table(rows))
+    for picture in figures.of_setting(root, table, comparison.cells, setting):
+      caption = html.escape(picture.caption)
+      parts.append(
+          f'<figure><img alt="{caption}" src="data:image/png;base64,'
+          f'{picture.base64}"><figcaption>{caption}</figcaption></figure>'
+      )
+  for title, sentences in (
+      ('Notes', table.notes),
+      ('Without a number', comparison.missing()),
+  ):
+    if sentences:
+      parts += [f'<h2>{title}</h2>', _list(sentences)]
+  return '\n'.join([*parts, '</body></html>\n'])
+
+
+def _html_table(rows) -> str:
+  header, *body = _grid(rows)
+  lines = ['<div class="wide"><table><tr>']
+  lines += [f'<th>{html.escape(name)}</th>' for name in header]
+  lines.append('</tr>')
+  for cells in body:
+    lines.append('<tr>')
+    for name, cell in zip(header, cells, strict=True):
+      kind = 'published' if name == 'published' else ''
+      if name not in ('Method', 'seeds', 'hours') and not any(
+          c.isdigit() for c in cell
+      ):
+        kind = 'published' if cell == _NONE else 'none'
+      lines.append(f'<td class="{kind}">{html.escape(cell)}</td>')
+    lines.append('</tr>')
+  return ''.join([*lines, '</table></div>'])
+
+
+def _list(sentences) -> str:
+  items = ''.join(f'<li>{html.escape(s)}</li>' for s in sentences)
+  return f'<ul>{items}</ul>'

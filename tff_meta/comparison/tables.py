@@ -1,0 +1,289 @@
+"""What a published table consists of, and the runs that it takes.
+
+A table has rows (methods) and settings (data sets, numbers of clients, kinds of
+client). A row in a setting with one seed is a cell: one run of
+`binaries.train`, whose flags are those of the table, the setting, the row and
+the scale, in this order, so that later ones win. A run yields one or more
+measures, each a number of the run's summary.json with its published
+counterpart.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import re
+from typing import Any
+
+SCALES = ('smoke', 'cpu', 'paper')
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+  """A number as a paper prints it.
+
+  Attributes:
+    value: In percent.
+    spread: What the paper prints behind it (the table says what that is), in
+      percentage points, or None.
+  """
+
+  value: float
+  spread: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
+  """One number of a run.
+
+  Attributes:
+    name: What it is called in tables.
+    path: Where it is in summary.json: keys joined by `/`; keys may hold a `/`
+      themselves, see `read`. It holds a share, 0..1.
+    std_path: Where the deviation over clients is that the paper prints beside
+      it, or None.
+  """
+
+  name: str
+  path: str
+  std_path: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """A group of columns: the same clients for every row.
+
+  Attributes:
+    name: What it is called in tables.
+    measures: What is read of its runs, the most important first.
+    flags: Of `binaries.train`, added for this setting.
+  """
+
+  name: str
+  measures: tuple[Measure, ...]
+  flags: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A method.
+
+  Attributes:
+    name: What it is called in tables.
+    flags: Of `binaries.train`, added for this row.
+    published: Name of a setting -> name of a measure -> what the paper prints.
+    setting_flags: Name of a setting -> flags that the row has there only, such
+      as a learning rate of its own.
+    settings: Names of the settings that it is run in; None for all.
+  """
+
+  name: str
+  flags: tuple[str, ...]
+  published: Mapping[str, Mapping[str, Published]] = dataclasses.field(
+      default_factory=dict
+  )
+  setting_flags: Mapping[str, tuple[str, ...]] = dataclasses.field(
+      default_factory=dict
+  )
+  settings: tuple[str, ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Scale:
+  """How much of a table is run.
+
+  Attributes:
+    seeds: Of the runs.
+    flags: Of `binaries.train`, added last.
+    changes: What differs from the published experiment, for readers; empty for
+      nothing.
+    rows: Names of the rows that are run; None for all.
+    settings: Names of the settings that are run; None for all.
+    hours: Of one core-pair for all of it, as measured; None if nobody has.
+  """
+
+  seeds: tuple[int, ...]
+  flags: tuple[str, ...] = ()
+  changes: str = ''
+  rows: tuple[str, ...] | None = None
+  settings: tuple[str, ...] | None = None
+  hours: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """A published table, or a comparison of ours.
+
+  Attributes:
+    name: What `--experiment` takes.
+    title: One line.
+    source: Paper and table; `'ours'` if nobody published it.
+    settings: Groups of columns.
+    rows: Methods.
+    scales: Name (of `SCALES`) -> how much of it is run.
+    flags: Of `binaries.train`, for all cells.
+    spread: What the spread of published numbers is, e.g. `'standard error over
+      3 seeds'`; empty if they have none.
+    notes: Sentences for readers of the report.
+
+  Raises:
+    ValueError: If names repeat, or something names a row, a setting, a measure
+      or a scale that is not there.
+  """
+
+  name: str
+  title: str
+  source: str
+  settings: tuple[Setting, ...]
+  rows: tuple[Row, ...]
+  scales: Mapping[str, Scale]
+  flags: tuple[str, ...] = ()
+  spread: str = ''
+  notes: tuple[str, ...] = ()
+
+  def __post_init__(self):
+    settings = _check_unique('setting', [s.name for s in self.settings])
+    rows = _check_unique('row', [r.name for r in self.rows])
+    measures = {s.name: {m.name for m in s.measures} for s in self.settings}
+    _check_known('scale', self.scales, SCALES)
+    for scale in self.scales.values():
+      _check_known('row', scale.rows or (), rows)
+      _check_known('setting', scale.settings or (), settings)
+    for row in self.rows:
+      _check_known('setting', row.published, settings)
+      _check_known('setting', row.setting_flags, settings)
+      _check_known('setting', row.settings or (), settings)
+      for setting, published in row.published.items():
+        _check_known('measure', published, measures[setting])
+
+  def setting(self, name: str) -> Setting:
+    """Returns the setting of a name."""
+    return next(s for s in self.settings if s.name == name)
+
+  def scale(self, name: str) -> Scale:
+    """Returns the scale of a name.
+
+    Raises:
+      ValueError: If the table has none of that name.
+    """
+    if name not in self.scales:
+      raise ValueError(
+          f'Expected a scale of {self.name!r}: {", ".join(self.scales)}; found'
+          f' {name!r}.'
+      )
+    return self.scales[name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """One run.
+
+  Attributes:
+    row: Name of its row.
+    setting: Name of its setting.
+    seed: Its seed.
+    flags: Of `binaries.train`, without `--output_dir`.
+  """
+
+  row: str
+  setting: str
+  seed: int
+  flags: tuple[str, ...]
+
+  @property
+  def folder(self) -> str:
+    """Its place in a comparison's directory, e.g. `new/fed_avg/seed_1`."""
+    return f'{_slug(self.setting)}/{_slug(self.row)}/seed_{self.seed}'
+
+
+def cells(
+    table: Table,
+    scale_name: str,
+    *,
+    rows: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    seeds: Sequence[int] = (),
+) -> list[Cell]:
+  """Returns the runs of a table, all of one seed before the next seed.
+
+  Args:
+    table: The table.
+    scale_name: One of its scales.
+    rows: Names of rows; by default those of the scale.
+    settings: Names of settings; by default those of the scale.
+    seeds: By default those of the scale.
+
+  Raises:
+    ValueError: If a name is unknown.
+  """
+  scale = table.scale(scale_name)
+  all_rows = [r.name for r in table.rows]
+  all_settings = [s.name for s in table.settings]
+  _check_known('row', rows, all_rows)
+  _check_known('setting', settings, all_settings)
+  rows = rows or scale.rows or all_rows
+  settings = settings or scale.settings or all_settings
+  return [
+      Cell(
+          row.name, setting.name, seed, _flags(table, setting, row, scale, seed)
+      )
+      for seed in seeds or scale.seeds
+      for setting, row in _pairs(table)
+      if row.name in rows and setting.name in settings
+  ]
+
+
+def read(summary: Mapping[str, Any], path: str) -> float | None:
+  """Returns a number of summary.json, None if the run did not report it.
+
+  Args:
+    summary: The file's content.
+    path: Keys joined by `/`. Where a key itself holds a `/`, the longest key
+      that fits is taken.
+  """
+  if not isinstance(summary, Mapping):
+    return None
+  if path in summary:
+    value = summary[path]
+    return value if isinstance(value, int | float) else None
+  parts = path.split('/')
+  for end in range(len(parts) - 1, 0, -1):
+    key = '/'.join(parts[:end])
+    if key in summary:
+      return read(summary[key], '/'.join(parts[end:]))
+  return None
+
+
+def _pairs(table: Table) -> Iterator[tuple[Setting, Row]]:
+  for setting in table.settings:
+    for row in table.rows:
+      if row.settings is None or setting.name in row.settings:
+        yield setting, row
+
+
+def _flags(table, setting, row, scale, seed) -> tuple[str, ...]:
+  return (
+      *table.flags,
+      *setting.flags,
+      *row.flags,
+      *row.setting_flags.get(setting.name, ()),
+      *scale.flags,
+      f'--seed={seed}',
+  )
+
+
+def _slug(name: str) -> str:
+  return re.sub(r'[^a-z0-9.]+', '_', name.lower()).strip('_')
+
+
+def _check_unique(what: str, names: Sequence[str]) -> Sequence[str]:
+  slugs = [_slug(name) for name in names]
+  if len(set(slugs)) < len(slugs):
+    raise ValueError(f'Expected each {what} to have its own name: {names}.')
+  return names
+
+
+def _check_known(what, names, known) -> None:
+  for name in names:
+    if name not in known:
+      raise ValueError(
+          f'Expected a {what} of {", ".join(known)}; found {name!r}.'
+      )
