@@ -1,12 +1,16 @@
 """The tables that `binaries.compare` runs, by name; a file a paper."""
 
+from binaries.experiments import cafeme
 from binaries.experiments import digits
+from binaries.experiments import fedec
 from binaries.experiments import fedmeta_per
+from binaries.experiments import frl
+from binaries.experiments import metavers
 from tff_meta.comparison import tables
 
 TABLES: dict[str, tables.Table] = {
     table.name: table
-    for module in (digits, fedmeta_per)
+    for module in (digits, fedmeta_per, metavers, fedec, cafeme, frl)
     for table in module.TABLES
 }
 

@@ -228,6 +228,7 @@ def _lines(
         linewidth=1.4,
     )
   axes.set(xlabel=x_label, ylabel=y_label)
+  axes.xaxis.get_major_locator().set_params(integer=True)
   axes.grid(alpha=0.3)
   figure.legend(loc='outside right upper', fontsize='small', frameon=False)
   return _picture(plt, figure, caption)

@@ -204,17 +204,18 @@ def _csv(comparison: Comparison) -> bytes:
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c2430; margin: 0 auto;
-  max-width: 1120px; padding: 1.5rem; }
+  max-width: 1240px; padding: 1.5rem; }
 h1 { font-size: 1.5rem; margin-bottom: .3rem; }
 h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #d5dbe3; }
 h3 { font-size: 1rem; margin-bottom: .2rem; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem; text-align: right; white-space: nowrap;
+th, td { padding: .3rem .55rem; text-align: right; vertical-align: top;
+  white-space: nowrap;
   border-bottom: 1px solid #e4e8ee; }
 th:first-child, td:first-child { text-align: left; }
 th { border-bottom: 2px solid #9aa6b5; font-weight: 600; }
-td.published { color: #5a6675; }
+small, td.published { color: #5a6675; }
 td.none { color: #a03030; }
 figure { margin: 1rem 0; }
 img { max-width: 100%; height: auto; }
@@ -261,12 +262,15 @@ def _html_table(rows) -> str:
   for cells in body:
     lines.append('<tr>')
     for name, cell in zip(header, cells, strict=True):
+      if name == 'Method':
+        lines.append(f'<td>{html.escape(cell)}</td>')
+        continue
       kind = 'published' if name == 'published' else ''
-      if name not in ('Method', 'seeds', 'hours') and not any(
-          c.isdigit() for c in cell
-      ):
+      if name not in ('seeds', 'hours') and not any(c.isdigit() for c in cell):
         kind = 'published' if cell == _NONE else 'none'
-      lines.append(f'<td class="{kind}">{html.escape(cell)}</td>')
+      # The deviation over clients goes below: the table fits a laptop's screen.
+      text = html.escape(cell).replace(' (', '<br><small>(', 1)
+      lines.append(f'<td class="{kind}">{text}</td>')
     lines.append('</tr>')
   return ''.join([*lines, '</table></div>'])
 

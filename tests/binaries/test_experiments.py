@@ -1,0 +1,505 @@
+"""The tables: every cell can be run, and says what the papers say."""
+
+import pathlib
+
+from absl import flags
+from absl.testing import flagsaver
+import pytest
+
+from binaries import experiments
+from binaries import train
+from tff_meta.comparison import tables
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_ALL = [
+    (name, scale)
+    for name, table in experiments.TABLES.items()
+    for scale in table.scales
+]
+_PAPER = [name for name, scale in _ALL if scale == 'paper']
+
+
+@pytest.fixture
+def resolve(monkeypatch):
+  """Returns a function from a cell's flags to a `RunConfig`."""
+  monkeypatch.chdir(_ROOT)  # Flag files are named from there.
+
+  def run(cell_flags):
+    with flagsaver.flagsaver():
+      rest = flags.FLAGS(['train', *cell_flags])
+      assert rest == ['train']
+      return train._config()
+
+  return run
+
+
+def _config(resolve, table, scale, row, setting):
+  """Returns the configuration of the cell of the scale's first seed."""
+  table = experiments.get(table)
+  seed = table.scale(scale).seeds[0]
+  (cell,) = tables.cells(
+      table, scale, rows=[row], settings=[setting], seeds=[seed]
+  )
+  return resolve(cell.flags)
+
+
+def test_every_paper_has_its_file():
+  """And every file is in the list."""
+  folder = _ROOT / 'binaries' / 'experiments'
+  files = {path.stem for path in folder.glob('*.py')}
+  files -= {'__init__', 'flag_files'}
+  assert files == {
+      'cafeme',
+      'digits',
+      'fedec',
+      'fedmeta_per',
+      'frl',
+      'metavers',
+  }
+  for file in files:
+    module = getattr(experiments, file)
+    assert module.TABLES
+    for table in module.TABLES:
+      assert experiments.get(table.name) is table
+
+
+@pytest.mark.parametrize('name, scale', _ALL)
+def test_every_cell_can_be_run(resolve, name, scale):
+  """And reports the numbers that are read of it."""
+  table = experiments.get(name)
+  cells = tables.cells(table, scale)
+  assert cells
+  assert len({cell.folder for cell in cells}) == len(cells)
+  for cell in cells:
+    config = resolve(cell.flags)
+    assert config.seed == cell.seed
+    for measure in table.setting(cell.setting).measures:
+      where, what, number = measure.path.split('/')
+      if where == 'last_ten_evaluations_mean':
+        assert config.eval_every == 1 and what == 'known_clients'
+        continue
+      assert where in ('evaluation', 'evaluation_best')
+      assert what in config.protocols or (
+          not config.protocols and what == 'known_clients'
+      )
+      if where == 'evaluation_best':
+        assert config.select_best and config.eval_every <= config.rounds
+      if number == 'curve_end_mean':
+        assert config.curve
+
+
+@pytest.mark.parametrize('name', list(experiments.TABLES))
+def test_rows_of_a_setting_see_the_same_data(resolve, name):
+  """Clients and evaluation do not depend on the method."""
+  table = experiments.get(name)
+  scale = list(table.scales)[-1]
+  same = (
+      'dataset', 'dataset_options', 'partition', 'partition_options',
+      'test_fraction', 'stratify', 'validation_fraction', 'num_clients',
+      'num_new_clients', 'new_clients', 'eval_support_fraction',
+      'restrict_f1_to_client_labels', 'curve', 'protocols', 'way',
+      'group_clients', 'eval_groups', 'select_best', 'select_by', 'seed',
+  )  # fmt: skip
+  seed = table.scale(scale).seeds[0]
+  for setting in table.settings:
+    configs = [
+        resolve(cell.flags)
+        for cell in tables.cells(
+            table, scale, settings=[setting.name], seeds=[seed]
+        )
+    ]
+    assert configs
+    for field in same:
+      values = [getattr(config, field) for config in configs]
+      assert all(value == values[0] for value in values), field
+
+
+@pytest.mark.parametrize('name', list(experiments.TABLES))
+def test_names_can_be_given_as_flags(name):
+  """Lists in flags are split at commas."""
+  table = experiments.get(name)
+  assert not [x.name for x in (*table.rows, *table.settings) if ',' in x.name]
+
+
+@pytest.mark.parametrize('name', list(experiments.TABLES))
+def test_published_numbers_are_percentages(name):
+  """A row without flags is not run, and has published numbers to show."""
+  table = experiments.get(name)
+  for row in table.rows:
+    assert row.flags or row.settings == ()
+    assert row.flags or row.published
+    for published in row.published.values():
+      for number in published.values():
+        assert 1 < number.value < 100
+        assert number.spread is None or 0 <= number.spread < 40
+        assert number.spread is None or table.spread
+
+
+@pytest.mark.parametrize('name, scale', _ALL)
+def test_what_a_scale_says_it_changes(resolve, name, scale):
+  table = experiments.get(name)
+  if scale == 'smoke':
+    assert table.scale('smoke').changes and len(table.scale('smoke').seeds) == 1
+    for cell in tables.cells(table, 'smoke'):
+      assert resolve(cell.flags).rounds <= 4
+  elif scale == 'cpu' and 'paper' in table.scales:
+    cpu, paper = table.scale('cpu'), table.scale('paper')
+    assert set(cpu.seeds) <= set(paper.seeds)
+    # Whatever is left out is said.
+    if (cpu.flags, cpu.rows, cpu.settings) != ((), None, None):
+      assert cpu.changes != paper.changes
+  elif scale == 'paper':
+    scale = table.scale('paper')
+    assert (scale.flags, scale.rows, scale.settings) == ((), None, None)
+
+
+def test_there_is_no_paper_scale_of_what_nobody_published():
+  ours = {n for n, t in experiments.TABLES.items() if t.source == 'ours'}
+  assert ours == {'digits', 'frl_omniglot'}
+  assert ours == set(experiments.TABLES) - set(_PAPER)
+
+
+@pytest.mark.parametrize(
+    'name, rounds', [('fedmeta_per_mnist', 300), ('fedmeta_per_cifar10', 600)]
+)
+def test_fedmeta_per(resolve, name, rounds):
+  """Section 4.3 of the specification: 50 clients of two classes, 5 a round."""
+  table = experiments.get(name)
+  cells = tables.cells(table, 'paper')
+  assert len(cells) == 8 * 2 * 3
+  for cell in cells:
+    config = resolve(cell.flags)
+    assert config.rounds == rounds
+    assert (config.num_clients, config.clients_per_round) == (50, 5)
+    assert config.preset == 'release'
+    assert config.test_fraction == 0.25
+    assert config.eval_support_fraction == 0.2
+    assert config.restrict_f1_to_client_labels
+    assert len(config.protocols) == 1
+  assert table.scale('paper').seeds[0] == 1  # Of the published partition.
+
+
+@pytest.mark.parametrize(
+    'name, row, setting, rates',
+    [
+        (data, row, setting, rates)
+        for data, rows in {
+            'mnist': {
+                'FedMeta (MAML)': ((0.001, 0.001), (0.001, 0.001)),
+                'FedMeta (Meta-SGD)': ((0.001, 2e-4), (0.001, 2e-4)),
+                'FedMeta-Per (MAML)': ((0.001, 0.001), (0.001, 3e-4)),
+                'FedMeta-Per (Meta-SGD)': ((0.001, 5e-4), (0.001, 2e-4)),
+            },
+            'cifar10': {
+                'FedMeta (MAML)': ((0.01, 0.001), (0.01, 0.001)),
+                'FedMeta (Meta-SGD)': ((0.001, 0.001), (0.01, 0.001)),
+                'FedMeta-Per (MAML)': ((0.001, 0.003), (0.01, 7e-4)),
+                'FedMeta-Per (Meta-SGD)': ((0.01, 0.01), (0.01, 0.001)),
+            },
+        }.items()
+        for row, both in rows.items()
+        for setting, rates in zip(
+            ('Known clients', 'New clients'), both, strict=True
+        )
+    ],
+)
+def test_rates_of_fedmeta_per_are_those_of_its_logs(
+    resolve, name, row, setting, rates
+):
+  config = _config(resolve, f'fedmeta_per_{name}', 'paper', row, setting)
+  hparams = config.hparams
+  assert (hparams.inner_learning_rate, hparams.outer_learning_rate) == rates
+  assert hparams.inner == ('meta_sgd' if 'Meta-SGD' in row else 'maml')
+  assert hparams.personal_layers == (1 if 'Per' in row else 0)
+
+
+@pytest.mark.parametrize(
+    'name, rates',
+    [('mnist', (1e-5, 5e-6, 1e-5, 5e-6)), ('cifar10', (1e-4,) * 4)],
+)
+@pytest.mark.parametrize('setting', ['Known clients', 'New clients'])
+def test_rates_of_averaging_are_those_of_the_logs(
+    resolve, name, rates, setting
+):
+  rows = ('FedAvg', 'FedPer', 'FedAvgMeta', 'FedPerMeta')
+  for row, rate in zip(rows, rates, strict=True):
+    config = _config(resolve, f'fedmeta_per_{name}', 'paper', row, setting)
+    assert config.hparams.learning_rate == rate
+    assert config.hparams.optimizer == 'adam'
+
+
+def _published(table, row, setting, measure):
+  (row,) = (r for r in experiments.get(table).rows if r.name == row)
+  number = row.published[setting][measure]
+  return number.value, number.spread
+
+
+@pytest.mark.parametrize(
+    'cell, number',
+    [
+        (
+            ('fedmeta_per_mnist', 'FedAvg', 'New clients', 'Macro-F1'),
+            (77.66, 22.54),
+        ),
+        (
+            (
+                'fedmeta_per_cifar10',
+                'FedMeta-Per (MAML)',
+                'Known clients',
+                'Micro',
+            ),  # fmt: skip
+            (86.6, None),
+        ),
+        (
+            (
+                'metavers_cifar10',
+                'MetaVers',
+                '500 clients',
+                'Best round on validation',
+            ),  # fmt: skip
+            (89.9, 0.3),
+        ),
+        (
+            (
+                'metavers_proto',
+                'FedBABU-Proto',
+                '500 clients',
+                'Best round on validation',
+            ),  # fmt: skip
+            (43.5, 1.0),
+        ),
+        (
+            (
+                'fedec_table2_others',
+                'FedEC',
+                'FEMNIST (150 x 3)',
+                'Last ten rounds',
+            ),  # fmt: skip
+            (77.3, None),
+        ),
+        (
+            ('cafeme_rmnist', 'Per-FedAvg', 'Dirichlet 0.3', 'After 50 steps'),
+            (74.57, 3.12),
+        ),
+        (
+            (
+                'frl_mini_imagenet',
+                'FRL linear',
+                'Groups of 10 clients',
+                'Mixed non-IID, last round',
+            ),  # fmt: skip
+            (55.18, 0.46),
+        ),
+    ],
+)
+def test_published_numbers_stand_where_the_papers_have_them(cell, number):
+  assert _published(*cell) == number
+
+
+_METAVERS = ('MetaVers', 'Only triplet', 'Only CE')
+_SHOTS = {
+    'cifar10': ((20, 30), (20, 30), (20, 0)),
+    'cifar100': ((10, 20), (10, 20), (3, 0)),
+    'cinic10': ((25, 35), (25, 35), (20, 0)),
+}
+_GAMMAS = {
+    'cifar10': (0.4, 0.3, 0.2),
+    'cifar100': (0.6, 0.6, 0.6),
+    'cinic10': (0.5, 0.5, 0.5),
+}
+
+
+@pytest.mark.parametrize('data', list(_SHOTS))
+def test_metavers(resolve, data):
+  """Section 1.3: 1001 rounds of 5 clients, seeds 0, 21 and 42."""
+  table = experiments.get(f'metavers_{data}')
+  assert table.scale('paper').seeds == (0, 21, 42)
+  assert len(tables.cells(table, 'paper')) == 9 * 3 * 3
+  for i, num_clients in enumerate((50, 100, 500)):
+    for row in ('MetaVers', 'Only triplet', 'Only CE', 'FedAvg', 'FedBABU'):
+      config = _config(
+          resolve, table.name, 'paper', row, f'{num_clients} clients'
+      )
+      assert config.dataset == data
+      assert (config.rounds, config.clients_per_round) == (1001, 5)
+      assert config.num_clients == num_clients
+      assert (config.eval_every, config.patience) == (50, 10)
+      if row in _METAVERS:
+        hparams = config.hparams
+        assert (hparams.shots, hparams.queries) == _SHOTS[data][i]
+        assert hparams.gamma == _GAMMAS[data][i]
+        assert hparams.weight_decay == (0.001 if data == 'cifar10' else 0)
+        assert config.preset == 'release'
+    local = _config(
+        resolve, table.name, 'paper', 'Local', f'{num_clients} clients'
+    )
+    assert local.rounds == 1 and local.clients_per_round == num_clients
+    assert local.hparams.episodes == 100
+    assert (local.hparams.shots, local.hparams.queries) == _SHOTS[data][i]
+
+
+def test_ablations_of_metavers(resolve):
+  losses = [
+      _config(
+          resolve, 'metavers_cinic10', 'paper', row, '100 clients'
+      ).hparams.loss
+      for row in _METAVERS
+  ]
+  assert losses == ['hybrid', 'triplet', 'ce']
+
+
+@pytest.mark.parametrize('setting', ['CIFAR-100', 'miniImageNet'])
+def test_new_classes_of_metavers(resolve, setting):
+  config = _config(
+      resolve, 'metavers_new_classes', 'paper', 'MetaVers', setting
+  )
+  assert (config.num_clients, config.clients_per_round) == (64, 10)
+  assert (config.rounds, config.patience) == (40000, 10)
+  assert (config.way, config.group_clients) == (5, 10)
+  assert (config.validation_groups, config.eval_groups) == (500, 1000)
+
+
+def test_fedec(resolve):
+  """Section 3.3: 100 rounds, a tenth of the clients in each."""
+  for name, num_cells in (
+      ('fedec_cifar10_100_2', 8),
+      ('fedec_table2_others', 5 * 8),
+  ):
+    table = experiments.get(name)
+    cells = tables.cells(table, 'paper', seeds=[0])
+    assert len(cells) == num_cells
+    for cell in cells:
+      config = resolve(cell.flags)
+      if cell.row == 'Local Only':
+        assert config.rounds * config.hparams.epochs == 10
+        assert config.clients_per_round == config.num_clients
+      else:
+        assert config.rounds == 100
+        assert config.clients_per_round * 10 == config.num_clients
+
+
+@pytest.mark.parametrize(
+    'row, flag_file',
+    [
+        ('FedEC', ''),
+        ('FedEC-wo', '_wo'),
+        ('FedEC-l2', '_l2'),
+        ('FedAvg', '_fed_avg'),
+        ('FedPer', '_fed_per'),
+        ('FedRep', '_fed_rep'),
+        ('Per-FedAvg', '_per_fed_avg'),
+    ],
+)
+def test_rows_of_fedec_are_its_flag_files(resolve, row, flag_file):
+  name = f'fedec_cifar10_100_2{flag_file}'
+  assert _config(
+      resolve, 'fedec_cifar10_100_2', 'paper', row, 'CIFAR-10 (100 x 2)'
+  ) == resolve([f'--flagfile=binaries/presets/{name}.flags'])
+
+
+@pytest.mark.parametrize(
+    'row, flag_file',
+    [
+        ('MetaVers', '50'),
+        ('Only triplet', 'triplet'),
+        ('Only CE', 'ce'),
+        ('Local', 'local'),
+        ('FedAvg', 'fed_avg'),
+        ('FedPer', 'fed_per'),
+        ('FedRep', 'fed_rep'),
+        ('FedBABU', 'fed_babu'),
+        ('Per-FedAvg', 'per_fed_avg'),
+    ],
+)
+def test_rows_of_metavers_are_its_flag_files(resolve, row, flag_file):
+  name = f'metavers_cifar10_{flag_file}'
+  assert _config(
+      resolve, 'metavers_cifar10', 'paper', row, '50 clients'
+  ) == resolve([f'--flagfile=binaries/presets/{name}.flags', '--patience=10'])
+
+
+_RMNIST = {
+    'None': 'none',
+    'Dirichlet 1000': 'dirichlet_1000',
+    'Dirichlet 5': 'dirichlet_5',
+    'Dirichlet 0.3': 'dirichlet',
+    'Shards': 'shards',
+}
+
+
+@pytest.mark.parametrize('setting', list(_RMNIST))
+@pytest.mark.parametrize(
+    'row, flag_file',
+    [
+        ('CAFeMe', 'cafeme'),
+        ('Per-FedAvg', 'per_fed_avg'),
+        ('FedAvg-FT', 'fed_avg_ft'),
+        ('FedRep', 'fed_rep'),
+    ],
+)
+def test_cafeme(resolve, row, flag_file, setting):
+  """Section 2.3: 1000 rounds of 5 of 80 clients, 20 new ones; flag files."""
+  config = _config(resolve, 'cafeme_rmnist', 'paper', row, setting)
+  assert (config.rounds, config.clients_per_round) == (1000, 5)
+  assert (config.num_clients, config.num_new_clients) == (80, 20)
+  name = f'{flag_file}_rmnist_{_RMNIST[setting]}'
+  assert config == resolve([f'--flagfile=binaries/presets/{name}.flags'])
+
+
+@pytest.mark.parametrize(
+    'table, setting, name',
+    [
+        ('cafeme_cifar10', 'Shards', 'cifar10_shards'),
+        ('cafeme_cifar10', 'Dirichlet 0.3', 'cifar10_dirichlet'),
+        ('cafeme_femnist', 'Writers', 'femnist'),
+    ],
+)
+def test_cafeme_on_other_data(resolve, table, setting, name):
+  for row, flag_file in (('CAFeMe', 'cafeme'), ('Per-FedAvg', 'per_fed_avg')):
+    assert _config(resolve, table, 'paper', row, setting) == resolve(
+        [f'--flagfile=binaries/presets/{flag_file}_{name}.flags']
+    )
+
+
+@pytest.mark.parametrize(
+    'name, num_clients',
+    [('frl_cifar100', 64), ('frl_mini_imagenet', 64), ('frl_femnist', 52)],
+)
+def test_frl(resolve, name, num_clients):
+  """Section 5.3: 40,000 rounds, 10 clients, R = 3; 1000 groups."""
+  table = experiments.get(name)
+  for cell in tables.cells(table, 'paper'):
+    config = resolve(cell.flags)
+    assert config.num_clients == num_clients
+    assert (config.way, config.group_clients) == (5, 10)
+    assert config.eval_groups == 1000 and config.hparams.rounds == 3
+    assert config.dataset_options['scaling'] == 'raw'
+    if cell.row == 'FedAvg':
+      assert config.algorithm == 'fed_avg' and config.rounds == 1
+    else:
+      assert (config.rounds, config.clients_per_round) == (40000, 10)
+
+
+def test_variants_of_frl(resolve):
+  def hparams(row):
+    return _config(
+        resolve, 'frl_cifar100', 'paper', row, 'Groups of 10 clients'
+    ).hparams
+
+  assert hparams('FRL distance + GPAL').gpal
+  assert not hparams('FRL distance').gpal
+  assert hparams('FRL distance').classifier == 'distance'
+  assert hparams('FRL linear').classifier == 'linear'
+  assert hparams('Personalized FL linear').classifier == 'linear'
+  assert hparams('Personalized FL distance').classifier == 'distance'
+
+
+def test_digits_have_every_algorithm(resolve):
+  table = experiments.get('digits')
+  cells = tables.cells(table, 'cpu')
+  known = {c.row for c in cells if c.setting == 'Known clients'}
+  groups = {c.row for c in cells if c.setting == 'New groups'}
+  assert {'metavers', 'cafeme', 'fedec', 'fedmeta_per', 'local'} <= known
+  assert {'frl', 'personalized_fl', 'fed_avg'} <= groups
+  assert {cell.seed for cell in cells} == {0, 1, 2}
+  assert {resolve(cell.flags).rounds for cell in cells} == {200}
