@@ -5,7 +5,7 @@ import pytest
 from tff_meta.data import class_splits
 
 SIZES = {
-    class_splits.digits: (4, 3, 3),
+    class_splits.ten_classes: (4, 3, 3),
     class_splits.frl_cifar100: (64, 16, 20),
     class_splits.metavers_cifar100: (64, 16, 20),
     class_splits.mini_imagenet: (64, 16, 20),

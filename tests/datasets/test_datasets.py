@@ -69,9 +69,9 @@ def test_default_model_is_registered(spec):
 def _class_split(name):
   """Returns the split that a data set's `load` gives it, without the data."""
   return {
-      'digits': class_splits.digits,
+      'digits': class_splits.ten_classes,
       'synthetic': lambda: datasets.load_corpus('synthetic').class_split,
-      'mnist': class_splits.digits,
+      'mnist': class_splits.ten_classes,
       'cifar100': class_splits.frl_cifar100,
       'mini_imagenet': class_splits.mini_imagenet,
   }[name]()

@@ -90,8 +90,8 @@ def consecutive(
   )
 
 
-def digits() -> corpus_lib.ClassSplit:
-  """Ten digits, 0-3 / 4-6 / 7-9: small enough for groups of up to three ways.
+def ten_classes() -> corpus_lib.ClassSplit:
+  """Ten classes, 0-3 / 4-6 / 7-9: enough for groups of up to three ways.
 
   Source: ours; nobody published a split of ten classes for few-round learning.
   """

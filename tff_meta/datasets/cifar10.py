@@ -4,6 +4,7 @@ Source: Krizhevsky, Learning multiple layers of features from tiny images,
 2009; read through TensorFlow Datasets.
 """
 
+from tff_meta.data import class_splits
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.datasets import dataset_spec
 from tff_meta.datasets import prepared_tfds
@@ -53,6 +54,7 @@ def load(
       test=test,
       num_classes=10,
       preprocess=preprocess,
+      class_split=class_splits.ten_classes(),
   )
 
 
@@ -61,4 +63,7 @@ SPEC = dataset_spec.DatasetSpec(
     description='60,000 photographs, 32x32, 10 classes (TensorFlow Datasets)',
     load=load,
     default_model='lenet',
+    few_round=dataset_spec.FewRoundDefaults(
+        way=3, num_clients=16, cohort_size=6, examples_per_class=600
+    ),
 )

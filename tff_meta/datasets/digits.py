@@ -44,7 +44,7 @@ def load(
       test=corpus_lib.LabelledExamples(x[in_test], y[in_test]),
       num_classes=10,
       preprocess=preprocess,
-      class_split=class_splits.digits(),
+      class_split=class_splits.ten_classes(),
   )
 
 

@@ -81,7 +81,7 @@ def load(
     class_split = None
     train, test = _keep_a_to_j(train), _keep_a_to_j(test)
   elif only_digits:
-    class_split = class_splits.digits()
+    class_split = class_splits.ten_classes()
   else:
     letters = tuple(range(NUM_DIGITS, NUM_CLASSES))
     class_split = corpus_lib.ClassSplit(letters, (), tuple(range(NUM_DIGITS)))

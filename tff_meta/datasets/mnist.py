@@ -52,7 +52,7 @@ def load(
       test=test,
       num_classes=10,
       preprocess=preprocess,
-      class_split=class_splits.digits(),
+      class_split=class_splits.ten_classes(),
   )
   if rotation_groups:
     return corpus_lib.with_rotation_groups(
