@@ -7,62 +7,110 @@ from tff_meta.models import layers
 RNG = np.random.default_rng(5)
 X = RNG.normal(size=(5, 3, 2, 2))
 GAMMA, BETA = np.array([2.0, 0.5]), np.array([-1.0, 3.0])
+BIAS = np.array([4.0, -7.0])
+# Float32 has an operation of its own; sums of 30 terms of order 1.
+DTYPES = [(tf.float64, 1e-10), (tf.float32, 1e-5)]
 
 
-def batch_norm(x, mask=None):
-  x = tf.convert_to_tensor(x)
-  gamma, beta = tf.cast(GAMMA, x.dtype), tf.cast(BETA, x.dtype)
-  return layers.batch_norm(x, gamma, beta, mask)
+def batch_norm(x, gamma=GAMMA, beta=BETA):
+  bias, gamma, beta = (tf.cast(p, x.dtype) for p in (BIAS, gamma, beta))
+  return layers.batch_norm(tf.convert_to_tensor(x), bias, gamma, beta)
 
 
-def test_batch_norm_against_the_oracle():
+def formula(x, gamma, beta):
+  """Batch normalisation as printed; TensorFlow differentiates it."""
+  mean = tf.reduce_mean(x, [0, 1, 2])
+  variance = tf.reduce_mean((x - mean) ** 2, [0, 1, 2])  # Biased.
+  return gamma * (x - mean) / tf.sqrt(variance + 1e-5) + beta
+
+
+@pytest.mark.parametrize('dtype, tolerance', DTYPES)
+def test_batch_norm_against_the_oracle(dtype, tolerance):
   expected = np.zeros_like(X)
   for c in range(2):
-    values = X[..., c]
+    values = X[..., c] + BIAS[c]
     mean = values.sum() / 30
     variance = ((values - mean) ** 2).sum() / 30  # Biased.
     normal = (values - mean) / np.sqrt(variance + 1e-5)
     expected[..., c] = GAMMA[c] * normal + BETA[c]
-  np.testing.assert_allclose(batch_norm(X), expected, rtol=1e-10)
+  actual = batch_norm(tf.cast(X, dtype))
+  assert actual.dtype == dtype
+  np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
 
 
-def test_padding_does_not_enter_the_statistics():
-  padded = np.concatenate([X[:2], np.full((3, 3, 2, 2), 77.0), X[2:]])
-  mask = tf.constant([1.0, 1, 0, 0, 0, 1, 1, 1])
-  actual = tf.boolean_mask(batch_norm(padded, mask), mask > 0)
-  np.testing.assert_allclose(actual, batch_norm(X), rtol=1e-10)
-
-
-@pytest.mark.parametrize('num_padding', [0, 3])
-def test_a_single_example_is_finite(num_padding):
-  """One 1x1 example has variance zero: it is mapped to beta."""
-  x = tf.constant(RNG.normal(size=(1 + num_padding, 1, 1, 2)), tf.float32)
-  mask = tf.constant([1.0] + [0.0] * num_padding)
+@pytest.mark.parametrize('dtype', [tf.float32, tf.float64])
+@pytest.mark.parametrize('num_examples', [1, 2])
+def test_equal_pixels_are_mapped_to_beta(dtype, num_examples):
+  """Their variance is zero."""
+  pixel = RNG.normal(size=(1, 1, 1, 2))
+  x = tf.constant(np.repeat(pixel, num_examples, 0), dtype)
   with tf.GradientTape() as tape:
     tape.watch(x)
-    y = batch_norm(x, mask)
+    y = batch_norm(x)
     loss = tf.reduce_sum(y[0] ** 2)
   np.testing.assert_allclose(y[0, 0, 0], BETA, rtol=1e-6)
   assert np.isfinite(tape.gradient(loss, x)).all()
 
 
-def test_only_padding_is_finite():
-  assert np.isfinite(batch_norm(X, tf.zeros([5]))).all()
+def test_the_variance_of_a_far_mean_is_not_lost():
+  """As it is in float32 where it is the mean of squares less a square."""
+  x = tf.cast(X + 1000.0, tf.float32)
+  expected = formula(tf.cast(x, tf.float64), GAMMA, BETA)
+  # The mean is off by 1e-4, of 1000, at most.
+  np.testing.assert_allclose(batch_norm(x), expected, atol=1e-3)
 
 
-@pytest.mark.parametrize('mask', [None, [1.0, 0, 1, 1, 1]])
-def test_batch_norm_second_derivative(mask):
+def derivatives(function, x, dtype):
+  """A gradient and, times a direction, the second derivatives.
+
+  Of `sum(scale * function(x, gamma, beta)^3)`, by x, gamma, beta and scale.
+  """
+  rng = np.random.default_rng(6)
+  at = [
+      tf.cast(part, dtype)
+      for part in (x, GAMMA, BETA, rng.normal(size=x.shape))
+  ]
+  directions = [tf.cast(rng.normal(size=part.shape), dtype) for part in at]
+  with tf.GradientTape() as outer:
+    outer.watch(at)
+    with tf.GradientTape() as inner:
+      inner.watch(at)
+      loss = tf.reduce_sum(at[3] * function(*at[:3]) ** 3)
+    gradient = inner.gradient(loss, at)
+    slope = tf.add_n(
+        [
+            tf.reduce_sum(g * d)
+            for g, d in zip(gradient, directions, strict=True)
+        ]
+    )
+  return gradient, outer.gradient(slope, at)
+
+
+@pytest.mark.parametrize('dtype, tolerance', DTYPES)
+@pytest.mark.parametrize('shape', [(5, 3, 2, 2), (7, 1, 1, 2), (1, 4, 4, 2)])
+def test_batch_norm_has_the_derivatives_of_the_formula(dtype, tolerance, shape):
+  x = RNG.normal(size=shape)
+  actual = derivatives(batch_norm, x, dtype)
+  expected = derivatives(formula, x, tf.float64)
+  for a, e in zip(*map(tf.nest.flatten, (actual, expected)), strict=True):
+    assert a.dtype == dtype
+    scale = np.abs(e).max()
+    np.testing.assert_allclose(a, e, rtol=0, atol=10 * tolerance * scale)
+
+
+@pytest.mark.parametrize('num_examples', [1, 5])
+def test_batch_norm_second_derivative(num_examples):
   """Hessian times vector against differences of gradients, in float64."""
-  scale, direction = RNG.normal(size=X.shape), RNG.normal(size=X.shape)
-  scale *= np.reshape(mask or np.ones(5), [5, 1, 1, 1])
+  x = X[:num_examples]
+  scale, direction = RNG.normal(size=x.shape), RNG.normal(size=x.shape)
 
   def gradient(x):
     with tf.GradientTape() as tape:
       tape.watch(x)
-      loss = tf.reduce_sum(scale * batch_norm(x, mask) ** 3)
+      loss = tf.reduce_sum(scale * batch_norm(x) ** 3)
     return tape.gradient(loss, x)
 
-  x = tf.constant(X)
+  x = tf.constant(x)
   with tf.GradientTape() as tape:
     tape.watch(x)
     slope = tf.reduce_sum(gradient(x) * direction)
@@ -74,6 +122,71 @@ def test_batch_norm_second_derivative(mask):
   np.testing.assert_allclose(
       actual, (above - below) / (2 * step), rtol=0, atol=1e-6
   )
+
+
+@pytest.mark.parametrize('dtype', [tf.float32, tf.float64])
+def test_the_bias_before_batch_norm_has_no_gradient(dtype):
+  x, bias, gamma, beta = (tf.cast(p, dtype) for p in (X, BIAS, GAMMA, BETA))
+  with tf.GradientTape() as tape:
+    tape.watch(bias)
+    loss = tf.reduce_sum(layers.batch_norm(x, bias, gamma, beta) ** 3)
+  assert tape.gradient(loss, bias).numpy().tolist() == [0.0, 0.0]
+
+
+@layers.allow_padding
+def embed(body, x):
+  """An embedding [n, 2] in which the examples see each other."""
+  assert x.shape[0] is None or x.shape[0] > 0
+  gamma, beta = body
+  y = layers.batch_norm(x, tf.zeros_like(gamma), gamma, beta)
+  return tf.reduce_sum(y**3, [1, 2])
+
+
+@pytest.mark.parametrize('dtype, tolerance', DTYPES)
+@pytest.mark.parametrize('padding', [77.0, np.nan])
+def test_padding_is_dropped(dtype, tolerance, padding):
+  body = tf.cast(GAMMA, dtype), tf.cast(BETA, dtype)
+  padded = np.concatenate([X[:2], np.full((3, 3, 2, 2), padding), X[2:]])
+  padded_mask = tf.constant([1.0, 1, 0, 0, 0, 1, 1, 1])
+  results = []
+  for x, mask in ((X, None), (X, tf.ones([5])), (padded, padded_mask)):
+    x = tf.cast(x, dtype)
+    with tf.GradientTape() as tape:
+      tape.watch((body, x))
+      embeddings = embed(body, x, mask)
+      loss = tf.reduce_sum(embeddings**2)
+    by_body, by_x = tape.gradient(loss, (body, x))
+    by_x = tf.convert_to_tensor(by_x)
+    keep = np.ones(5) if mask is None else mask
+    assert not np.any(embeddings[keep == 0]) and not np.any(by_x[keep == 0])
+    embeddings, by_x = embeddings[keep > 0], by_x[keep > 0]
+    results.append((embeddings, by_body, by_x))
+  for result in results[1:]:
+    for a, e in zip(*map(tf.nest.flatten, (result, results[0])), strict=True):
+      scale = np.abs(e).max()
+      np.testing.assert_allclose(a, e, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize('num_padding', [0, 3])
+@pytest.mark.parametrize('is_traced', [False, True])
+def test_no_examples(num_padding, is_traced):
+  body = tf.constant(GAMMA, tf.float32), tf.constant(BETA, tf.float32)
+
+  def gradient(x, mask):
+    with tf.GradientTape() as tape:
+      tape.watch(body)
+      embeddings = embed(body, x, mask)
+      loss = tf.reduce_sum(embeddings)
+    return embeddings, tape.gradient(loss, body)
+
+  if is_traced:  # Where the number of examples is not known.
+    specs = (tf.TensorSpec([None, 3, 2, 2]), tf.TensorSpec([None]))
+    gradient = tf.function(gradient, input_signature=specs, autograph=False)
+  embeddings, gradients = gradient(
+      tf.ones([num_padding, 3, 2, 2]), tf.zeros([num_padding])
+  )
+  assert embeddings.numpy().tolist() == [[0.0, 0.0]] * num_padding
+  assert not np.any(gradients)
 
 
 def test_uniform_fan_in():

@@ -62,14 +62,15 @@ def build_conv4(
       num_inputs = _NUM_FILTERS
     return body
 
-  @layers.allow_empty
-  def embed(body, x, mask=None):
+  @layers.allow_padding
+  def embed(body, x):
     for i in range(1, _NUM_BLOCKS + 1):
-      x = layers.conv(
-          x, body[f'conv{i}_kernel'], body[f'conv{i}_bias'], padding
-      )
+      x = layers.conv(x, body[f'conv{i}_kernel'], padding)
       x = layers.batch_norm(
-          x, body[f'norm{i}_gamma'], body[f'norm{i}_beta'], mask
+          x,
+          body[f'conv{i}_bias'],
+          body[f'norm{i}_gamma'],
+          body[f'norm{i}_beta'],
       )
       x = tf.nn.relu(x)
       if i <= num_pools:

@@ -106,22 +106,19 @@ def dense(x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor) -> tf.Tensor:
   return tf.matmul(tf.cast(x, kernel.dtype), kernel) + bias
 
 
-def conv(
-    x: tf.Tensor, kernel: tf.Tensor, bias: tf.Tensor, padding: str
-) -> tf.Tensor:
-  """Convolution with stride 1.
+def conv(x: tf.Tensor, kernel: tf.Tensor, padding: str) -> tf.Tensor:
+  """Convolution with stride 1, without a bias.
 
   Args:
     x: [n, height, width, in].
     kernel: [kernel height, kernel width, in, out].
-    bias: [out].
     padding: 'VALID' or 'SAME'.
 
   Returns:
     [n, height', width', out].
   """
   x = tf.cast(x, kernel.dtype)
-  return tf.nn.conv2d(x, kernel, strides=1, padding=padding) + bias
+  return tf.nn.conv2d(x, kernel, strides=1, padding=padding)
 
 
 _POOLING = dict(ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding='VALID')
@@ -156,63 +153,88 @@ def _max_pool_gradient(x, dy):
 
 
 def batch_norm(
-    x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor, mask: tf.Tensor | None
+    x: tf.Tensor, bias: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor
 ) -> tf.Tensor:
   """Batch normalisation that always uses the statistics of this batch.
 
-  `gamma * (x - mean) / sqrt(var + 1e-5) + beta`, mean and biased variance over
-  the batch and both spatial axes, per channel. There is no running average, in
-  training or prediction, hence predictions depend on the other examples of the
-  batch. Padding does not enter the statistics.
+  `gamma * (x + bias - mean) / sqrt(var + 1e-5) + beta`, mean and biased
+  variance over the batch and both spatial axes, per channel. There is no
+  running average, in training or prediction, hence predictions depend on the
+  other examples of the batch.
 
-  (`tf.nn.moments` is not used: it stops the gradient at the mean inside the
-  variance, which makes second derivatives wrong.)
+  The mean has the bias in it, too, so nothing depends on the bias. It is not
+  added, and its gradient is exactly 0: computed, it would be rounding noise, of
+  which Adam's first steps make full steps.
+
+  TensorFlow has one operation for float32, one for its gradient, and for the
+  gradient of that a formula. (`tf.nn.moments` is not used for other dtypes: it
+  stops the gradient at the mean inside the variance, which makes second
+  derivatives wrong.)
 
   Args:
-    x: [n, height, width, channels].
+    x: [n, height, width, channels], n of at least 1, no padding among them.
+    bias: [channels], of the layer before.
     gamma: [channels].
     beta: [channels].
-    mask: [n], 1 for an example and 0 for padding; None means no padding.
 
   Returns:
     [n, height, width, channels].
 
   Source: Ioffe and Szegedy 2015, "Batch Normalization", algorithm 1.
   """
-  if mask is None:
-    mask = tf.ones(tf.shape(x)[:1], x.dtype)
-  mask = tf.cast(mask, x.dtype)[:, tf.newaxis]
-  weight = tf.math.divide_no_nan(mask, tf.reduce_sum(mask))  # [n, 1].
-  mean = tf.reduce_sum(weight * tf.reduce_mean(x, [1, 2]), 0)
-  centred = x - mean
-  variance = tf.reduce_sum(weight * tf.reduce_mean(centred**2, [1, 2]), 0)
+  beta += 0.0 * bias
+  if x.dtype == tf.float32:
+    no_average = tf.zeros([0])
+    return tf.raw_ops.FusedBatchNormV3(
+        x=x,
+        scale=gamma,
+        offset=beta,
+        mean=no_average,
+        variance=no_average,
+        epsilon=_BATCH_NORM_EPSILON,
+        is_training=True,
+    ).y
+  centred = x - tf.reduce_mean(x, [0, 1, 2])
+  variance = tf.reduce_mean(centred**2, [0, 1, 2])
   return (
       centred * (gamma * tf.math.rsqrt(variance + _BATCH_NORM_EPSILON)) + beta
   )
 
 
-def allow_empty(embed):
-  """Makes an `embed` function with convolutions take zero examples.
+def allow_padding(embed):
+  """Makes an `embed` function of examples take padding, and zero examples.
+
+  Padding is dropped first, so that it takes no time and does not enter batch
+  statistics, and comes back as embeddings of zeros.
 
   TensorFlow 2.14's oneDNN convolution returns its input's shape for an empty
-  batch, so an empty batch gets one row of padding, which is dropped again.
+  batch, so an empty batch gets one row of zeros, which is dropped again.
 
   Args:
-    embed: A function of parameters, x [n, height, width, channels] and mask [n]
-      or None.
+    embed: A function of parameters and x [n, ...], n of at least 1, to
+      embeddings [n, D].
 
   Returns:
-    The same function for all n >= 0.
+    A function of parameters, x [n, ...] for all n >= 0, and mask [n], 1 for an
+    example and 0 for padding, or None for no padding, to embeddings [n, D].
   """
 
-  def embed_any(body, x, mask=None):
+  def embed_examples(body, x):
     if x.shape[0]:
-      return embed(body, x, mask)
+      return embed(body, x)
     num_examples = tf.shape(x)[0]
-    rows = [[0, tf.cast(tf.equal(num_examples, 0), tf.int32)]]
-    x = tf.pad(x, rows + [[0, 0]] * (x.shape.rank - 1))
-    mask = None if mask is None else tf.pad(mask, rows)
-    return embed(body, x, mask)[:num_examples]
+    is_empty = tf.cast(tf.equal(num_examples, 0), tf.int32)
+    x = tf.pad(x, [[0, is_empty]] + [[0, 0]] * (x.shape.rank - 1))
+    return embed(body, x)[:num_examples]
+
+  def embed_any(body, x, mask=None):
+    x = tf.convert_to_tensor(x)
+    if mask is None:
+      return embed_examples(body, x)
+    rows = tf.cast(tf.where(mask > 0), tf.int32)  # [number of examples, 1].
+    embeddings = embed_examples(body, tf.gather_nd(x, rows))
+    shape = [tf.shape(x)[0], embeddings.shape[1]]
+    return tf.scatter_nd(rows, embeddings, shape)
 
   return embed_any
 

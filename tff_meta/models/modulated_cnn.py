@@ -365,53 +365,45 @@ def _dense(parameters, name, x):
   )
 
 
-def _constant_bias(parameters, name):
-  """The bias of a layer with batch normalisation, which takes it out again.
-
-  Its gradient is 0; computed, it would be rounding noise, of which Adam's first
-  steps make full steps.
-  """
-  bias = parameters[f'{name}_bias']
-  return tf.stop_gradient(bias) + 0.0 * bias
+def _normalize(parameters, name, x):
+  """Batch normalisation after a layer, whose own bias it takes out."""
+  bias, gamma, beta = (
+      parameters[f'{name}_{part}'] for part in ('bias', 'gamma', 'beta')
+  )
+  return layers.batch_norm(x, bias, gamma, beta)
 
 
-def _normalize(parameters, name, x, mask):
-  gamma, beta = parameters[f'{name}_gamma'], parameters[f'{name}_beta']
-  return layers.batch_norm(x, gamma, beta, mask)
-
-
-def _blocks(parameters, layout, x, mask, gate):
+def _blocks(parameters, layout, x, gate):
   """[conv, batch norm, ReLU, max-pool, gate] blocks, flattened."""
   for i in range(len(layout.num_filters)):
     name = f'conv{i + 1}'
-    bias = _constant_bias(parameters, name)
-    x = layers.conv(x, parameters[f'{name}_kernel'], bias, layout.padding)
-    x = tf.nn.relu(_normalize(parameters, name, x, mask))
+    x = layers.conv(x, parameters[f'{name}_kernel'], layout.padding)
+    x = tf.nn.relu(_normalize(parameters, name, x))
     x = gate(i, layers.max_pool(x))
   return tf.reshape(x, [-1, math.prod(x.shape[1:])])
 
 
-def _dense_block(parameters, name, x, mask, normalizes):
+def _dense_block(parameters, name, x, normalizes):
   """[dense, batch norm, ReLU]."""
   if not normalizes:
     return tf.nn.relu(_dense(parameters, name, x))
-  bias = _constant_bias(parameters, name)
-  x = layers.dense(x, parameters[f'{name}_kernel'], bias)
+  kernel = parameters[f'{name}_kernel']
+  x = tf.matmul(tf.cast(x, kernel.dtype), kernel)
   # Batch normalisation is written for images: here, of one pixel.
   x = x[:, tf.newaxis, tf.newaxis]
-  return tf.nn.relu(_normalize(parameters, name, x, mask)[:, 0, 0])
+  return tf.nn.relu(_normalize(parameters, name, x)[:, 0, 0])
 
 
 def _embed_base(parameters, layout, x, mask, gate):
   """The base network, with `gate(i, a)` after its i-th gated layer."""
 
-  @layers.allow_empty
-  def embed(parameters, x, mask):
+  @layers.allow_padding
+  def embed(parameters, x):
     num_blocks = len(layout.num_filters)
-    x = gate(num_blocks, _blocks(parameters, layout, x, mask, gate))
+    x = gate(num_blocks, _blocks(parameters, layout, x, gate))
     for i in range(len(layout.num_units)):
       name = f'dense{i + 1}'
-      x = _dense_block(parameters, name, x, mask, layout.normalizes)
+      x = _dense_block(parameters, name, x, layout.normalizes)
       x = gate(num_blocks + 1 + i, x)
     return x
 
@@ -421,9 +413,9 @@ def _embed_base(parameters, layout, x, mask, gate):
 def _context_features(parameters, layout, x, mask):
   """The modulator up to the mean: h `[B, 200]`."""
 
-  @layers.allow_empty
-  def features(parameters, x, mask):
-    x = _blocks(parameters, layout, x, mask, lambda i, a: a)
+  @layers.allow_padding
+  def features(parameters, x):
+    x = _blocks(parameters, layout, x, lambda i, a: a)
     for i in range(len(layout.num_feature_units)):
       x = tf.nn.relu(_dense(parameters, f'dense{i + 1}', x))
     return x

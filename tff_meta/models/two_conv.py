@@ -65,12 +65,12 @@ def build_two_conv(
       body[f'{layer}_kernel'], body[f'{layer}_bias'] = kernel, bias
     return body
 
-  @layers.allow_empty
-  def embed(body, x, mask=None):
-    del mask  # Examples do not see each other.
+  @layers.allow_padding
+  def embed(body, x):
     for layer in ('conv1', 'conv2'):
       kernel, bias = body[f'{layer}_kernel'], body[f'{layer}_bias']
-      x = layers.max_pool(tf.nn.relu(layers.conv(x, kernel, bias, 'VALID')))
+      x = tf.nn.relu(layers.conv(x, kernel, 'VALID') + bias)
+      x = layers.max_pool(x)
     x = tf.reshape(x, [-1, num_features])
     x = tf.nn.relu(layers.dense(x, body['dense1_kernel'], body['dense1_bias']))
     x = layers.dense(x, body['dense2_kernel'], body['dense2_bias'])
