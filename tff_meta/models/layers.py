@@ -201,11 +201,8 @@ def batch_norm(
   )
 
 
-def allow_padding(embed):
-  """Makes an `embed` function of examples take padding, and zero examples.
-
-  Padding is dropped first, so that it takes no time and does not enter batch
-  statistics, and comes back as embeddings of zeros.
+def allow_empty(embed):
+  """Makes an `embed` function of examples that do not see each other complete.
 
   TensorFlow 2.14's oneDNN convolution returns its input's shape for an empty
   batch, so an empty batch gets one row of zeros, which is dropped again.
@@ -215,11 +212,13 @@ def allow_padding(embed):
       embeddings [n, D].
 
   Returns:
-    A function of parameters, x [n, ...] for all n >= 0, and mask [n], 1 for an
-    example and 0 for padding, or None for no padding, to embeddings [n, D].
+    A function of parameters, x [n, ...] for all n >= 0, and a mask, which is
+    not looked at, to embeddings [n, D].
   """
 
-  def embed_examples(body, x):
+  def embed_any(body, x, mask=None):
+    del mask
+    x = tf.convert_to_tensor(x)
     if x.shape[0]:
       return embed(body, x)
     num_examples = tf.shape(x)[0]
@@ -227,8 +226,26 @@ def allow_padding(embed):
     x = tf.pad(x, [[0, is_empty]] + [[0, 0]] * (x.shape.rank - 1))
     return embed(body, x)[:num_examples]
 
+  return embed_any
+
+
+def allow_padding(embed):
+  """Makes an `embed` function of examples that see each other complete.
+
+  Padding is dropped first, so that it does not enter batch statistics, and
+  comes back as embeddings of zeros.
+
+  Args:
+    embed: A function of parameters and x [n, ...], n of at least 1, to
+      embeddings [n, D].
+
+  Returns:
+    A function of parameters, x [n, ...] for all n >= 0, and mask [n], 1 for an
+    example and 0 for padding, or None for no padding, to embeddings [n, D].
+  """
+  embed_examples = allow_empty(embed)
+
   def embed_any(body, x, mask=None):
-    x = tf.convert_to_tensor(x)
     if mask is None:
       return embed_examples(body, x)
     rows = tf.cast(tf.where(mask > 0), tf.int32)  # [number of examples, 1].

@@ -65,7 +65,7 @@ def build_two_conv(
       body[f'{layer}_kernel'], body[f'{layer}_bias'] = kernel, bias
     return body
 
-  @layers.allow_padding
+  @layers.allow_empty
   def embed(body, x):
     for layer in ('conv1', 'conv2'):
       kernel, bias = body[f'{layer}_kernel'], body[f'{layer}_bias']
