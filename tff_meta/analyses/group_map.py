@@ -74,7 +74,8 @@ def view_client(
 
   The R - 1 rounds before are those of the run's configuration, with the
   randomness of the evaluation of new groups. Query examples, which nobody
-  trains on, are shown, all embedded as one batch.
+  trains on, are shown, all embedded as one batch. (Prototypes are embedded
+  client by client; with batch normalisation they may lie beside their classes.)
 
   Args:
     model: The network.

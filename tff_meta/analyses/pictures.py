@@ -134,7 +134,13 @@ def _add_legend(plt, figure, panels, colours, legend) -> None:
     for layer in panel.layers:
       if layer.name:
         handles[layer.name] = plt.Line2D(
-            [], [], color='grey', marker=layer.marker, linestyle=''
+            [],
+            [],
+            color='grey',
+            marker=layer.marker,
+            markersize=math.sqrt(layer.size),
+            markeredgecolor='black' if layer.outlined else 'none',
+            linestyle='',
         )
   if len(colours) <= _MAX_IN_LEGEND:
     for label, colour in colours.items():
