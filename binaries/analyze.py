@@ -97,11 +97,15 @@ SHOTS = flags.DEFINE_integer(
     'shots', 20, 'inversion: images behind a prototype.', lower_bound=1
 )
 ITERATIONS = flags.DEFINE_integer(
-    'iterations', 300, 'inversion: of L-BFGS, from each start.', lower_bound=1
+    'iterations',
+    300,
+    'inversion: from each start; one is up to 20 of L-BFGS, as in the code of'
+    ' DLG.',
+    lower_bound=1,
 )
 RESTARTS = flags.DEFINE_integer(
     'restarts',
-    3,
+    1,
     'inversion: random starts; the one whose gradient matches best counts.',
     lower_bound=1,
 )

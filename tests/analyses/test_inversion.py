@@ -84,7 +84,7 @@ def test_metavers_loss_is_that_of_one_query(scene, victims):
 def test_fed_avg_and_leaked_prototypes_give_the_image_away(victims, scene):
   results = {
       case: inversion.measure(
-          inversion.invert(victim, SHAPE, iterations=100, restarts=1, seed=0),
+          inversion.invert(victim, SHAPE, iterations=5, restarts=1, seed=0),
           victim,
           scene,
       )
@@ -98,7 +98,7 @@ def test_fed_avg_and_leaked_prototypes_give_the_image_away(victims, scene):
   leaked = results[inversion.METAVERS_LEAKED]
   assert hidden['gradient_match'] > leaked['gradient_match']
   assert 0 < hidden['gradient_match'] < hidden['gradient_squared_norm']
-  assert hidden['iterations'] <= 100
+  assert hidden['lbfgs_iterations'] == 100
 
 
 def test_the_start_is_chosen_by_the_gradient_alone(victims, monkeypatch):
@@ -116,7 +116,7 @@ def test_the_start_is_chosen_by_the_gradient_alone(victims, monkeypatch):
   best = inversion.invert(
       victims[inversion.FED_AVG], SHAPE, iterations=1, restarts=3, seed=0
   )
-  assert (best.gradient_match, best.iterations) == (1.0, 1)
+  assert (best.gradient_match, best.lbfgs_iterations) == (1.0, 1)
   np.testing.assert_array_equal(best.image, np.full(SHAPE, 1.0))
 
 

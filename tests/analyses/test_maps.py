@@ -21,7 +21,11 @@ from tff_meta.learners import few_round
 PCA = projections.Layout('pca')
 RNG = np.random.default_rng(0)
 CONFIG = dataclasses.replace(
-    frl.PAPER, deployment_learning_rate=0.1, aux_weight=0.5, local_weight=0.5
+    frl.PAPER,
+    rounds=2,
+    deployment_learning_rate=0.01,
+    aux_weight=0.5,
+    local_weight=0.5,
 )
 SEED = tf.constant([0, 1], tf.int32)
 CLIENT = 2
@@ -70,7 +74,9 @@ def weights(model):
 
 @pytest.fixture(scope='module')
 def group():
-  pools = few_round_groups.ClassPools(datasets.load_corpus('synthetic'))
+  pools = few_round_groups.ClassPools(
+      datasets.load_corpus('synthetic', noise=5.0)
+  )
   return few_round_groups.sample_group(
       pools,
       role='meta_test',
@@ -80,6 +86,11 @@ def group():
       seed=0,
       index=1,
   )
+
+
+@pytest.fixture(scope='module')
+def views(model, weights, group):
+  return group_map.view_client(model, CONFIG, weights, group, CLIENT, SEED)
 
 
 def by_hand(model, config, weights, group):
@@ -112,8 +123,9 @@ def by_hand(model, config, weights, group):
   return theta, prototypes, upload.weights
 
 
-def test_views_are_those_of_the_client_in_the_last_round(model, weights, group):
-  views = group_map.view_client(model, CONFIG, weights, group, CLIENT, SEED)
+def test_views_are_those_of_the_client_in_the_last_round(
+    views, model, weights, group
+):
   asked = group.query_mask > 0
   assert len(views.labels) == len(views.own) == asked.sum()
   assert 0 < views.own.sum() < len(views.own)
@@ -137,10 +149,7 @@ def test_views_are_those_of_the_client_in_the_last_round(model, weights, group):
   assert apart.max() > 1e-3
 
 
-def test_a_group_map_shows_the_own_and_the_others_examples(
-    model, weights, group, tmp_path
-):
-  views = group_map.view_client(model, CONFIG, weights, group, CLIENT, SEED)
+def test_a_group_map_shows_the_own_and_the_others_examples(views, tmp_path):
   panels, numbers = group_map.build_panels(views, PCA)
   assert list(numbers) == [
       group_map.BEFORE,

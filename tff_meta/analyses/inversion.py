@@ -37,7 +37,10 @@ METAVERS = 'metavers'
 METAVERS_LEAKED = 'metavers_leaked_prototypes'
 CASES = (FED_AVG, METAVERS, METAVERS_LEAKED)
 
-_HISTORY = 100  # Of L-BFGS, as in DLG's code.
+# As in DLG's code: of L-BFGS, and the most of its iterations in one of those
+# 300 that are told of.
+_HISTORY = 100
+_INNER_ITERATIONS = 20
 
 # x [1, ...], class probabilities [1, C] and prototypes [C, D] or None -> loss.
 LossFn = Callable[[Any, tf.Tensor, tf.Tensor, tf.Tensor | None], tf.Tensor]
@@ -151,13 +154,13 @@ class Reconstruction(NamedTuple):
     image: float64, of the shape of an example; not cut off at 0 and 1.
     label: The class of the largest probability.
     gradient_match: The objective that was reached.
-    iterations: Of L-BFGS, of the start that was chosen.
+    lbfgs_iterations: Of the start that was chosen.
   """
 
   image: np.ndarray
   label: int
   gradient_match: float
-  iterations: int
+  lbfgs_iterations: int
 
 
 def classifier_loss(model: model_lib.Model) -> LossFn:
@@ -310,7 +313,8 @@ def invert(
   Args:
     victim: The victim.
     input_shape: Shape of its image.
-    iterations: Most iterations of L-BFGS from each start.
+    iterations: From each start, as DLG counts them: of up to 20 iterations of
+      L-BFGS each.
     restarts: Number of starts, at least 1.
     seed: Of the starts.
 
@@ -329,8 +333,8 @@ def invert(
         method='L-BFGS-B',
         # Never content before the last iteration, unless nothing moves.
         options={
-            'maxiter': iterations,
-            'maxfun': 20 * iterations,
+            'maxiter': _INNER_ITERATIONS * iterations,
+            'maxfun': 2 * _INNER_ITERATIONS * iterations,
             'maxcor': _HISTORY,
             'ftol': 0.0,
             'gtol': 0.0,
@@ -357,8 +361,8 @@ def measure(
 
   Returns:
     `mse`; `psnr` in dB, None without any error; `gradient_match`, reached from
-    zero gradient's `gradient_squared_norm`; `iterations`; and the `label` found
-    beside the `true_label`, both local ones with MetaVers.
+    zero gradient's `gradient_squared_norm`; `lbfgs_iterations`; and the `label`
+    found beside the `true_label`, both local ones with MetaVers.
   """
   image = scene.image
   mse = float(np.mean((np.clip(reconstruction.image, 0, 1) - image) ** 2))
@@ -367,7 +371,7 @@ def measure(
       'psnr': -10 * math.log10(mse) if mse else None,
       'gradient_match': reconstruction.gradient_match,
       'gradient_squared_norm': float(weights_lib.squared_norm(victim.gradient)),
-      'iterations': reconstruction.iterations,
+      'lbfgs_iterations': reconstruction.lbfgs_iterations,
       'label': reconstruction.label,
       'true_label': victim.label,
   }
