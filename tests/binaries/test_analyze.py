@@ -16,7 +16,8 @@ from binaries import analyze, command_line
 for argv in json.loads(sys.argv[1]):
   sys.argv = ['analyze', *argv]
   analyze.flags.FLAGS.unparse_flags()
-  for name in analyze.flags.FLAGS: analyze.flags.FLAGS[name].unparse()
+  for name in analyze.flags.FLAGS:
+    analyze.flags.FLAGS[name].unparse()
   try:
     command_line.run(analyze.main)
   except SystemExit as end:
@@ -42,7 +43,8 @@ def _train(directory, *flags):
       '--dataset=synthetic',
       '--model=mlp',
       '--rounds=4',
-      '--eval_groups=1',
+      '--preset=demo',
+      '--protocol=none',
       f'--output_dir={directory}',
       *flags,
   )
@@ -60,7 +62,13 @@ def _contents(directory):
 def test_every_analysis_writes_numbers_and_a_picture(tmp_path):
   runs = {name: tmp_path / name for name in ('fedec', 'frl')}
   _train(runs['fedec'], '--algorithm=fedec', '--test_fraction=0.3')
-  _train(runs['frl'], '--algorithm=frl')
+  # Classes that overlap, or there is nothing that local training would change.
+  _train(
+      runs['frl'],
+      '--algorithm=frl',
+      '--hparams=rounds=2,deployment_learning_rate=0.01',
+      '--dataset_options=noise=5.0',
+  )
   before = {name: _contents(path) for name, path in runs.items()}
   output = tmp_path / 'analyses'
   calls = [
