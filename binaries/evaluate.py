@@ -27,17 +27,8 @@ EVAL_SEED = flags.DEFINE_integer(
 flags.adopt_module_key_flags(flag_groups)
 
 
-def _read_config(directory):
+def _with_flags(config):
   """Returns the run's configuration with the flags applied to it."""
-  from tff_meta.training import run_config
-
-  content = directory.read_config()
-  if content is None:
-    raise FileNotFoundError(
-        f'Expected a run in {directory.root}, found no {directory.config.name}'
-        ' there.'
-    )
-  config = run_config.from_json(content.get('config', {}))
   given = {
       'protocols': tuple(flag_groups.PROTOCOL.value) or config.protocols,
       'eval_groups': flag_groups.EVAL_GROUPS.value,
@@ -51,31 +42,7 @@ def _read_config(directory):
       'curve': flag_groups.CURVE.value,
   }
   given = {k: v for k, v in given.items() if v is not None}
-  return config, dataclasses.replace(config, **given)
-
-
-def _load_models(experiment, directory, stack):
-  """Returns the trained and the untrained model, and the rounds trained."""
-  from tff_meta.training import checkpoints
-  from tff_meta.training import protocols
-  from tff_meta.training import run
-
-  process = experiment.build_process()
-  client_states = stack.enter_context(
-      run.open_client_states(process, directory, read_only=True)
-  )
-  checkpoint = run.find_checkpoint(
-      directory, run.identity(experiment), client_states, command_line.report
-  )
-  if checkpoint is None:
-    raise FileNotFoundError(
-        f'Expected a good checkpoint in {directory.checkpoints}, found none.'
-        ' Tip: a new run writes its first after --checkpoint_every rounds.'
-    )
-  state = checkpoints.from_arrays(process.initialize(), checkpoint.server_state)
-  rounds = checkpoint.position.rounds
-  trained = protocols.model(process, state, client_states, rounds)
-  return trained, protocols.untrained_model(process), rounds
+  return dataclasses.replace(config, **given)
 
 
 def _evaluate(stack):
@@ -88,10 +55,12 @@ def _evaluate(stack):
     from tff_meta.training import atomic_files
     from tff_meta.training import experiment as experiment_lib
     from tff_meta.training import protocols
+    from tff_meta.training import restored_run
     from tff_meta.training import run_directory
 
     directory = run_directory.RunDirectory(RUN_DIR.value)
-    run_config, eval_config = _read_config(directory)
+    run_config = restored_run.read_config(directory)
+    eval_config = _with_flags(run_config)
     experiment = experiment_lib.prepare(
         dataclasses.replace(run_config, data_dir=eval_config.data_dir)
     )
@@ -102,7 +71,9 @@ def _evaluate(stack):
         dataclasses.replace(experiment, config=eval_config)
     )
     names = evaluator.choose(eval_config.protocols)
-    trained, untrained, rounds = _load_models(experiment, directory, stack)
+    trained, untrained, rounds = stack.enter_context(
+        restored_run.open_models(experiment, directory, command_line.report)
+    )
     directory.evaluations.mkdir(exist_ok=True)
 
   settings = {

@@ -228,7 +228,7 @@ def test_first_order_meta_step(monkeypatch):
   gradients are (1 - 1, 1 - 3) = (0, -2), and phi' = 0 - b mean(0, -2) = b. With
   d theta^1 / d phi = 1 - a instead of 1, it would be b / 2.
   """
-  monkeypatch.setattr(frl, '_build_classifier', lambda *_: Quadratic())
+  monkeypatch.setattr(frl, 'build_classifier', lambda *_: Quadratic())
   config = dataclasses.replace(
       frl.PAPER,
       rounds=1,

@@ -157,9 +157,10 @@ class FrlState(NamedTuple):
   previous: Any
 
 
-def _build_classifier(
+def build_classifier(
     model: model_lib.Model, config: FrlConfig, num_classes: int
 ) -> few_round.Classifier:
+  """Returns what is trained, for that many classes."""
   if config.classifier == 'linear':
     return few_round.LinearClassifier(model, num_classes)
   return few_round.DistanceClassifier(
@@ -169,6 +170,13 @@ def _build_classifier(
       aux_weight=config.aux_weight if config.gpal else 0.0,
       exclude_true_class=config.exclude_true_class,
       squared=config.squared_distance,
+  )
+
+
+def deployment_settings(config: FrlConfig) -> few_round.RoundSettings:
+  """Returns how the clients of a new group train."""
+  return _round_settings(
+      config, config.deployment_learning_rate, config.deployment_batch_size
   )
 
 
@@ -375,7 +383,7 @@ def build_frl(
     A `LearningProcess` on `<examples, salt>` client data. Keep the cohort for
     `config.rounds + 1` consecutive rounds. `get_model_weights` returns phi.
   """
-  classifier = _build_classifier(model, config, num_classes)
+  classifier = build_classifier(model, config, num_classes)
 
   @tff.tensorflow.computation
   def initial_state():
@@ -431,11 +439,7 @@ def build_frl_personalizer(
   """
   config_checks.check_at_least_one(config, 'rounds')
   return few_round.build_group_personalizer(
-      _build_classifier(model, config, way),
-      _round_settings(
-          config,
-          config.deployment_learning_rate,
-          config.deployment_batch_size,
-      ),
+      build_classifier(model, config, way),
+      deployment_settings(config),
       config.rounds,
   )

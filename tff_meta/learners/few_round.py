@@ -326,6 +326,18 @@ def _average(uploads: ClientUpload, previous: Any, over: str):
   return weights, divide_prototypes(sums, over)
 
 
+def client_seed(seed: tf.Tensor, round_num: int, salt: tf.Tensor) -> tf.Tensor:
+  """Returns the seed of a client in a round of `adapt_group`, int32 `[2]`.
+
+  Args:
+    seed: Of the group, int32 `[2]`.
+    round_num: From 0.
+    salt: The client's, an int32 scalar.
+  """
+  fold_in = tf.random.experimental.stateless_fold_in
+  return fold_in(fold_in(seed, round_num), salt)
+
+
 def adapt_group(
     classifier: Classifier,
     settings: RoundSettings,
@@ -351,13 +363,12 @@ def adapt_group(
   """
   prototypes = classifier.no_prototypes()
   for round_num in range(num_rounds):
-    round_seed = tf.random.experimental.stateless_fold_in(seed, round_num)
 
-    def one_client(args, w=weights, p=prototypes, round_seed=round_seed):
+    def one_client(args, w=weights, p=prototypes, round_num=round_num):
       padded, salt = args
       examples = episodes.drop_padding(padded)
-      client_seed = tf.random.experimental.stateless_fold_in(round_seed, salt)
-      upload = client_round(classifier, settings, w, p, examples, client_seed)
+      own_seed = client_seed(seed, round_num, salt)
+      upload = client_round(classifier, settings, w, p, examples, own_seed)
       # As in training, a client whose upload is not finite has weight zero.
       upload, _ = weights_lib.where_finite_or_zero(upload._replace(report=()))
       return upload

@@ -242,7 +242,7 @@ def train(
     while trained.rounds < schedule.num_rounds and not stop:
       rounds = trained.rounds + 1
       started = time.perf_counter()
-      output = _next(
+      output = next_round(
           process,
           trained.state,
           rounds,
@@ -281,8 +281,25 @@ def train(
   return trained
 
 
-def _next(process, state, round_num, clients, client_states) -> Any:
-  """Does a round; what its clients keep comes from the store and goes there."""
+def next_round(
+    process: tff.learning.templates.LearningProcess,
+    state: Any,
+    round_num: int,
+    clients: Sequence[tuple[str, Any]],
+    client_states: client_state_store.ClientStateStore,
+) -> Any:
+  """Does a round; what its clients keep comes from the store and goes there.
+
+  Args:
+    process: What is trained.
+    state: The server state before the round.
+    round_num: From 1.
+    clients: The cohort's ids, and their data without what they keep.
+    client_states: What clients keep between rounds.
+
+  Returns:
+    The `LearningProcessOutput`.
+  """
   if not isinstance(process, composition.StatefulLearningProcess):
     return process.next(state, [data for _, data in clients])
   initial = process.initial_memory

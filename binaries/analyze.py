@@ -1,0 +1,398 @@
+"""Looks into finished or running runs: embeddings, clients' ways, leaks.
+
+  python -m binaries.analyze --analysis=nvar --run_dir=DIR,...
+  python -m binaries.analyze --analysis=embedding_map --run_dir=DIR,...
+  python -m binaries.analyze --analysis=group_map --run_dir=DIR
+  python -m binaries.analyze --analysis=trajectory --run_dir=DIR,...
+  python -m binaries.analyze --analysis=inversion --dataset=cifar10
+
+nvar: how widely classes spread by their distance (MetaVers, Table 4).
+embedding_map: test examples in a plane (MetaVers, Fig. 2).
+group_map: one client of a new group, with and without GPAL (FRL, Fig. 3).
+trajectory: how clients move from update to update (FedEC, Fig. 2).
+inversion: an image guessed from its gradient (MetaVers, Fig. 3); needs no run.
+
+Prints numbers and writes them to OUTPUT_DIR/ANALYSIS.json, a picture beside it.
+Nothing in a run's directory is changed.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+
+from absl import flags
+
+from binaries import command_line
+from binaries import flag_groups
+from tff_meta import datasets
+from tff_meta import installation
+from tff_meta.execution import native
+
+ANALYSIS = flags.DEFINE_enum(
+    'analysis',
+    None,
+    ['nvar', 'embedding_map', 'group_map', 'trajectory', 'inversion'],
+    'What to look at.',
+)
+RUN_DIR = flags.DEFINE_list(
+    'run_dir',
+    [],
+    'Directories of runs, --output_dir of binaries.train, with commas; one for'
+    ' group_map, none for inversion.',
+)
+OUTPUT_DIR = flags.DEFINE_string(
+    'output_dir',
+    None,
+    'Where results are written; by default runs/analyze_<analysis>.',
+)
+SEED = flags.DEFINE_integer(
+    'seed',
+    0,
+    'Of t-SNE, of the choice of examples, and of all of inversion.',
+    lower_bound=0,
+    upper_bound=2**31 - 1,
+)
+PROJECTION = flags.DEFINE_enum(
+    'projection', 'tsne', ['tsne', 'pca'], 'How pictures are laid out.'
+)
+PERPLEXITY = flags.DEFINE_float(
+    'perplexity',
+    30.0,
+    'Of t-SNE: about how many neighbours a point has; less than there are'
+    ' points.',
+)
+LITERAL = flags.DEFINE_bool(
+    'literal',
+    False,
+    'nvar: the inner mean over all examples, as the formula is printed.',
+)
+MAX_EXAMPLES = flags.DEFINE_integer(
+    'max_examples', 2000, 'embedding_map: at most so many.', lower_bound=3
+)
+GROUP = flags.DEFINE_integer(
+    'group', 0, 'group_map: which of the evaluated new groups.', lower_bound=0
+)
+CLIENT = flags.DEFINE_integer(
+    'client', 0, 'group_map: which client of the group.', lower_bound=0
+)
+ROUNDS = flags.DEFINE_integer(
+    'rounds', 30, 'trajectory: how many rounds to do again.', lower_bound=1
+)
+CLIENTS = flags.DEFINE_integer(
+    'clients',
+    5,
+    'trajectory: how many clients, those sampled most often.',
+    lower_bound=1,
+)
+DATASET = flags.DEFINE_string(
+    'dataset', 'digits', 'inversion: where the image is from.'
+)
+IMAGE_INDEX = flags.DEFINE_integer(
+    'image_index', 0, 'inversion: which image, train part first.', lower_bound=0
+)
+LOCAL_CLASSES = flags.DEFINE_integer(
+    'local_classes', 2, "inversion: MetaVers' classes.", lower_bound=2
+)
+SHOTS = flags.DEFINE_integer(
+    'shots', 20, 'inversion: images behind a prototype.', lower_bound=1
+)
+ITERATIONS = flags.DEFINE_integer(
+    'iterations',
+    300,
+    'inversion: from each start; one is up to 20 of L-BFGS, as in the code of'
+    ' DLG.',
+    lower_bound=1,
+)
+RESTARTS = flags.DEFINE_integer(
+    'restarts',
+    1,
+    'inversion: random starts; the one whose gradient matches best counts.',
+    lower_bound=1,
+)
+flags.declare_key_flag('data_dir')
+flags.declare_key_flag('device')
+
+
+def _check_flags() -> None:
+  """Raises a ValueError if flags do not go together."""
+  if ANALYSIS.value is None:
+    raise ValueError(
+        f'Expected --analysis to be one of {", ".join(_ANALYSES)}, found none.'
+    )
+  found = len(RUN_DIR.value)
+  if ANALYSIS.value == 'inversion':
+    if found:
+      raise ValueError(
+          'Expected no --run_dir with inversion, which draws its weights, found'
+          f' {",".join(RUN_DIR.value)}.'
+      )
+    datasets.get(DATASET.value)
+  elif not found or not all(RUN_DIR.value):
+    raise ValueError('Expected --run_dir, found none.')
+  elif ANALYSIS.value == 'group_map' and found > 1:
+    raise ValueError(f'Expected one --run_dir with group_map, found {found}.')
+
+
+def _layout():
+  """Returns how pictures are laid out."""
+  from tff_meta.analyses import projections
+
+  return projections.Layout(PROJECTION.value, PERPLEXITY.value, SEED.value)
+
+
+def _configs():
+  """Returns the directories and configurations of all runs."""
+  from tff_meta.training import restored_run
+  from tff_meta.training import run_directory
+
+  directories = [run_directory.RunDirectory(path) for path in RUN_DIR.value]
+  configs = [restored_run.read_config(directory) for directory in directories]
+  data_dir = flag_groups.DATA_DIR.value
+  if data_dir is not None:
+    configs = [dataclasses.replace(c, data_dir=data_dir) for c in configs]
+  return list(zip(directories, configs, strict=True))
+
+
+@contextlib.contextmanager
+def _open_run(directory, config):
+  """Yields a run's experiment and its models."""
+  from tff_meta.training import experiment as experiment_lib
+  from tff_meta.training import restored_run
+
+  experiment = experiment_lib.prepare(config)
+  with restored_run.open_models(
+      experiment, directory, command_line.report
+  ) as models:
+    yield experiment, models
+
+
+def _facts(directory, config):
+  """Returns what a result says of its run."""
+  return {
+      'run_dir': str(directory.root),
+      'algorithm': config.algorithm,
+      'dataset': config.dataset,
+      'seed': config.seed,
+  }
+
+
+def _nvar(root):
+  """Prints and returns nVAR of every run."""
+  del root  # There is no picture.
+  from tff_meta.analyses import embeddings
+  from tff_meta.analyses import normalized_variance
+
+  runs = []
+  for directory, config in _configs():
+    with _open_run(directory, config) as (experiment, models):
+      values = {}
+      for name in ('trained', 'untrained'):
+        examples = embeddings.embed_test_examples(
+            experiment, getattr(models, name)
+        )
+        values[name] = normalized_variance.normalized_variance(
+            *examples, literal=LITERAL.value
+        )
+    runs.append(
+        _facts(directory, config)
+        | {
+            'rounds': models.rounds,
+            'body': embeddings.embedded_by(experiment),
+            'num_examples': len(examples.labels),
+        }
+        | values
+    )
+    print(
+        f'{config.algorithm}: nVAR {values["trained"]:.4g} after'
+        f' {models.rounds} rounds, {values["untrained"]:.4g} untrained'
+    )
+  return {'literal': LITERAL.value, 'runs': runs}
+
+
+def _embedding_map(root):
+  """Draws every run's test examples; prints and returns silhouettes."""
+  from tff_meta.analyses import embedding_map
+  from tff_meta.analyses import embeddings
+  from tff_meta.analyses import pictures
+
+  panels, runs = [], []
+  for directory, config in _configs():
+    with _open_run(directory, config) as (experiment, models):
+      examples = embeddings.embed_test_examples(experiment, models.trained)
+    panel, numbers = embedding_map.build_panel(
+        config.algorithm,
+        examples.choose(MAX_EXAMPLES.value, SEED.value),
+        _layout(),
+    )
+    panels.append(panel)
+    runs.append(
+        _facts(directory, config)
+        | {
+            'rounds': models.rounds,
+            'body': embeddings.embedded_by(experiment),
+        }
+        | numbers
+    )
+    print(f'{config.algorithm}: silhouette {numbers["silhouette"]:.4f}')
+  pictures.write_panels(root / 'embedding_map.png', panels, 'class')
+  return {'layout': dataclasses.asdict(_layout()), 'runs': runs}
+
+
+def _group_map(root):
+  """Draws a client's views; prints and returns silhouettes."""
+  import tensorflow as tf
+
+  from tff_meta.analyses import group_map
+  from tff_meta.analyses import pictures
+  from tff_meta.training import protocols
+
+  ((directory, config),) = _configs()
+  group_map.check_config(config.hparams)
+  with _open_run(directory, config) as (experiment, models):
+    evaluator = protocols.Evaluator(experiment)
+    evaluator.choose(['new_groups'])
+    group = evaluator.group_protocol('new_groups').sample(
+        experiment.dataset.class_pools, GROUP.value
+    )
+    views = group_map.view_client(
+        experiment.model,
+        config.hparams,
+        models.trained.weights,
+        group,
+        CLIENT.value,
+        tf.constant([config.seed, GROUP.value], tf.int32),
+    )
+  panels, numbers = group_map.build_panels(views, _layout())
+  for name, values in numbers.items():
+    print(
+        f'{name}: silhouette {values["silhouette"]:.4f}, of other clients'
+        f' {values["silhouette_others"]:.4f}'
+    )
+  pictures.write_panels(root / 'group_map.png', panels, 'class')
+  return {
+      'layout': dataclasses.asdict(_layout()),
+      **_facts(directory, config),
+      'rounds': models.rounds,
+      'group': GROUP.value,
+      'client': CLIENT.value,
+      'classes': group.classes.tolist(),
+      'num_examples': len(views.labels),
+      'views': numbers,
+  }
+
+
+def _trajectory(root):
+  """Draws the ways of clients; prints and returns their steps' lengths."""
+  from tff_meta.analyses import pictures
+  from tff_meta.analyses import trajectory
+  from tff_meta.training import experiment as experiment_lib
+
+  configs = _configs()
+  recordings = [
+      trajectory.Recording(
+          experiment_lib.prepare(config), ROUNDS.value, CLIENTS.value
+      )
+      for _, config in configs
+  ]
+  for recording in recordings:
+    _layout().check(recording.num_updates)
+  panels, runs = [], []
+  for (directory, config), recording in zip(configs, recordings, strict=True):
+    found = recording.run()
+    numbers = trajectory.summarize(found)
+    panels.append(trajectory.build_panel(config.algorithm, found, _layout()))
+    runs.append(_facts(directory, config) | numbers)
+    print(
+        f'{config.algorithm}: mean step length'
+        f' {numbers["mean_step_length"]:.4g},'
+        f' {numbers["relative_step_length"]:.4g} of the features\' norm'
+    )
+  pictures.write_panels(root / 'trajectory.png', panels, 'client')
+  return {
+      'layout': dataclasses.asdict(_layout()),
+      'rounds': ROUNDS.value,
+      'runs': runs,
+  }
+
+
+def _inversion(root):
+  """Attacks all victims; draws, prints and returns what was found."""
+  from tff_meta.analyses import inversion
+  from tff_meta.analyses import pictures
+  from tff_meta.analyses import smooth_lenet
+
+  corpus = datasets.load_corpus(DATASET.value, flag_groups.DATA_DIR.value)
+  scene = inversion.draw_scene(
+      corpus,
+      IMAGE_INDEX.value,
+      LOCAL_CLASSES.value,
+      SHOTS.value,
+      SEED.value,
+  )
+  model = smooth_lenet.build_smooth_lenet(scene.image.shape)
+  images, titles, cases = [scene.image], ['original'], {}
+  victims = inversion.build_victims(model, scene, SEED.value)
+  for case, victim in victims.items():
+    found = inversion.invert(
+        victim,
+        scene.image.shape,
+        iterations=ITERATIONS.value,
+        restarts=RESTARTS.value,
+        seed=SEED.value,
+    )
+    cases[case] = numbers = inversion.measure(found, victim, scene)
+    psnr = 'inf' if numbers['psnr'] is None else f'{numbers["psnr"]:.1f}'
+    images.append(found.image)
+    titles.append(f'{case.replace("_", " ")}\nPSNR {psnr} dB')
+    print(
+        f'{case}: MSE {numbers["mse"]:.3g}, PSNR {psnr} dB, gradient match'
+        f' {numbers["gradient_match"]:.3g} of'
+        f' {numbers["gradient_squared_norm"]:.3g}',
+        flush=True,
+    )
+  pictures.write_images(root / 'inversion.png', images, titles)
+  return {
+      'dataset': DATASET.value,
+      'image_index': IMAGE_INDEX.value,
+      'class': scene.label,
+      'local_classes': LOCAL_CLASSES.value,
+      'shots': SHOTS.value,
+      'iterations': ITERATIONS.value,
+      'restarts': RESTARTS.value,
+      'seed': SEED.value,
+      'model': model.name,
+      'prototypes': "constants in the victim's gradient",
+      'cases': cases,
+  }
+
+
+_ANALYSES = {
+    'nvar': _nvar,
+    'embedding_map': _embedding_map,
+    'group_map': _group_map,
+    'trajectory': _trajectory,
+    'inversion': _inversion,
+}
+
+
+def main() -> int:
+  """Runs the program and returns its exit code."""
+  native.prepare_environment()
+  with command_line.reported_errors():
+    _check_flags()
+    name = ANALYSIS.value
+    root = pathlib.Path(OUTPUT_DIR.value or f'runs/analyze_{name}')
+    installation.import_tff()
+    command_line.set_execution_context('in_process', flag_groups.DEVICE.value)
+    from tff_meta.training import atomic_files
+
+    root.mkdir(parents=True, exist_ok=True)
+    result = _ANALYSES[name](root)
+    path = root / f'{name}.json'
+    atomic_files.write_json(path, {'analysis': name, **result})
+  print(f'Written: {path}')
+  return 0
+
+
+if __name__ == '__main__':
+  command_line.run_and_end(main)

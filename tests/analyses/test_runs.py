@@ -1,0 +1,182 @@
+"""What analyses take from runs: trajectories and embeddings of clients."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_meta import client_state_store
+from tff_meta.analyses import embeddings
+from tff_meta.analyses import projections
+from tff_meta.analyses import trajectory
+from tff_meta.client_works import client_work
+from tff_meta.training import checkpoints
+from tff_meta.training import experiment as experiment_lib
+from tff_meta.training import protocols
+from tff_meta.training import run_config
+
+_DEFAULTS = dict(
+    algorithm='fedec',
+    preset='demo',
+    hparams='',
+    reference_hparams='',
+    dataset='synthetic',
+    dataset_options='num_classes=6,examples_per_class=12',
+    data_dir=None,
+    partition=None,
+    partition_options='',
+    test_fraction=0.5,
+    stratify=False,
+    validation_fraction=0.0,
+    model=None,
+    num_clients=3,
+    num_new_clients=0,
+    new_clients='held_out',
+    clients_per_round=2,
+    way=None,
+    group_clients=None,
+    rounds=4,
+    seed=1,
+    checkpoint_every=1,
+    eval_every=0,
+    select_best=False,
+    select_by='macro',
+    patience=0,
+    validation_groups=1,
+    protocols=(),
+    eval_groups=1,
+    eval_support_fraction=None,
+    restrict_f1_to_client_labels=None,
+    curve=False,
+    execution='in_process',
+)
+
+
+def prepare(**changes):
+  return experiment_lib.prepare(run_config.resolve(**(_DEFAULTS | changes)))
+
+
+@pytest.fixture(scope='module')
+def experiment():
+  return prepare()
+
+
+@pytest.fixture(scope='module')
+def found(experiment):
+  return trajectory.Recording(experiment, 4, 2).run()
+
+
+def models_after_updates(experiment):
+  """Client and round -> its model, from the training process itself."""
+  process = experiment.build_process()
+  state = process.initialize()
+  memories, updates = {}, {}
+  for round_num in range(1, 5):
+    cohort = experiment.cohort(round_num)
+    data = []
+    for client_id in cohort:
+      client = experiment.dataset.tff_client_data(client_id)
+      client['memory'] = client_work.memory_dataset(
+          process.initial_memory, memories.get(client_id)
+      )
+      data.append(client)
+    output, kept = process.next_with_memory(state, data)
+    state = output.state
+    for client_id, memory in zip(cohort, kept, strict=True):
+      memories[client_id] = memory.value
+      updates[client_id, round_num] = memory.value
+  return updates
+
+
+def test_a_trajectory_is_what_training_itself_gives(experiment, found):
+  updates = models_after_updates(experiment)
+  assert [len(t.rounds) for t in found] == [3, 3]
+  for client_id, rounds, features in found:
+    assert rounds == tuple(r for c, r in updates if c == client_id)
+    x = experiment.dataset.client(client_id).train.x
+    expected = [
+        tf.reduce_mean(
+            experiment.model.embed(updates[client_id, r]['body'], x, None), 0
+        )
+        for r in rounds
+    ]
+    np.testing.assert_allclose(features, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_steps_are_distances_between_updates():
+  ways = [
+      trajectory.Trajectory('a', (1, 2, 5), np.array([[0, 0], [3, 4], [3, 5]])),
+      trajectory.Trajectory('b', (2, 3), np.array([[0, 2], [0, 1]])),
+  ]
+  numbers = trajectory.summarize(ways)
+  assert numbers['clients'][0]['step_lengths'] == [5, 1]
+  assert numbers['mean_step_length'] == (3 + 1) / 2
+  norm = (0 + 5 + 34**0.5) / 3
+  assert numbers['relative_step_length'] == pytest.approx(
+      (3 / norm + 1 / 1.5) / 2
+  )
+  panel = trajectory.build_panel('fedec', ways, projections.Layout('pca'))
+  path, last = panel.layers
+  np.testing.assert_array_equal(path.labels, [0, 0, 0, 1, 1])
+  np.testing.assert_array_equal(last.xy, path.xy[[2, 4]])
+
+
+@pytest.mark.parametrize(
+    'changes, rounds, clients, problem',
+    [
+        ({}, 5, 1, "between 1 and the run's 4, found 5"),
+        ({}, 1, 1, 'at least 1 clients that are sampled twice, found 0'),
+        (dict(algorithm='fed_avg'), 4, 2, "keep the model .* 'fed_avg'"),
+        (dict(algorithm='fed_per'), 4, 2, "keep the model .* 'fed_per'"),
+    ],
+)
+def test_impossible_trajectories(changes, rounds, clients, problem):
+  with pytest.raises(ValueError, match=problem):
+    trajectory.Recording(prepare(**changes), rounds, clients)
+
+
+def test_embeddings_are_of_all_test_examples_by_the_global_body(experiment):
+  process = experiment.build_process()
+  model = protocols.untrained_model(process)
+  found = embeddings.embed_test_examples(experiment, model)
+  assert embeddings.embedded_by(experiment) == 'global'
+  tests = [
+      experiment.dataset.client(c).test for c in experiment.dataset.client_ids()
+  ]
+  np.testing.assert_array_equal(
+      found.labels, np.concatenate([test.y for test in tests])
+  )
+  x = np.concatenate([test.x for test in tests])
+  expected = experiment.model.embed(model.weights['body'], x, None)
+  np.testing.assert_allclose(found.embeddings, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_after_local_training_clients_embed_by_their_own_bodies():
+  experiment = prepare(algorithm='local')
+  process = experiment.build_process()
+  states = client_state_store.InMemoryStore()
+  first, *others = experiment.dataset.client_ids()
+  own = tf.nest.map_structure(
+      lambda w: 2.0 * w,
+      process.get_model_weights(process.initialize()).trainable,
+  )
+  states.write(first, 1, checkpoints.to_arrays(own))
+  model = protocols.model(process, process.initialize(), states)
+  found = embeddings.embed_test_examples(experiment, model).embeddings
+  assert embeddings.embedded_by(experiment) == 'client'
+
+  def embed(weights, client_id):
+    x = experiment.dataset.client(client_id).test.x
+    return experiment.model.embed(weights['body'], x, None)
+
+  expected = [embed(own, first)]
+  expected += [embed(model.weights, client_id) for client_id in others]
+  np.testing.assert_allclose(
+      found, np.concatenate(expected), rtol=1e-5, atol=1e-5
+  )
+
+
+def test_clients_without_test_examples_cannot_be_embedded():
+  experiment = prepare(test_fraction=0.0)
+  model = protocols.untrained_model(experiment.build_process())
+  with pytest.raises(ValueError, match='test examples, found none'):
+    embeddings.embed_test_examples(experiment, model)

@@ -1,0 +1,90 @@
+"""What a trained model makes of its clients' test examples."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tff_meta.models import model as model_lib
+from tff_meta.training import experiment as experiment_lib
+from tff_meta.training import protocols
+
+# The one algorithm whose server learns nothing.
+_LOCAL = 'local'
+
+
+class EmbeddedExamples(NamedTuple):
+  """Examples in the embedding space.
+
+  Attributes:
+    embeddings: float32 [n, D].
+    labels: int32 [n].
+  """
+
+  embeddings: np.ndarray
+  labels: np.ndarray
+
+  def choose(self, most: int, seed: int) -> 'EmbeddedExamples':
+    """Returns a random subset of at most `most` examples, in their order."""
+    if len(self.labels) <= most:
+      return self
+    rng = np.random.default_rng(seed)
+    rows = np.sort(rng.choice(len(self.labels), most, replace=False))
+    return EmbeddedExamples(self.embeddings[rows], self.labels[rows])
+
+
+def embedded_by(experiment: experiment_lib.Experiment) -> str:
+  """Returns whose body `embed_test_examples` uses: 'global' or 'client'."""
+  return 'client' if experiment.config.algorithm == _LOCAL else 'global'
+
+
+def embed_test_examples(
+    experiment: experiment_lib.Experiment, model: protocols.Model
+) -> EmbeddedExamples:
+  """Embeds the test examples of all known clients.
+
+  They are embedded by the body of the server's model; after local training,
+  where the server has none, each client's by the body of its own. A client's
+  examples are one batch, which matters to networks with batch normalisation.
+
+  Args:
+    experiment: The clients and the network.
+    model: The model, trained or not.
+
+  Returns:
+    The examples, client by client.
+
+  Raises:
+    ValueError: If no known client has test examples.
+  """
+  own = embedded_by(experiment) == 'client'
+  embed = build_embed(experiment.model)
+  dataset = experiment.dataset
+  parts = []
+  for client_id in dataset.client_ids():
+    if not dataset.num_examples(client_id, 'test'):
+      continue
+    test = dataset.client(client_id).test
+    weights = model.weights
+    if own:
+      weights = model.memories.of(client_id).value_or(weights)
+    parts.append((embed(weights['body'], test.x).numpy(), test.y))
+  if not parts:
+    raise ValueError(
+        f'Expected known clients of {dataset.name!r} with test examples, found'
+        f' none in partition {experiment.config.partition!r}.'
+    )
+  return EmbeddedExamples(
+      *(np.concatenate(column) for column in zip(*parts, strict=True))
+  )
+
+
+def build_embed(model: model_lib.Model) -> Any:
+  """Returns the traced `(body, x [n, ...]) -> embeddings [n, D]`."""
+
+  @tf.function(reduce_retracing=True)
+  def embed(body, x):
+    x = tf.ensure_shape(x, [None, *model.input_shape])
+    return model.embed(body, x, tf.ones(tf.shape(x)[:1]))
+
+  return embed

@@ -1,0 +1,92 @@
+"""A finished or running run as it was at its newest good checkpoint."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+from typing import NamedTuple
+
+from tff_meta.training import checkpoints
+from tff_meta.training import experiment as experiment_lib
+from tff_meta.training import protocols
+from tff_meta.training import run
+from tff_meta.training import run_config
+from tff_meta.training import run_directory
+
+
+class RestoredModels(NamedTuple):
+  """What a run has come to, and what it began with.
+
+  Attributes:
+    trained: The model at the checkpoint.
+    untrained: The initial model, before any client took part.
+    rounds: Completed communication rounds.
+  """
+
+  trained: protocols.Model
+  untrained: protocols.Model
+  rounds: int
+
+
+def read_config(
+    directory: run_directory.RunDirectory,
+) -> run_config.RunConfig:
+  """Returns the configuration of a run.
+
+  Args:
+    directory: The run's directory.
+
+  Raises:
+    FileNotFoundError: If there is no run.
+    RunDirectoryError: If config.json cannot be read.
+    ValueError: If it is not a configuration of this version of the library.
+  """
+  content = directory.read_config()
+  if content is None:
+    raise FileNotFoundError(
+        f'Expected a run in {directory.root}, found no {directory.config.name}'
+        ' there.'
+    )
+  return run_config.from_json(content.get('config', {}))
+
+
+@contextlib.contextmanager
+def open_models(
+    experiment: experiment_lib.Experiment,
+    directory: run_directory.RunDirectory,
+    report: Callable[[str], None],
+) -> Iterator[RestoredModels]:
+  """Opens the models of a run, which may go on meanwhile; changes nothing.
+
+  Args:
+    experiment: What the run's configuration stands for.
+    directory: The run's directory.
+    report: Called with a line for every checkpoint that is passed over.
+
+  Yields:
+    The models; what clients have kept is read when asked for.
+
+  Raises:
+    AnotherConfigurationError: If the checkpoint is of another configuration.
+    ClientStateError: If what clients keep cannot be read.
+    FileNotFoundError: If there is no good checkpoint.
+  """
+  process = experiment.build_process()
+  with run.open_client_states(
+      process, directory, read_only=True
+  ) as client_states:
+    checkpoint = run.find_checkpoint(
+        directory, run.identity(experiment), client_states, report
+    )
+    if checkpoint is None:
+      raise FileNotFoundError(
+          f'Expected a good checkpoint in {directory.checkpoints}, found none.'
+          ' Tip: a new run writes its first after --checkpoint_every rounds.'
+      )
+    state = checkpoints.from_arrays(
+        process.initialize(), checkpoint.server_state
+    )
+    rounds = checkpoint.position.rounds
+    yield RestoredModels(
+        protocols.model(process, state, client_states, rounds),
+        protocols.untrained_model(process),
+        rounds,
+    )
