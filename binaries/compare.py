@@ -49,6 +49,12 @@ PROCESSES = flags.DEFINE_integer(
 REPORT_ONLY = flags.DEFINE_bool(
     'report_only', False, 'Run nothing; write the report of what is there.'
 )
+KEEP = flags.DEFINE_string(
+    'keep',
+    None,
+    'Where the tables and the small files of finished cells are copied to at'
+    ' the end, so that every number can be traced.',
+)
 LIST = flags.DEFINE_bool('list', False, 'Show the experiments, end.')
 flags.declare_key_flag('data_dir')
 flags.declare_key_flag('device')
@@ -119,6 +125,7 @@ def main() -> int:
     if not cells:
       raise ValueError('Expected at least one run, found none to do.')
     native.prepare_environment()
+    from tff_meta.comparison import record
     from tff_meta.comparison import report
     from tff_meta.comparison import results
     from tff_meta.comparison import runner
@@ -155,6 +162,8 @@ def main() -> int:
       if not REPORT_ONLY.value:
         running.run(cells, PROCESSES.value)
       write_report()
+      if KEEP.value:
+        record.keep(root, cells, pathlib.Path(KEEP.value))
       states = [runner.CellFolder(root, c).outcome().state for c in cells]
   print((root / 'table.md').read_text())
   print(f'Report: {root / "report.html"}')

@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from tff_meta.comparison import record
 from tff_meta.comparison import report
 from tff_meta.comparison import results
 from tff_meta.comparison import runner
@@ -148,3 +149,26 @@ def test_nothing_is_drawn_where_nothing_has_finished(tmp_path):
   page = (tmp_path / 'report.html').read_text()
   assert 'data:image' not in page
   assert all(entry.mean is None for entry in entries)
+
+
+def test_small_files_of_finished_cells_are_kept(tmp_path, comparison):
+  (tmp_path / 'comparison.json').write_text('{"experiment": "t"}')
+  good = [c for c in comparison.cells if c.row == 'Good']
+  for cell in good:
+    run = runner.CellFolder(tmp_path, cell).run
+    config = {'config': {'data_dir': '/home/me', 'seed': cell.seed}}
+    (run / 'config.json').write_text(json.dumps(config))
+  report.write(tmp_path, comparison)
+  target = tmp_path / 'kept'
+  record.keep(tmp_path, comparison.cells, target)
+  for cell in good:
+    copy = target / cell.folder
+    config = json.loads((copy / 'config.json').read_text())
+    assert config == {'config': {'seed': cell.seed}}
+    summary = json.loads((copy / 'summary.json').read_text())
+    assert summary['evaluation']['known_clients']['accuracy_std'] == 0.1
+    assert json.loads((copy / 'cell.json').read_text())['seconds'] == 1800.0
+  assert not (target / '50_clients' / 'bad').exists()
+  files = [path for path in target.rglob('*') if path.is_file()]
+  assert len(files) == 4 + 3 * 3
+  assert not any(b'/home/me' in path.read_bytes() for path in files)

@@ -1,0 +1,48 @@
+"""The small files of a comparison, to be kept where every number can be traced.
+
+Checkpoints, metrics and pictures stay behind. Nothing that is kept names a
+place on this machine.
+"""
+
+from collections.abc import Sequence
+import json
+import pathlib
+
+from tff_meta.comparison import runner
+from tff_meta.comparison import tables
+from tff_meta.training import atomic_files
+
+_TABLES = ('comparison.json', 'table.md', 'table.csv', 'table.json')
+
+
+def keep(
+    root: pathlib.Path, cells: Sequence[tables.Cell], target: pathlib.Path
+) -> None:
+  """Copies the tables, and of each finished cell what it was and gave.
+
+  That is `cell.json`, `summary.json` and `config.json`, the last without where
+  the data set was. Files that are there are replaced, others stay.
+
+  Args:
+    root: The comparison's directory.
+    cells: Its cells.
+    target: Where the copies go; made if it is not there.
+
+  Raises:
+    OSError: If a file cannot be read or written.
+    ValueError: If one that should be JSON is not.
+  """
+  target.mkdir(parents=True, exist_ok=True)
+  for name in _TABLES:
+    atomic_files.write_bytes(target / name, (root / name).read_bytes())
+  for cell in cells:
+    folder = runner.CellFolder(root, cell)
+    if folder.outcome().state != 'finished':
+      continue
+    copy = target / cell.folder
+    copy.mkdir(parents=True, exist_ok=True)
+    for path in (folder.path / 'cell.json', folder.run / 'summary.json'):
+      atomic_files.write_bytes(copy / path.name, path.read_bytes())
+    config = json.loads((folder.run / 'config.json').read_text())
+    config['config'].pop('data_dir', None)
+    atomic_files.write_json(copy / 'config.json', config)
