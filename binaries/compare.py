@@ -10,6 +10,7 @@ not run again. DIR holds table.md, table.csv, table.json and report.html, which
 are brought up to date after every cell, and the runs.
 """
 
+import dataclasses
 import os
 import pathlib
 import shlex
@@ -76,15 +77,48 @@ def _print_list() -> None:
       print(f'  --scale={name}: {runs} runs, {hours}')
       if scale.changes:
         print(f'    changes: {scale.changes}')
+    print(f'  --settings: {", ".join(s.name for s in table.settings)}')
+    rows = (r.name for r in table.rows if r.settings != ())
+    print(f'  --rows: {", ".join(rows)}')
 
 
 def _seeds() -> list[int]:
-  try:
-    return [int(seed) for seed in SEEDS.value]
-  except ValueError:
+  if not all(seed.isascii() and seed.isdigit() for seed in SEEDS.value):
     raise ValueError(
-        f'Expected --seeds to be integers, found {",".join(SEEDS.value)}.'
-    ) from None
+        'Expected --seeds to be integers of at least 0, found'
+        f' {",".join(SEEDS.value)}.'
+    )
+  return [int(seed) for seed in SEEDS.value]
+
+
+def _with_flag_files(cell: tables.Cell) -> tables.Cell:
+  """Returns the cell with what its flag files say, not where they are.
+
+  So a cell tells what it was run with, whatever becomes of the files.
+  """
+  given = flags.FLAGS.read_flags_from_files(list(cell.flags))
+  return dataclasses.replace(cell, flags=tuple(given))
+
+
+def _shown(root, table, cells):
+  """Returns the cells of the report: those asked for, and all begun before."""
+  from tff_meta.comparison import runner
+
+  scale = table.scale(SCALE.value)
+  seeds = dict.fromkeys([*scale.seeds, *(cell.seed for cell in cells)])
+  asked = {cell.folder for cell in cells}
+  return [
+      cell
+      for cell in tables.cells(
+          table,
+          SCALE.value,
+          rows=[r.name for r in table.rows],
+          settings=[s.name for s in table.settings],
+          seeds=list(seeds),
+      )
+      if cell.folder in asked
+      or runner.CellFolder(root, cell).outcome().state != 'not run'
+  ]
 
 
 def _command() -> str:
@@ -102,6 +136,14 @@ def _program() -> list[str]:
   if flag_groups.DATA_DIR.value is not None:
     program.append(f'--data_dir={os.path.abspath(flag_groups.DATA_DIR.value)}')
   return [*program, f'--device={flag_groups.DEVICE.value}']
+
+
+def _places(root: pathlib.Path) -> dict[str, str]:
+  """Returns what directories are called in messages that are kept."""
+  places = {str(root): 'DIR', str(_ROOT): '.'}
+  if flag_groups.DATA_DIR.value is not None:
+    places[os.path.abspath(flag_groups.DATA_DIR.value)] = 'DATA'
+  return places
 
 
 def main() -> int:
@@ -124,6 +166,12 @@ def main() -> int:
     )
     if not cells:
       raise ValueError('Expected at least one run, found none to do.')
+    default = f'runs/compare_{table.name}_{SCALE.value}'
+    root = pathlib.Path(OUTPUT_DIR.value or default).resolve()
+    kept = KEEP.value and pathlib.Path(KEEP.value).resolve()
+    program, places = _program(), _places(root)
+    os.chdir(_ROOT)  # Where flag files are named from.
+    cells = [_with_flag_files(cell) for cell in cells]
     native.prepare_environment()
     from tff_meta.comparison import record
     from tff_meta.comparison import report
@@ -131,43 +179,57 @@ def main() -> int:
     from tff_meta.comparison import runner
     from tff_meta.training import run_directory
 
-    default = f'runs/compare_{table.name}_{SCALE.value}'
-    root = pathlib.Path(OUTPUT_DIR.value or default).resolve()
+    runner.check_claim(root, table.name, SCALE.value)
+    if kept:
+      runner.check_claim(kept, table.name, SCALE.value)
 
     def write_report():
+      shown = _shown(root, table, cells)
       report.write(
           root,
           report.Comparison(
               table,
               SCALE.value,
-              cells,
-              results.collect(root, table, cells),
+              shown,
+              results.collect(root, table, shown),
+              results.provenance(root, shown),
               _command(),
           ),
       )
 
     with run_directory.RunDirectory(root).locked():
       runner.claim(root, table.name, SCALE.value)
-      runner.settle(root, cells)
+      begun = _shown(root, table, cells)
+      runner.settle(root, [_with_flag_files(cell) for cell in begun])
       running = runner.Runner(
           root,
-          _program(),
+          program,
           environment=runner.environment(PROCESSES.value),
           working_directory=_ROOT,
+          places=places,
           report=command_line.report,
           changed=write_report,
       )
-      for signal_num in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(signal_num, lambda *_: running.stop())
+
+      def stop(*_):
+        running.stop()
+        command_line.report(
+            'Stopping: running cells end their round and save; a second signal'
+            ' kills them.'
+        )
+
+      for signal_num in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signal_num) is not signal.SIG_IGN:  # Of nohup.
+          signal.signal(signal_num, stop)
       if not REPORT_ONLY.value:
         running.run(cells, PROCESSES.value)
       write_report()
-      if KEEP.value:
-        record.keep(root, cells, pathlib.Path(KEEP.value))
+      if kept:
+        record.keep(root, table, SCALE.value, _shown(root, table, cells), kept)
       states = [runner.CellFolder(root, c).outcome().state for c in cells]
   print((root / 'table.md').read_text())
   print(f'Report: {root / "report.html"}')
-  if running.stopped.is_set():
+  if running.stopped:
     command_line.report('Stopped; the same command continues the comparison.')
     return command_line.INTERRUPTED
   return 0 if set(states) == {'finished'} else command_line.FAILURE

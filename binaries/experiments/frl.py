@@ -47,6 +47,7 @@ def _setting(
               f'{name}, {which}',
               f'{at}/{protocol}/accuracy_mean',
               f'{at}/{protocol}/accuracy_half_width_95',
+              '95 % over groups',
           )
           for which, at in rounds.items()
           for name, protocol in protocols.items()
@@ -433,7 +434,7 @@ CIFAR10 = tables.Table(
             'FRL distance',
             (
                 '--algorithm=frl',
-                f'--hparams={_CIFAR10_RATES},local_weight=1,aux_weight=0',
+                f'--hparams={_CIFAR10_RATES},gpal=false',
             ),
         ),
         tables.Row(

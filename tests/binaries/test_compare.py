@@ -15,6 +15,7 @@ _SMOKE = (
     '--experiment=digits',
     '--scale=smoke',
     '--rows=fed_avg,frl',
+    '--settings=New groups',
     '--processes=2',
 )
 
@@ -36,7 +37,8 @@ def _outcomes(directory):
   }
 
 
-def test_a_killed_comparison_goes_on_where_it_was(tmp_path):
+@pytest.mark.parametrize('signal_num', [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
   directory = tmp_path / 'table'
   flags = (*_SMOKE, f'--output_dir={directory}')
   program = subprocess.Popen(
@@ -51,10 +53,12 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path):
   ):
     assert time.monotonic() < deadline and program.poll() is None
     time.sleep(0.05)
-  program.send_signal(signal.SIGTERM)
-  assert program.wait(_TIMEOUT_SECONDS) == 130
+  program.send_signal(signal_num)
+  program.wait(_TIMEOUT_SECONDS)
   before = _outcomes(directory)
-  assert 'interrupted' in (directory / 'table.md').read_text()
+  if signal_num == signal.SIGTERM:
+    assert program.returncode == 130
+    assert 'interrupted' in (directory / 'table.md').read_text()
 
   done = _compare(*flags)
   assert done.returncode == 0, done.stderr
@@ -75,7 +79,7 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path):
 
   other = _compare(*flags[:1], '--scale=cpu', flags[-1])
   assert other.returncode == 2
-  assert 'another --output_dir' in other.stderr
+  assert 'another directory' in other.stderr
 
 
 @pytest.mark.parametrize(
@@ -85,7 +89,7 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path):
         (['--experiment=nothing'], "found 'nothing'"),
         (['--experiment=digits', '--scale=paper'], "'digits': smoke, cpu"),
         (['--experiment=digits', '--rows=sgd'], "found 'sgd'"),
-        (['--experiment=digits', '--seeds=x'], 'integers, found x'),
+        (['--experiment=digits', '--seeds=x'], 'at least 0, found x'),
     ],
 )
 def test_bad_input_is_a_line_before_anything_is_written(
@@ -98,8 +102,17 @@ def test_bad_input_is_a_line_before_anything_is_written(
   assert not (tmp_path / 'table').exists()
 
 
-def test_the_list_has_every_experiment_with_its_cost():
+def test_the_list_has_every_experiment_with_its_runs():
   done = _compare('--list')
   assert done.returncode == 0
   assert 'fedmeta_per_mnist\n' in done.stdout
   assert '--scale=smoke: 16 runs' in done.stdout
+
+
+def test_a_directory_of_others_is_left_as_it_is(tmp_path):
+  for name in ('thesis.tex', 'draft.tmp'):
+    (tmp_path / name).write_text('years of work')
+  done = _compare(*_SMOKE, f'--output_dir={tmp_path}')
+  assert done.returncode == 2
+  assert 'another directory' in done.stderr
+  assert {p.name for p in tmp_path.iterdir()} == {'thesis.tex', 'draft.tmp'}

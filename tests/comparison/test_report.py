@@ -68,6 +68,17 @@ def _finish(root, cell, micro):
   )
 
 
+def _comparison(root, cells):
+  return report.Comparison(
+      _TABLE,
+      'cpu',
+      cells,
+      results.collect(root, _TABLE, cells),
+      results.provenance(root, cells),
+      'python -m x',
+  )
+
+
 @pytest.fixture
 def comparison(tmp_path):
   cells = tables.cells(_TABLE, 'cpu')
@@ -82,8 +93,7 @@ def comparison(tmp_path):
   runner.CellFolder(tmp_path, interrupted).write(
       runner.Outcome('interrupted', 3.0, flags=interrupted.flags)
   )
-  entries = results.collect(tmp_path, _TABLE, cells)
-  return report.Comparison(_TABLE, 'cpu', cells, entries, 'python -m x')
+  return _comparison(tmp_path, cells)
 
 
 def test_numbers_are_means_over_seeds_beside_the_published(comparison):
@@ -93,7 +103,7 @@ def test_numbers_are_means_over_seeds_beside_the_published(comparison):
   # t(0.975, 2) = 4.3027, from a printed table.
   assert entry.half_width == pytest.approx(4.3027 * 2.0 / np.sqrt(3), rel=1e-4)
   assert entry.difference == pytest.approx(3.0)
-  assert entry.client_std == pytest.approx(10.0)
+  assert entry.spread == pytest.approx(10.0)
   assert entry.hours == pytest.approx(1.5)
 
 
@@ -107,8 +117,7 @@ def test_markdown_has_a_row_a_method_and_no_number_where_none_is(comparison):
       ' number | 3 of 3 | 1.50 |',
       '| Bad | failed, interrupted, not run | – | – | failed, interrupted, not'
       ' run | 0 of 3 | 0.00 |',
-      '| Elsewhere | not in this library | 70 | – | not in this library | – | –'
-      ' |',
+      '| Elsewhere | not run here | 70 | – | not run here | – | – |',
   ]
   text = '\n'.join(lines)
   assert 'seed 1 failed: Error: no <data>; seed 2 interrupted; seed 3 not' in (
@@ -143,16 +152,14 @@ def test_the_page_has_all_pictures_and_no_markup_of_others(
 
 def test_nothing_is_drawn_where_nothing_has_finished(tmp_path):
   cells = tables.cells(_TABLE, 'cpu')
-  entries = results.collect(tmp_path, _TABLE, cells)
-  empty = report.Comparison(_TABLE, 'cpu', cells, entries, 'python -m x')
+  empty = _comparison(tmp_path, cells)
   report.write(tmp_path, empty)
   page = (tmp_path / 'report.html').read_text()
   assert 'data:image' not in page
-  assert all(entry.mean is None for entry in entries)
+  assert all(entry.mean is None for entry in empty.entries)
 
 
 def test_small_files_of_finished_cells_are_kept(tmp_path, comparison):
-  (tmp_path / 'comparison.json').write_text('{"experiment": "t"}')
   good = [c for c in comparison.cells if c.row == 'Good']
   for cell in good:
     run = runner.CellFolder(tmp_path, cell).run
@@ -160,7 +167,7 @@ def test_small_files_of_finished_cells_are_kept(tmp_path, comparison):
     (run / 'config.json').write_text(json.dumps(config))
   report.write(tmp_path, comparison)
   target = tmp_path / 'kept'
-  record.keep(tmp_path, comparison.cells, target)
+  record.keep(tmp_path, _TABLE, 'cpu', comparison.cells, target)
   for cell in good:
     copy = target / cell.folder
     config = json.loads((copy / 'config.json').read_text())
@@ -171,4 +178,42 @@ def test_small_files_of_finished_cells_are_kept(tmp_path, comparison):
   assert not (target / '50_clients' / 'bad').exists()
   files = [path for path in target.rglob('*') if path.is_file()]
   assert len(files) == 4 + 3 * 3
+  with pytest.raises(runner.ComparisonError, match='another directory'):
+    record.keep(tmp_path, _TABLE, 'paper', comparison.cells, target)
   assert not any(b'/home/me' in path.read_bytes() for path in files)
+
+
+def test_runs_of_several_codes_or_data_are_pointed_out(tmp_path, comparison):
+  runs = [
+      runner.CellFolder(tmp_path, c).run
+      for c in comparison.cells
+      if c.row == 'Good'
+  ]
+  for commit, run in zip('aab', runs, strict=True):
+    config = {'git_commit': commit, 'data': {'fingerprint': commit}}
+    (run / 'config.json').write_text(json.dumps(config))
+  found = ' '.join(results.provenance(tmp_path, comparison.cells))
+  assert 'Code of the runs: a, b.' in found
+  assert 'more than one version' in found and 'different data' not in found
+  assert found in ' '.join(_comparison(tmp_path, comparison.cells).header())
+  other = tables.Cell('Bad', '50 clients', 3, ())
+  _finish(tmp_path, other, 0.5)
+  (runner.CellFolder(tmp_path, other).run / 'config.json').write_text(
+      json.dumps({'git_commit': 'b', 'data': {'fingerprint': 'c'}})
+  )
+  found = ' '.join(results.provenance(tmp_path, comparison.cells))
+  assert 'different data in 50 clients, seed 3' in found
+
+
+def test_a_finished_cell_without_its_files_has_no_number(tmp_path, comparison):
+  cell = next(c for c in comparison.cells if c.row == 'Good')
+  run = runner.CellFolder(tmp_path, cell).run
+  for path in run.iterdir():
+    path.unlink()
+  poorer = _comparison(tmp_path, comparison.cells)
+  report.write(tmp_path, poorer)
+  assert poorer.entries[0].values.keys() == {2, 3}
+  assert (
+      'seed 1 finished: its summary.json has no'
+      in (tmp_path / 'report.html').read_text()
+  )

@@ -12,6 +12,7 @@ import pytest
 
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
+from tff_meta.training import run_directory
 
 # A training program: behaves as its flags say, and counts its starts.
 _PROGRAM = """
@@ -23,7 +24,7 @@ with open(root / 'starts', 'a') as file:
   file.write('x')
 does = flags['does']
 if does == 'fails':
-  print('Error: Expected more')
+  print(f'Error: Expected more in {root}')
   sys.exit(2)
 if does == 'killed':
   os.kill(os.getpid(), signal.SIGKILL)
@@ -42,13 +43,14 @@ def _cell(does, seed=1):
   return tables.Cell(does, 'here', seed, (f'--does={does}', f'--seed={seed}'))
 
 
-def _runner(root, changed=lambda: None):
+def _runner(root, changed=lambda: None, report=lambda line: None):
   return runner.Runner(
       root,
       [sys.executable, '-c', _PROGRAM],
       environment=os.environ,
       working_directory=pathlib.Path.cwd(),
-      report=lambda line: None,
+      places={str(root): 'DIR'},
+      report=report,
       changed=changed,
   )
 
@@ -71,8 +73,11 @@ def test_a_failing_cell_says_why_and_the_others_go_on(tmp_path):
   cells = [_cell('fails'), _cell('killed'), _cell('works')]
   _runner(tmp_path, lambda: changes.append(1)).run(cells, 1)
   outcomes = [runner.CellFolder(tmp_path, c).outcome() for c in cells]
-  assert [o.state for o in outcomes] == ['failed', 'interrupted', 'finished']
-  assert outcomes[0].problem == 'Error: Expected more'
+  assert [o.state for o in outcomes] == ['failed', 'failed', 'finished']
+  assert outcomes[0].problem == (
+      'Error: Expected more in DIR/here/fails/seed_1/run'
+  )
+  assert outcomes[1].problem == 'ended by signal 9'
   assert outcomes[2].seconds > 0
   assert len(changes) == 3
   _runner(tmp_path).run(cells, 1)
@@ -121,7 +126,7 @@ def test_a_directory_is_of_one_experiment_at_one_scale(tmp_path):
   runner.claim(tmp_path, 'a', 'cpu')
   runner.claim(tmp_path, 'a', 'cpu')
   for name, scale in (('a', 'paper'), ('b', 'cpu')):
-    with pytest.raises(runner.ComparisonError, match='another --output_dir'):
+    with pytest.raises(runner.ComparisonError, match='another directory'):
       runner.claim(tmp_path, name, scale)
 
 
@@ -146,3 +151,43 @@ def test_cores_are_divided_between_processes(monkeypatch):
   monkeypatch.setattr(os, 'sched_getaffinity', lambda _: range(8))
   assert runner.environment(2)['OMP_NUM_THREADS'] == '4'
   assert 'OMP_NUM_THREADS' not in runner.environment(1)
+
+
+def test_a_report_that_fails_stops_nothing(tmp_path):
+  lines = []
+
+  def changed():
+    raise OSError('disk full')
+
+  cells = [_cell('works', seed) for seed in (1, 2)]
+  _runner(tmp_path, changed, lines.append).run(cells, 1)
+  states = [runner.CellFolder(tmp_path, c).outcome().state for c in cells]
+  assert states == ['finished', 'finished']
+  assert sum('disk full' in line for line in lines) == 2
+
+
+def test_what_cannot_be_started_is_an_error(tmp_path):
+  broken = runner.Runner(
+      tmp_path,
+      [sys.executable, '-c', _PROGRAM],
+      environment=os.environ,
+      working_directory=tmp_path / 'nowhere',
+      places={},
+      report=lambda line: None,
+      changed=lambda: None,
+  )
+  with pytest.raises(OSError):
+    broken.run([_cell('works')], 1)
+
+
+def test_a_cell_waits_for_its_directory(tmp_path):
+  cell = _cell('works')
+  directory = run_directory.RunDirectory(runner.CellFolder(tmp_path, cell).run)
+  runner.CellFolder(tmp_path, cell).run.mkdir(parents=True)
+  thread = threading.Thread(target=_runner(tmp_path).run, args=([cell], 1))
+  with directory.locked():
+    thread.start()
+    time.sleep(0.5)
+    assert not (directory.root / 'starts').exists()
+  thread.join()
+  assert runner.CellFolder(tmp_path, cell).outcome().state == 'finished'

@@ -4,13 +4,13 @@ import base64
 from collections.abc import Sequence
 import csv
 import io
-import json
 import math
 import pathlib
 from typing import NamedTuple
 
 import numpy as np
 
+from tff_meta.comparison import results
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
 from tff_meta.training import metric_writers
@@ -78,8 +78,12 @@ def _protocol(setting: tables.Setting) -> tuple[str, str]:
   return 'known_clients', ''
 
 
+def _which(protocol: str, suffix: str) -> str:
+  return f'{protocol}, {"best" if suffix else "last"} round'
+
+
 def _accuracy_curves(runs, colours) -> Picture | None:
-  curves = _mean_columns(
+  curves, names = _mean_columns(
       runs,
       lambda name: name.split('/')[-1] == 'accuracy'
       and not name.startswith('train/'),
@@ -89,14 +93,16 @@ def _accuracy_curves(runs, colours) -> Picture | None:
       colours,
       'communication round',
       'accuracy, percent',
-      'Accuracy during training (mean over seeds): on validation examples where'
-      ' the run has some, otherwise on test examples.',
+      'Accuracy during training (mean over seeds), as'
+      f' {" and ".join(names)} in metrics.csv: names with "validation" are'
+      ' of examples or classes kept apart for it, others of test examples, by'
+      ' which nothing is chosen.',
       scale=100,
   )
 
 
 def _losses(runs, colours) -> Picture | None:
-  curves = _mean_columns(runs, lambda name: name.split('/')[-1] == 'loss')
+  curves, _ = _mean_columns(runs, lambda name: name.split('/')[-1] == 'loss')
   return _lines(
       curves,
       colours,
@@ -110,14 +116,17 @@ def _losses(runs, colours) -> Picture | None:
 
 
 def _mean_columns(runs, wanted):
-  """Returns row -> (rounds, means over its seeds) of a column it has."""
-  curves = {}
+  """Returns row -> (rounds, means over its seeds) of a column; the columns."""
+  curves, columns = {}, {}
   for row, paths in runs.items():
     series = []
     for path in paths:
+      if not (path / 'metrics.csv').exists():
+        continue
       metrics = metric_writers.read_metrics(path / 'metrics.csv')
       names = [name for name in metrics if wanted(name)]
       if names:
+        columns[names[0]] = None
         rounds, values = (
             np.asarray(metrics[n], float) for n in ('round', names[0])
         )
@@ -130,7 +139,7 @@ def _mean_columns(runs, wanted):
             series[0][0][:length],
             np.mean([values[:length] for _, values in series], 0),
         )
-  return curves
+  return curves, list(columns)
 
 
 def _distribution(runs, colours, protocol, suffix) -> Picture | None:
@@ -172,9 +181,9 @@ def _distribution(runs, colours, protocol, suffix) -> Picture | None:
   return _picture(
       plt,
       figure,
-      f'Accuracy of single {unit_seen}, all seeds together: box from the first'
-      ' to the third quartile, line at the median, dots beyond 1.5 times the'
-      " box's width.",
+      f'Accuracy of single {unit_seen} ({_which(protocol, suffix)}), all seeds'
+      ' together: box from the first to the third quartile, line at the median,'
+      " dots beyond 1.5 times the box's width.",
   )
 
 
@@ -184,7 +193,7 @@ def _adaptation(runs, colours, protocol, suffix) -> Picture | None:
   for row, paths in runs.items():
     found = []
     for path in paths:
-      summary = json.loads((path / 'summary.json').read_text())
+      summary = results.read_json(path / 'summary.json')
       curve = summary.get(section, {}).get(protocol, {}).get('curve')
       if curve:
         found.append(curve)
@@ -197,8 +206,8 @@ def _adaptation(runs, colours, protocol, suffix) -> Picture | None:
       colours,
       'steps of adaptation',
       'accuracy, percent',
-      'Accuracy after 0, 1, ... steps of adaptation (mean over clients and'
-      ' seeds).',
+      'Accuracy after 0, 1, ... steps of adaptation'
+      f' ({_which(protocol, suffix)}; mean over clients and seeds).',
       scale=100,
   )
 

@@ -12,11 +12,15 @@ from tff_meta.comparison import runner
 from tff_meta.comparison import tables
 from tff_meta.training import atomic_files
 
-_TABLES = ('comparison.json', 'table.md', 'table.csv', 'table.json')
+_TABLES = ('table.md', 'table.csv', 'table.json')
 
 
 def keep(
-    root: pathlib.Path, cells: Sequence[tables.Cell], target: pathlib.Path
+    root: pathlib.Path,
+    table: tables.Table,
+    scale_name: str,
+    cells: Sequence[tables.Cell],
+    target: pathlib.Path,
 ) -> None:
   """Copies the tables, and of each finished cell what it was and gave.
 
@@ -25,14 +29,19 @@ def keep(
 
   Args:
     root: The comparison's directory.
+    table: Its table.
+    scale_name: Its scale.
     cells: Its cells.
     target: Where the copies go; made if it is not there.
 
   Raises:
+    ComparisonError: If copies of another table or scale are there, or other
+      files.
     OSError: If a file cannot be read or written.
     ValueError: If one that should be JSON is not.
   """
   target.mkdir(parents=True, exist_ok=True)
+  runner.claim(target, table.name, scale_name)
   for name in _TABLES:
     atomic_files.write_bytes(target / name, (root / name).read_bytes())
   for cell in cells:

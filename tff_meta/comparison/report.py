@@ -29,6 +29,7 @@ class Comparison:
     scale: Name of the scale.
     cells: The cells that it consists of.
     entries: From `results.collect`.
+    provenance: From `results.provenance`.
     command: What makes the report again.
   """
 
@@ -36,6 +37,7 @@ class Comparison:
   scale: str
   cells: Sequence[tables.Cell]
   entries: Sequence[results.Entry]
+  provenance: Sequence[str]
   command: str
 
   def header(self) -> list[str]:
@@ -43,20 +45,35 @@ class Comparison:
     scale = self.table.scale(self.scale)
     seeds = sorted({cell.seed for cell in self.cells})
     hours = sum(e.hours for e in _first_measures(self.entries))
-    changes = scale.changes or 'nothing: this is the published experiment'
+    sentences = [f'Source: {self.table.source}.']
+    changes = scale.changes.rstrip('.')
+    if self.table.source == 'ours':
+      sentences.append(
+          f'Scale: {self.scale}{": " + changes if changes else ""}.'
+          ' Nobody has published these numbers.'
+      )
+    else:
+      sentences.append(
+          f'Scale: {self.scale}. Changed against the source:'
+          f' {changes or "nothing that we know of"}.'
+      )
+    num_cells = len(tables.cells(self.table, self.scale))
+    sentences.append(
+        f'Runs in this report: {len(self.cells)}; the scale has {num_cells}.'
+    )
     return [
-        f'Source: {self.table.source}.',
-        f'Scale: {self.scale}. Changed against the source:'
-        f' {changes.rstrip(".")}.',
+        *sentences,
         f'Seeds: {", ".join(map(str, seeds))}. All runs together took'
         f' {hours:.2f} hours.',
         'Numbers are percent: the mean over seeds, with its 95 % interval where'
         ' there is more than one seed; differences are ours minus published.',
-    ] + (
-        [f'Behind a published number stands its {self.table.spread}.']
-        if self.table.spread
-        else []
-    )
+        *(
+            [f'Behind a published number stands its {self.table.spread}.']
+            if self.table.spread
+            else []
+        ),
+        *self.provenance,
+    ]
 
   def by_setting(self) -> list[tuple[str, list[list[results.Entry]]]]:
     """Returns settings, each with its rows, each with an entry a measure."""
@@ -90,6 +107,7 @@ def write(root: pathlib.Path, comparison: Comparison) -> None:
     root: The comparison's directory, where its runs are read, too.
     comparison: What to write.
   """
+  page = _html(root, comparison)  # First: this is where something may fail.
   atomic_files.write_bytes(root / 'table.md', markdown(comparison).encode())
   atomic_files.write_bytes(root / 'table.csv', _csv(comparison))
   atomic_files.write_json(
@@ -102,9 +120,7 @@ def write(root: pathlib.Path, comparison: Comparison) -> None:
           'entries': [entry.to_json() for entry in comparison.entries],
       },
   )
-  atomic_files.write_bytes(
-      root / 'report.html', _html(root, comparison).encode()
-  )
+  atomic_files.write_bytes(root / 'report.html', page.encode())
 
 
 def markdown(comparison: Comparison) -> str:
@@ -158,7 +174,7 @@ def _grid(rows: list[list[results.Entry]]) -> list[list[str]]:
 
 def _ours(entry: results.Entry) -> str:
   if not entry.states:
-    return 'not in this library'
+    return 'not run here'
   if entry.mean is None:
     # Never a number where there is none: say how the seeds stand.
     states = dict.fromkeys(entry.states.values())
@@ -166,8 +182,8 @@ def _ours(entry: results.Entry) -> str:
   text = f'{entry.mean:.2f}'
   if entry.half_width is not None:
     text += f' ± {entry.half_width:.2f}'
-  if entry.client_std is not None:
-    text += f' ({entry.client_std:.2f} over clients)'
+  if entry.spread is not None:
+    text += f' ({entry.spread:.2f} {entry.spread_name})'
   return text
 
 
@@ -268,8 +284,9 @@ def _html_table(rows) -> str:
       kind = 'published' if name == 'published' else ''
       if name not in ('seeds', 'hours') and not any(c.isdigit() for c in cell):
         kind = 'published' if cell == _NONE else 'none'
-      # The deviation over clients goes below: the table fits a laptop's screen.
-      text = html.escape(cell).replace(' (', '<br><small>(', 1)
+      # A run's own spread goes below: the table fits a laptop's screen.
+      number, bracket, spread = html.escape(cell).partition(' (')
+      text = number + (f'<br><small>({spread}</small>' if bracket else '')
       lines.append(f'<td class="{kind}">{text}</td>')
     lines.append('</tr>')
   return ''.join([*lines, '</table></div>'])

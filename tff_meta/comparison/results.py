@@ -1,5 +1,6 @@
 """What came out of the cells of a comparison, beside the published numbers."""
 
+import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
 import json
@@ -24,8 +25,9 @@ class Entry:
     measure: Name of the measure.
     published: What the paper prints, or None.
     values: Seed -> number, of finished cells only.
-    client_std: Deviation over clients where the paper prints one: the mean over
-      seeds, or None.
+    spread: That of single runs where the paper prints one: the mean over seeds,
+      or None.
+    spread_name: What that spread is.
     states: Seed -> how its cell stands; empty if the row is not run here.
     problems: Seed -> why its cell failed, or why a finished one has no number.
     hours: Wall clock of all its cells.
@@ -36,7 +38,8 @@ class Entry:
   measure: str
   published: tables.Published | None
   values: Mapping[int, float]
-  client_std: float | None
+  spread: float | None
+  spread_name: str
   states: Mapping[int, runner.State]
   problems: Mapping[int, str]
   hours: float
@@ -90,7 +93,8 @@ class Entry:
         'std': self.std,
         'num_seeds': len(self.values),
         'values': {str(seed): value for seed, value in self.values.items()},
-        'client_std': self.client_std,
+        'spread': self.spread,
+        'spread_is': self.spread_name,
         'published': None if published is None else published.value,
         'published_spread': None if published is None else published.spread,
         'difference': self.difference,
@@ -110,11 +114,10 @@ def collect(
     cells: Those that the comparison consists of.
 
   Returns:
-    An entry for every measure of every row in every setting that `cells` has,
-    and of rows that are published only.
+    An entry for every measure of every row in every setting that `cells` has;
+    rows that have no cell there are left out if they are not published.
   """
-  used = list(dict.fromkeys(cell.setting for cell in cells))
-  run = {cell.row for cell in cells}
+  used = {cell.setting for cell in cells}
   entries = []
   for setting in table.settings:
     if setting.name not in used:
@@ -123,7 +126,7 @@ def collect(
       mine = [
           c for c in cells if (c.row, c.setting) == (row.name, setting.name)
       ]
-      if mine or (row.settings == () and row.name not in run):
+      if mine or row.published.get(setting.name):
         entries += _entries(root, row, setting, mine)
   return entries
 
@@ -133,14 +136,14 @@ def _entries(root, row, setting, cells) -> list[Entry]:
       cell.seed: runner.CellFolder(root, cell).outcome() for cell in cells
   }
   summaries = {
-      cell.seed: _summary(runner.CellFolder(root, cell))
+      cell.seed: read_json(runner.CellFolder(root, cell).run / 'summary.json')
       for cell in cells
       if outcomes[cell.seed].state == 'finished'
   }
   published = row.published.get(setting.name, {})
   entries = []
   for measure in setting.measures:
-    values, deviations, problems = {}, [], {}
+    values, spreads, problems = {}, [], {}
     for seed, outcome in outcomes.items():
       if outcome.state != 'finished':
         problems[seed] = outcome.problem
@@ -150,10 +153,10 @@ def _entries(root, row, setting, cells) -> list[Entry]:
         problems[seed] = f'its summary.json has no {measure.path}'
         continue
       values[seed] = 100 * value
-      if measure.std_path is not None:
-        deviation = tables.read(summaries[seed], measure.std_path)
-        if deviation is not None:
-          deviations.append(100 * deviation)
+      if measure.spread_path is not None:
+        spread = tables.read(summaries[seed], measure.spread_path)
+        if spread is not None:
+          spreads.append(100 * spread)
     entries.append(
         Entry(
             row=row.name,
@@ -161,7 +164,8 @@ def _entries(root, row, setting, cells) -> list[Entry]:
             measure=measure.name,
             published=published.get(measure.name),
             values=values,
-            client_std=statistics.fmean(deviations) if deviations else None,
+            spread=statistics.fmean(spreads) if spreads else None,
+            spread_name=measure.spread_name,
             states={seed: o.state for seed, o in outcomes.items()},
             problems=problems,
             hours=sum(o.seconds for o in outcomes.values()) / 3600,
@@ -170,9 +174,40 @@ def _entries(root, row, setting, cells) -> list[Entry]:
   return entries
 
 
-def _summary(folder: runner.CellFolder) -> Mapping[str, Any]:
-  """Returns summary.json of a finished cell; empty if it is not readable."""
+def read_json(path: pathlib.Path) -> Mapping[str, Any]:
+  """Returns a JSON file of a finished cell; empty if it is not readable."""
   try:
-    return json.loads((folder.run / 'summary.json').read_text())
+    return json.loads(path.read_text())
   except (OSError, ValueError):
     return {}
+
+
+def provenance(root: pathlib.Path, cells: Sequence[tables.Cell]) -> list[str]:
+  """Returns sentences on what code and data the finished cells are of.
+
+  Args:
+    root: The comparison's directory.
+    cells: Those that the comparison consists of.
+  """
+  commits, data = set(), collections.defaultdict(set)
+  for cell in cells:
+    folder = runner.CellFolder(root, cell)
+    if folder.outcome().state == 'finished':
+      config = read_json(folder.run / 'config.json')
+      commits.add(config.get('git_commit') or 'unknown')
+      data[cell.setting, cell.seed].add(
+          config.get('data', {}).get('fingerprint')
+      )
+  sentences = []
+  if commits:
+    sentences.append(f'Code of the runs: {", ".join(sorted(commits))}.')
+  if len(commits) > 1:
+    sentences.append(
+        'Attention: the runs are of more than one version of the code.'
+    )
+  for (setting, seed), fingerprints in data.items():
+    if len(fingerprints) > 1:
+      sentences.append(
+          f'Attention: methods had different data in {setting}, seed {seed}.'
+      )
+  return sentences

@@ -17,17 +17,23 @@ import dataclasses
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import threading
 import time
 from typing import Literal
 
 from tff_meta.comparison import tables
+from tff_meta.execution import native
 from tff_meta.training import atomic_files
+from tff_meta.training import run_directory
 
 State = Literal['not run', 'running', 'finished', 'failed', 'interrupted']
 
-_SECONDS_TO_SAVE = 120
+_CLAIM = 'comparison.json'
+_POLL_SECONDS = 0.2
+_SECONDS_BETWEEN_WRITES = 30
+_SECONDS_TO_SAVE = 600
 
 
 class ComparisonError(ValueError):
@@ -39,11 +45,12 @@ class Outcome:
   """How a cell stands.
 
   Attributes:
-    state: `'failed'` is a program that has ended with an exit code other than
-      0, `'interrupted'` one that was stopped or killed.
-    seconds: Wall clock of all attempts.
+    state: `'failed'` is a program that has ended by itself with an exit code
+      other than 0 or has crashed, `'interrupted'` one that was stopped.
+    seconds: Wall clock of all attempts; of one that was killed but for the last
+      half minute.
     problem: The last line it printed where it failed, otherwise empty.
-    flags: Of `binaries.train`, those that it was run with.
+    flags: Of `binaries.train`, those that it was run with, flag files read in.
   """
 
   state: State = 'not run'
@@ -85,37 +92,57 @@ class CellFolder:
     atomic_files.write_json(self._outcome, dataclasses.asdict(outcome))
 
 
-def claim(root: pathlib.Path, table_name: str, scale_name: str) -> None:
-  """Marks a directory as that of a table at a scale.
+def check_claim(root: pathlib.Path, table_name: str, scale_name: str) -> None:
+  """Raises if a directory is not free for a table at a scale; changes nothing.
 
   Args:
-    root: The directory; it exists.
+    root: The directory; it need not exist.
     table_name: The table.
     scale_name: The scale.
 
   Raises:
     ComparisonError: If it is another's, or holds other files.
   """
-  path = root / 'comparison.json'
-  wanted = {'experiment': table_name, 'scale': scale_name}
+  path = root / _CLAIM
+  wanted = _claim(table_name, scale_name)
   try:
     found = json.loads(path.read_text())
-  except FileNotFoundError:
-    others = [p.name for p in root.iterdir() if not p.name.startswith('.')]
+  except (FileNotFoundError, NotADirectoryError):
+    others = []
+    if root.is_dir():
+      others = [p.name for p in root.iterdir() if not p.name.startswith('.')]
     if others:
       raise ComparisonError(
           f'Expected {root} to be new or to hold a comparison, found'
-          f' {others[0]}. Tip: give another --output_dir.'
+          f' {others[0]}. Tip: give another directory.'
       ) from None
-    atomic_files.write_json(path, wanted)
     return
   except ValueError:
     found = None
   if found != wanted:
     raise ComparisonError(
         f'Expected {path} to say {wanted}, found {found}. Tip: give another'
-        ' --output_dir.'
+        ' directory.'
     )
+
+
+def claim(root: pathlib.Path, table_name: str, scale_name: str) -> None:
+  """Marks a directory, which exists, as that of a table at a scale.
+
+  Args:
+    root: The directory.
+    table_name: The table.
+    scale_name: The scale.
+
+  Raises:
+    ComparisonError: As `check_claim`.
+  """
+  check_claim(root, table_name, scale_name)
+  atomic_files.write_json(root / _CLAIM, _claim(table_name, scale_name))
+
+
+def _claim(table_name, scale_name):
+  return {'experiment': table_name, 'scale': scale_name}
 
 
 def settle(root: pathlib.Path, cells: Sequence[tables.Cell]) -> None:
@@ -136,7 +163,7 @@ def settle(root: pathlib.Path, cells: Sequence[tables.Cell]) -> None:
           f'Expected {folder.path} to be a run with'
           f' {_only_in(cell.flags, outcome.flags)}, found'
           f' {_only_in(outcome.flags, cell.flags)}. Tip: remove the folder, or'
-          ' give another --output_dir.'
+          ' give another directory.'
       )
     if outcome.state == 'running':
       folder.write(dataclasses.replace(outcome, state='interrupted'))
@@ -147,11 +174,7 @@ def _only_in(flags, others) -> str:
 
 
 class Runner:
-  """Runs cells, several at a time.
-
-  Attributes:
-    stopped: Set by `stop`.
-  """
+  """Runs cells, several at a time."""
 
   def __init__(
       self,
@@ -160,6 +183,7 @@ class Runner:
       *,
       environment: Mapping[str, str],
       working_directory: pathlib.Path,
+      places: Mapping[str, str],
       report: Callable[[str], None],
       changed: Callable[[], None],
   ):
@@ -170,24 +194,34 @@ class Runner:
       program: Command of the training program; flags are added.
       environment: Of the program.
       working_directory: Of the program, where flag files are looked for.
+      places: Directories of this machine -> what they are called in messages
+        that are kept.
       report: Called with a line when a cell begins or ends.
-      changed: Called after a cell has ended, not by two threads at once.
+      changed: Called after a cell has ended, not by two threads at once; an
+        error in it is reported and stops nothing.
     """
-    self.stopped = threading.Event()
     self._root = root
     self._program = list(program)
     self._environment = dict(environment)
     self._working_directory = working_directory
+    self._places = dict(places)
     self._report = report
     self._changed = changed
     self._lock = threading.Lock()
+    self._stopped = threading.Event()
+    self._killed = threading.Event()
+
+  @property
+  def stopped(self) -> bool:
+    """Whether it was asked to stop."""
+    return self._stopped.is_set()
 
   def stop(self) -> None:
     """Asks the running programs to save and end, and begins no other.
 
-    Safe in a signal handler.
+    The second call kills them. Safe in a signal handler.
     """
-    self.stopped.set()
+    (self._killed if self.stopped else self._stopped).set()
 
   def run(self, cells: Sequence[tables.Cell], processes: int) -> None:
     """Runs all cells that are not finished; returns when all have ended.
@@ -195,6 +229,9 @@ class Runner:
     Args:
       cells: What to run, in this order.
       processes: How many at the same time, at least 1.
+
+    Raises:
+      OSError: If a program cannot be started or a file cannot be written.
     """
     todo = [
         cell
@@ -202,14 +239,18 @@ class Runner:
         if CellFolder(self._root, cell).outcome().state != 'finished'
     ]
     numbered = iter(list(enumerate(todo, 1)))
+    errors = []
 
     def work():
-      while not self.stopped.is_set():
-        with self._lock:
-          number, cell = next(numbered, (None, None))
-        if cell is None:
-          return
-        self._run_cell(cell, f'[{number}/{len(todo)}] {cell.folder}')
+      try:
+        while not self.stopped and not errors:
+          with self._lock:
+            number, cell = next(numbered, (None, None))
+          if cell is None:
+            return
+          self._run_cell(cell, f'[{number}/{len(todo)}] {cell.folder}')
+      except Exception as error:  # Raised again in the caller's thread.
+        errors.append(error)
 
     threads = [
         threading.Thread(target=work) for _ in range(min(processes, len(todo)))
@@ -218,40 +259,52 @@ class Runner:
       thread.start()
     for thread in threads:
       thread.join()
+    if errors:
+      raise errors[0]
 
   def _run_cell(self, cell: tables.Cell, label: str) -> None:
     folder = CellFolder(self._root, cell)
     before = folder.outcome()
-    begun = dataclasses.replace(
-        before, state='running', problem='', flags=cell.flags
-    )
-    folder.write(begun)
     self._report(f'{label}: begins')
-    start = time.monotonic()
-    exit_code = self._execute(cell, folder)
-    seconds = before.seconds + time.monotonic() - start
+    started = time.monotonic()
+
+    def write(state: State, problem: str = '') -> None:
+      seconds = round(before.seconds + time.monotonic() - started, 1)
+      folder.write(Outcome(state, seconds, problem, cell.flags))
+
+    write('running')
+    exit_code = self._execute(cell, folder, lambda: write('running'))
     state, problem = 'finished', ''
-    # Negative: killed. Over 128: ended by itself after a signal.
-    if exit_code < 0 or exit_code > 128:
+    if exit_code and self.stopped:
+      state = 'interrupted'
+    elif exit_code < 0:
+      state, problem = 'failed', f'ended by signal {-exit_code}'
+    elif exit_code > 128:  # It got a signal from elsewhere, and has saved.
       state = 'interrupted'
     elif exit_code:
-      state, problem = 'failed', _last_line(folder.log)
-    folder.write(
-        dataclasses.replace(
-            begun, state=state, seconds=round(seconds, 1), problem=problem
-        )
-    )
-    self._report(f'{label}: {state} after {seconds:.0f} s {problem}'.rstrip())
+      state, problem = 'failed', self._without_places(_last_line(folder.log))
+    write(state, problem)
+    self._report(f'{label}: {state} {problem}'.rstrip())
     with self._lock:
-      self._changed()
+      try:
+        self._changed()
+      except Exception as error:  # The other cells do not depend on it.
+        self._report(f'The report was not written: {error!r}')
 
-  def _execute(self, cell: tables.Cell, folder: CellFolder) -> int:
+  def _execute(
+      self,
+      cell: tables.Cell,
+      folder: CellFolder,
+      still_running: Callable[[], None],
+  ) -> int:
     """Runs the program, and stops it if asked to; returns its exit code."""
     command = [*self._program, *cell.flags, f'--output_dir={folder.run}']
+    self._wait_until_free(folder)
     with contextlib.ExitStack() as stack:
       log = stack.enter_context(open(folder.log, 'ab'))
       process = subprocess.Popen(
-          command,
+          # It also saves and ends when this process is killed.
+          native.ending_with_parent(command, signal.SIGTERM),
           stdin=subprocess.DEVNULL,
           stdout=log,
           stderr=subprocess.STDOUT,
@@ -261,14 +314,37 @@ class Runner:
       )
       stack.callback(process.wait)
       stack.callback(process.kill)
-      while not self.stopped.is_set():
+      written = time.monotonic()
+      while not self.stopped:
         with contextlib.suppress(subprocess.TimeoutExpired):
-          return process.wait(timeout=0.2)
-      process.terminate()  # It writes a checkpoint.
-      with contextlib.suppress(subprocess.TimeoutExpired):
-        return process.wait(timeout=_SECONDS_TO_SAVE)
+          return process.wait(timeout=_POLL_SECONDS)
+        if time.monotonic() - written > _SECONDS_BETWEEN_WRITES:
+          still_running()
+          written = time.monotonic()
+      process.terminate()  # It ends its round and writes a checkpoint.
+      deadline = time.monotonic() + _SECONDS_TO_SAVE
+      while not self._killed.is_set() and time.monotonic() < deadline:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+          return process.wait(timeout=_POLL_SECONDS)
       process.kill()
       return process.wait()
+
+  def _wait_until_free(self, folder: CellFolder) -> None:
+    """Waits for a program that a killed comparison has left saving."""
+    directory = run_directory.RunDirectory(folder.run)
+    deadline = time.monotonic() + _SECONDS_TO_SAVE
+    while folder.run.exists() and time.monotonic() < deadline:
+      try:
+        with directory.locked():
+          return
+      except run_directory.RunDirectoryError:
+        if self._stopped.wait(_POLL_SECONDS):
+          return
+
+  def _without_places(self, text: str) -> str:
+    for place, name in self._places.items():
+      text = text.replace(place, name)
+    return text
 
 
 def environment(processes: int) -> dict[str, str]:

@@ -38,13 +38,15 @@ class Measure:
     name: What it is called in tables.
     path: Where it is in summary.json: keys joined by `/`; keys may hold a `/`
       themselves, see `read`. It holds a share, 0..1.
-    std_path: Where the deviation over clients is that the paper prints beside
-      it, or None.
+    spread_path: Where the spread is that the paper prints beside it (also a
+      share), or None.
+    spread_name: What that spread is.
   """
 
   name: str
   path: str
-  std_path: str | None = None
+  spread_path: str | None = None
+  spread_name: str = 'over clients'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +227,7 @@ def cells(
       Cell(
           row.name, setting.name, seed, _flags(table, setting, row, scale, seed)
       )
-      for seed in seeds or scale.seeds
+      for seed in dict.fromkeys(seeds or scale.seeds)
       for setting, row in _pairs(table)
       if row.name in rows and setting.name in settings
   ]

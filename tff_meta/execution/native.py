@@ -8,6 +8,7 @@ the first call over localhost hangs. So the worker is started here.
 """
 
 import atexit
+from collections.abc import Sequence
 import os
 import pathlib
 import signal
@@ -23,15 +24,15 @@ _START_TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 _MAX_MESSAGE_BYTES = 2_000_000_000
 
-# Runs in the child: asks Linux to end it with its parent (PR_SET_PDEATHSIG is
-# 1; the setting survives exec), then becomes the worker. A parent that is gone
-# already is noticed by its changed process id.
+# Runs in the child: asks Linux for a signal when its parent ends
+# (PR_SET_PDEATHSIG is 1; the setting survives exec), then becomes the program.
+# A parent that is gone already is noticed by its changed process id.
 _DIE_WITH_PARENT = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, int(sys.argv[1]))
+if os.getppid() != int(sys.argv[2]):
   sys.exit(1)
-os.execv(sys.argv[2], sys.argv[2:])
+os.execv(sys.argv[3], sys.argv[3:])
 """
 
 
@@ -132,6 +133,24 @@ def create_native_context():
   )
 
 
+def ending_with_parent(
+    command: Sequence[str], signal_num: signal.Signals
+) -> list[str]:
+  """Returns a command whose process gets a signal when this one has ended.
+
+  However this one ends. To be exact, when the thread has ended that started it.
+
+  Args:
+    command: A program's path and its arguments.
+    signal_num: Which signal.
+  """
+  return [
+      *(sys.executable, '-I', '-S', '-c', _DIE_WITH_PARENT),
+      *(str(int(signal_num)), str(os.getpid())),
+      *command,
+  ]
+
+
 def _start_worker(tff_dir: pathlib.Path, port: int) -> subprocess.Popen:
   """Starts TFF's worker as a child that ends with this process."""
   binary = tff_dir / 'data' / 'worker_binary'
@@ -141,13 +160,14 @@ def _start_worker(tff_dir: pathlib.Path, port: int) -> subprocess.Popen:
         ' tensorflow-federated from its wheel for Linux on x86-64.'
     )
   process = subprocess.Popen(
-      [
-          *(sys.executable, '-I', '-S', '-c', _DIE_WITH_PARENT),
-          str(os.getpid()),
-          str(binary),
-          f'--port={port}',
-          '--max_concurrent_computation_calls=-1',
-      ],
+      ending_with_parent(
+          [
+              str(binary),
+              f'--port={port}',
+              '--max_concurrent_computation_calls=-1',
+          ],
+          signal.SIGKILL,
+      ),
       stdin=subprocess.DEVNULL,
       stdout=subprocess.DEVNULL,
       stderr=subprocess.DEVNULL,

@@ -51,6 +51,10 @@ def sync_directory(path: pathlib.Path) -> None:
 
 
 def remove_leftovers(directory: pathlib.Path) -> None:
-  """Removes what killed processes left half written in `directory`."""
+  """Removes what killed processes left half written in `directory`.
+
+  Other files that end in `.tmp` stay: only ours have a process id before it.
+  """
   for path in directory.glob(f'*{TMP_SUFFIX}'):
-    path.unlink(missing_ok=True)
+    if path.stem.rpartition('.')[2].isdigit():
+      path.unlink(missing_ok=True)
