@@ -176,14 +176,24 @@ def _facts(directory, config):
   }
 
 
+def _titles(configs):
+  """Returns what panels and lines of runs are called, so that they differ."""
+  names = [config.algorithm for _, config in configs]
+  if len(set(names)) == len(names):
+    return names
+  return [
+      f'{config.algorithm} ({directory.root})' for directory, config in configs
+  ]
+
+
 def _nvar(root):
   """Prints and returns nVAR of every run."""
   del root  # There is no picture.
   from tff_meta.analyses import embeddings
   from tff_meta.analyses import normalized_variance
 
-  runs = []
-  for directory, config in _configs():
+  runs, configs = [], _configs()
+  for title, (directory, config) in zip(_titles(configs), configs, strict=True):
     with _open_run(directory, config) as (experiment, models):
       values = {}
       for name in ('trained', 'untrained'):
@@ -203,7 +213,7 @@ def _nvar(root):
         | values
     )
     print(
-        f'{config.algorithm}: nVAR {values["trained"]:.4g} after'
+        f'{title}: nVAR {values["trained"]:.4g} after'
         f' {models.rounds} rounds, {values["untrained"]:.4g} untrained'
     )
   return {'literal': LITERAL.value, 'runs': runs}
@@ -215,12 +225,12 @@ def _embedding_map(root):
   from tff_meta.analyses import embeddings
   from tff_meta.analyses import pictures
 
-  panels, runs = [], []
-  for directory, config in _configs():
+  panels, runs, configs = [], [], _configs()
+  for title, (directory, config) in zip(_titles(configs), configs, strict=True):
     with _open_run(directory, config) as (experiment, models):
       examples = embeddings.embed_test_examples(experiment, models.trained)
     panel, numbers = embedding_map.build_panel(
-        config.algorithm,
+        title,
         examples.choose(MAX_EXAMPLES.value, SEED.value),
         _layout(),
     )
@@ -233,7 +243,7 @@ def _embedding_map(root):
         }
         | numbers
     )
-    print(f'{config.algorithm}: silhouette {numbers["silhouette"]:.4f}')
+    print(f'{title}: silhouette {numbers["silhouette"]:.4f}')
   pictures.write_panels(root / 'embedding_map.png', panels, 'class')
   return {'layout': dataclasses.asdict(_layout()), 'runs': runs}
 
@@ -297,13 +307,15 @@ def _trajectory(root):
   for recording in recordings:
     _layout().check(recording.num_updates)
   panels, runs = [], []
-  for (directory, config), recording in zip(configs, recordings, strict=True):
+  for title, (directory, config), recording in zip(
+      _titles(configs), configs, recordings, strict=True
+  ):
     found = recording.run()
     numbers = trajectory.summarize(found)
-    panels.append(trajectory.build_panel(config.algorithm, found, _layout()))
+    panels.append(trajectory.build_panel(title, found, _layout()))
     runs.append(_facts(directory, config) | numbers)
     print(
-        f'{config.algorithm}: mean step length'
+        f'{title}: mean step length'
         f' {numbers["mean_step_length"]:.4g},'
         f' {numbers["relative_step_length"]:.4g} of the features\' norm'
     )

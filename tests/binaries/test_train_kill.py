@@ -17,7 +17,7 @@ from tff_meta.training import checkpoints
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _ROUNDS = 62  # Fifteen and a half FRL episodes of four rounds.
-_TIMEOUT_SECONDS = 240
+_TIMEOUT_SECONDS = 900  # Shared machines can be slow.
 _COMMON_FLAGS = (
     '--dataset=synthetic',
     '--dataset_options=noise=3.0',
