@@ -220,13 +220,14 @@ def _csv(comparison: Comparison) -> bytes:
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1c2430; margin: 0 auto;
-  max-width: 1240px; padding: 1.5rem; }
+  max-width: 1290px; padding: 1.5rem; }
 h1 { font-size: 1.5rem; margin-bottom: .3rem; }
 h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #d5dbe3; }
 h3 { font-size: 1rem; margin-bottom: .2rem; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .55rem; text-align: right; vertical-align: top;
+table { border-collapse: collapse; font-size: 14px;
+  font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .4rem; text-align: right; vertical-align: top;
   white-space: nowrap;
   border-bottom: 1px solid #e4e8ee; }
 th:first-child, td:first-child { text-align: left; }
