@@ -77,6 +77,17 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
   assert (directory / 'report.html').stat().st_size > 10_000
   assert '| frl |' in done.stdout
 
+  kept = tmp_path / 'kept'
+  again = _compare(
+      *flags[:2], flags[-1], '--rows=frl', '--report_only', f'--keep={kept}'
+  )
+  assert again.returncode == 0, again.stderr
+  assert '| fed_avg |' in again.stdout  # Begun before: still in the report.
+  assert _outcomes(directory) == after
+  assert {p.parent for p in kept.rglob('summary.json')} == {
+      kept / folder for folder in after
+  }
+
   other = _compare(*flags[:1], '--scale=cpu', flags[-1])
   assert other.returncode == 2
   assert 'another directory' in other.stderr
