@@ -72,13 +72,15 @@ def _class_split(name):
       'digits': class_splits.ten_classes,
       'synthetic': lambda: datasets.load_corpus('synthetic').class_split,
       'mnist': class_splits.ten_classes,
+      'cifar10': class_splits.ten_classes,
       'cifar100': class_splits.frl_cifar100,
       'mini_imagenet': class_splits.mini_imagenet,
   }[name]()
 
 
 @pytest.mark.parametrize(
-    'name', ['digits', 'synthetic', 'mnist', 'cifar100', 'mini_imagenet']
+    'name',
+    ['digits', 'synthetic', 'mnist', 'cifar10', 'cifar100', 'mini_imagenet'],
 )
 def test_default_sizes_suit_the_class_split(name):
   few_round = datasets.get(name).few_round

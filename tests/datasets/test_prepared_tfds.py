@@ -125,7 +125,7 @@ def test_cifar10(tmp_path, replace_download):
   corpus = cifar10.load(str(tmp_path), download=True, scaling='centered')
   assert _rows(corpus.train) == [(0, 3), (0, 9), (1, 4)]
   assert corpus.preprocess(corpus.train.x).min() == -1
-  assert corpus.class_split is None
+  assert corpus.class_split.test == (7, 8, 9)
 
 
 def _store(data_dir, name, images, labels, names, num_train):
