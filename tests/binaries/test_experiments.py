@@ -1,5 +1,6 @@
 """The tables: every cell can be run, and says what the papers say."""
 
+import dataclasses
 import pathlib
 
 from absl import flags
@@ -74,9 +75,14 @@ def test_every_cell_can_be_run(resolve, name, scale):
     config = resolve(cell.flags)
     assert config.seed == cell.seed
     for measure in table.setting(cell.setting).measures:
+      if measure.path == 'best_round_validation':
+        assert config.select_best and config.eval_every <= config.rounds
+        continue
       where, what, number = measure.path.split('/')
       if where == 'last_ten_evaluations_mean':
-        assert config.eval_every == 1 and what == 'known_clients'
+        validates = config.validation_fraction > 0
+        assert what == f'{"validation" if validates else "known"}_clients'
+        assert config.eval_every == 1
         continue
       assert where in ('evaluation', 'evaluation_best')
       assert what in config.protocols or (
@@ -155,7 +161,12 @@ def test_what_a_scale_says_it_changes(resolve, name, scale):
 
 def test_there_is_no_paper_scale_of_what_nobody_published():
   ours = {n for n, t in experiments.TABLES.items() if t.source == 'ours'}
-  assert ours == {'digits', 'frl_omniglot', 'frl_cifar10'}
+  assert ours == {
+      'digits',
+      'frl_omniglot',
+      'frl_cifar10',
+      'metavers_cifar10_sweep',
+  }
   assert ours == set(experiments.TABLES) - set(_PAPER)
 
 
@@ -228,6 +239,31 @@ def test_rates_of_averaging_are_those_of_the_logs(
     assert config.hparams.optimizer == 'adam'
 
 
+@pytest.mark.parametrize('data, rate', [('mnist', 1e-5), ('cifar10', 1e-4)])
+def test_table_3_of_fedmeta_per(resolve, data, rate):
+  """One client of all images, 50 IID ones, and FedAvg's runs of table 4."""
+  name = f'fedmeta_per_table3_{data}'
+
+  def run(setting, name=name):
+    return _config(resolve, name, 'paper', 'FedAvg', setting)
+
+  for setting in ('Known clients', 'New clients'):
+    assert run(setting) == run(setting, f'fedmeta_per_{data}')
+  iid, centralized = run('IID clients'), run('Centralized')
+  assert iid == dataclasses.replace(
+      run('Known clients'),
+      partition='iid',
+      partition_options={},
+      num_new_clients=0,
+      new_clients='held_out',
+  )
+  assert iid.hparams.learning_rate == rate
+  assert (iid.num_clients, iid.clients_per_round) == (50, 5)
+  assert centralized == dataclasses.replace(
+      iid, num_clients=1, clients_per_round=1
+  )
+
+
 def _published(table, row, setting, measure):
   (row,) = (r for r in experiments.get(table).rows if r.name == row)
   number = row.published[setting][measure]
@@ -249,6 +285,18 @@ def _published(table, row, setting, measure):
                 'Micro',
             ),  # fmt: skip
             (86.6, None),
+        ),
+        (
+            ('fedmeta_per_table3_cifar10', 'FedAvg', 'IID clients', 'Macro-F1'),
+            (53, 3.21),
+        ),
+        (
+            ('fedmeta_per_table3_mnist', 'FedAvg', 'New clients', 'Macro'),
+            (81.69, 19.71),
+        ),
+        (
+            ('fedmeta_per_table3_mnist', 'FedAvg', 'Centralized', 'Macro-F1'),
+            (97.04, None),
         ),
         (
             (
@@ -348,6 +396,33 @@ def test_ablations_of_metavers(resolve):
   assert losses == ['hybrid', 'triplet', 'ce']
 
 
+def test_sweep_of_metavers(resolve):
+  """Gamma and window change one at a time, from the published settings."""
+  table = experiments.get('metavers_cifar10_sweep')
+  released = _config(
+      resolve, 'metavers_cifar10', 'paper', 'MetaVers', '50 clients'
+  )
+  swept = {}
+  for cell in tables.cells(table, 'cpu', seeds=[0]):
+    config = resolve(cell.flags)
+    swept[cell.row] = config.hparams.gamma, config.hparams.margin_window
+    assert config == dataclasses.replace(
+        released,
+        hparams=dataclasses.replace(
+            released.hparams,
+            gamma=config.hparams.gamma,
+            margin_window=config.hparams.margin_window,
+            warm_up_rounds=config.hparams.margin_window + 1,
+        ),
+    )
+  assert swept.pop('gamma 0.4 window 50') == (0.4, 50)
+  assert len(swept) == 8
+  for row, values in swept.items():
+    what, value = row.split()
+    expected = {'gamma': (float(value), 50), 'window': (0.4, float(value))}
+    assert values == expected[what]
+
+
 @pytest.mark.parametrize('setting', ['CIFAR-100', 'miniImageNet'])
 def test_new_classes_of_metavers(resolve, setting):
   config = _config(
@@ -376,6 +451,36 @@ def test_fedec(resolve):
       else:
         assert config.rounds == 100
         assert config.clients_per_round * 10 == config.num_clients
+
+
+def test_grid_of_fedec(resolve):
+  """Rows differ in the constraint alone, from each other and from FedEC-wo."""
+  table = experiments.get('fedec_cifar10_100_2_grid')
+  cells = tables.cells(table, 'paper', seeds=[0])
+  assert len(cells) == 2 * (1 + 2 * 2 * 4)
+  for cell in cells:
+    config = resolve(cell.flags)
+    hparams = config.hparams
+    kind, *constraint = cell.row.split()
+    assert cell.setting == f'tau {hparams.tau}'
+    if kind == 'FedEC-wo':
+      assert hparams.constraint == 'none'
+    else:
+      assert hparams.constraint == kind.lower()
+      assert [str(hparams.constraint_weight), hparams.constrain] == [
+          str(float(constraint[0])),
+          constraint[1],
+      ]
+    assert hparams == dataclasses.replace(
+        resolve(
+            ['--flagfile=binaries/presets/fedec_cifar10_100_2.flags']
+        ).hparams,
+        constraint=hparams.constraint,
+        constraint_weight=hparams.constraint_weight,
+        constrain=hparams.constrain,
+        tau=hparams.tau,
+    )
+    assert (config.rounds, config.validation_fraction) == (100, 0.2)
 
 
 @pytest.mark.parametrize(
@@ -444,6 +549,21 @@ def test_cafeme(resolve, row, flag_file, setting):
   assert (config.num_clients, config.num_new_clients) == (80, 20)
   name = f'{flag_file}_rmnist_{_RMNIST[setting]}'
   assert config == resolve([f'--flagfile=binaries/presets/{name}.flags'])
+
+
+@pytest.mark.parametrize('row', ['CAFeMe', 'Per-FedAvg', 'FedAvg-FT', 'FedRep'])
+def test_local_sizes_of_cafeme(resolve, row):
+  """Figure 5 has 100 to 600 examples a client; all else is as in figure 3."""
+  table = experiments.get('cafeme_rmnist_local_size')
+  whole = _config(resolve, 'cafeme_rmnist', 'paper', row, 'None')
+  cells = tables.cells(table, 'paper', rows=[row], seeds=[0])
+  assert [(cell.setting, resolve(cell.flags)) for cell in cells] == [
+      (
+          f'{size} images',
+          dataclasses.replace(whole, partition_options={'max_examples': size}),
+      )
+      for size in (100, 200, 300, 400, 500, 600)
+  ]
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,7 @@ def test_known_clients_and_evaluation_on_the_way(call, tmp_path):
   assert 0 <= best <= 1
   summary = json.loads((directory / 'summary.json').read_text())
   assert summary['best_round'] == 2
+  assert summary['best_round_validation'] == best
   assert summary['last_ten_evaluations_mean'] == {
       'validation_clients/accuracy': best
   }
@@ -226,6 +227,7 @@ def test_the_best_round_for_new_classes(call, tmp_path):
   assert len(set(shares)) > 1
   summary = json.loads((directory / 'summary.json').read_text())
   assert summary['best_round'] == 1 + shares.index(max(shares))
+  assert summary['best_round_validation'] == max(shares)
   for suffix, part in ('', 'evaluation'), ('_best', 'evaluation_best'):
     result = summary[part]['new_class_clients']
     path = directory / f'clients_new_class_clients{suffix}.csv'

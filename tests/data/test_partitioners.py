@@ -462,6 +462,18 @@ def test_by_group_reproduces_rotated_mnist():
     assert set(degrees[own].tolist()) == {20.0 * (k // 10)}
 
 
+def test_by_group_keeps_so_many_examples_of_each_client():
+  groups = np.repeat(np.arange(4), 50)
+  whole = partitioners.by_group(groups, 8, 0)  # 25 examples each.
+  few, more, all_of_them = (
+      partitioners.by_group(groups, 8, 0, max_examples=n) for n in (5, 20, 99)
+  )
+  for k, own in enumerate(whole):
+    assert (len(few[k]), len(more[k])) == (5, 20)
+    assert set(few[k]) < set(more[k]) < set(own)
+    assert all_of_them[k].tolist() == own.tolist()
+
+
 def test_by_writer_takes_whole_writers():
   writers = np.array(['cid', 'ann', 'bob', 'ann', 'cid', 'ann', 'dan'])
   clients = partitioners.by_writer(writers, 3, 0)
@@ -562,6 +574,10 @@ def test_by_writer_takes_whole_writers():
         ),
         (lambda: partitioners.fedec_femnist(LABELS, 0, 0), 'found 0'),
         (lambda: partitioners.by_group(LABELS, 6, 0), '6 clients and 4 groups'),
+        (
+            lambda: partitioners.by_group(LABELS, 4, 0, max_examples=0),
+            '`max_examples` of at least 1, found 0',
+        ),
         (
             lambda: partitioners.by_writer(LABELS, 5, 0),
             'at most 4, the number of writers, found 5',

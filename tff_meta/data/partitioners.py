@@ -513,24 +513,32 @@ def fedec_femnist(
   return [np.concatenate(parts) for parts in own]
 
 
-def by_group(groups: np.ndarray, num_clients: int, seed: Seed) -> Partition:
-  """Gives each group of examples to as many clients of its own; exhaustive.
+def by_group(
+    groups: np.ndarray,
+    num_clients: int,
+    seed: Seed,
+    max_examples: int | None = None,
+) -> Partition:
+  """Gives each group of examples to as many clients of its own.
 
   The examples of a group are shuffled and dealt in equal parts to num_clients /
   num_groups clients, so that a client has the examples of one group only.
+  Exhaustive without `max_examples`.
 
   Args:
     groups: The group of every example [n]: with the `rotations` of a corpus
       this is RMNIST's partition (10 groups of 6,000, 10 clients each).
     num_clients: A multiple of the number of groups.
     seed: Source of the shuffle.
+    max_examples: Most examples of a client, at least 1, which are among those
+      that it has with a larger number; None for no limit.
 
   Returns:
     Row numbers of every client; the clients of the first group come first.
 
   Raises:
-    ValueError: If the clients are no multiple of the groups, or a group has
-      fewer examples than clients.
+    ValueError: If the clients are no multiple of the groups, a group has fewer
+      examples than clients, or a client may have none.
 
   Source: Ghosh et al., An Efficient Framework for Clustered Federated Learning
     (IFCA), NeurIPS 2020 (rotated MNIST); CAFeMe, released code (10 x 20
@@ -543,12 +551,16 @@ def by_group(groups: np.ndarray, num_clients: int, seed: Seed) -> Partition:
         'Expected `num_clients` to be a positive multiple of the number of'
         f' groups, found {num_clients} clients and {len(members)} groups.'
     )
+  if max_examples is not None and max_examples < 1:
+    raise ValueError(
+        f'Expected `max_examples` of at least 1, found {max_examples}.'
+    )
   each = num_clients // len(members)
   clients = []
   for group, rows in members.items():
     _check_enough(len(rows), each, 'clients', f'examples of group {group}')
     clients += np.array_split(rng.permutation(rows), each)
-  return clients
+  return [own[:max_examples] for own in clients]
 
 
 def by_writer(writers: np.ndarray, num_clients: int, seed: Seed) -> Partition:

@@ -229,6 +229,7 @@ def _evaluate(
     state = checkpoints.from_arrays(process.initialize(), best.server_state)
     evaluation |= {
         'best_round': best.rounds,
+        'best_round_validation': best.value,
         'evaluation_best': evaluate(state, best.rounds, '_best'),
     }
   return evaluation
