@@ -5,7 +5,8 @@ new clients are runs of their own, with rates of their own. The rates here are
 those of the released logs, which are what produced the table; those that the
 paper prints (Table 6) differ in places and are in the flag files.
 
-Left open by the paper: how it scales the pixels of MNIST (here to 0..1), why
+Left open by the paper: how it scales the pixels of MNIST (here to mean 0 and
+variance 1, with which FedAvg on IID clients has the accuracy of Table 3), why
 its MNIST has 69,909 images (its generator gives 70,000), how CIFAR-10 goes to
 new clients (here as MNIST does), and everything about the centralized training
 of Table 3 (here FedAvg of one client, who has all images).
@@ -162,8 +163,9 @@ MNIST = tables.Table(
     spread=_SPREAD,
     notes=(
         *_NOTES,
-        'How the paper scales the pixels of MNIST is not known; here it is to'
-        ' 0..1.',
+        'How the paper scales the pixels of MNIST is not known. Here it is to'
+        ' mean 0 and variance 1, which fits FedAvg on IID clients (Table 3:'
+        ' 90.36; ours 90.87, and 87.79 with pixels of 0..1).',
         'The macro accuracy of FedMeta-Per (Meta-SGD) for known clients is'
         ' 98.45 +- 2.34 in the released log; 98.15 +- 3.32, as printed, is its'
         ' precision.',

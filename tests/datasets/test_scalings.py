@@ -8,6 +8,7 @@ from tff_meta.datasets import cifar100
 from tff_meta.datasets import cinic10
 from tff_meta.datasets import digits
 from tff_meta.datasets import femnist
+from tff_meta.datasets import mnist
 from tff_meta.datasets import scalings
 
 # One image of 1x2 pixels, three channels.
@@ -22,6 +23,13 @@ PIXELS = np.array([[[[0, 51, 255], [255, 102, 0]]]], np.uint8)
         (cifar10.SCALINGS['centered'], [[-1, -0.6, 1], [1, -0.2, -1]]),
         (femnist.SCALINGS['ink'], [[1, 0.8, 0], [0, 0.6, 1]]),
         (femnist.SCALINGS['cafeme'], [[1, 0.6, -1], [-1, 0.2, 1]]),
+        (
+            mnist.SCALINGS['standard'],
+            [
+                [-0.1307 / 0.3081, 0.0693 / 0.3081, 0.8693 / 0.3081],
+                [0.8693 / 0.3081, 0.2693 / 0.3081, -0.1307 / 0.3081],
+            ],
+        ),
         (
             cifar10.SCALINGS['metavers'],
             [

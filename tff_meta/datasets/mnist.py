@@ -14,6 +14,7 @@ SCALINGS = {
     'unit': scalings.UNIT,
     'raw': scalings.RAW,
     'centered': scalings.CENTERED,
+    'standard': scalings.Scaling(mean=(0.1307,), std=(0.3081,)),
 }
 
 
@@ -29,7 +30,8 @@ def load(
   Args:
     data_dir: Where TensorFlow Datasets has prepared `mnist`; None: its default.
     download: Whether to fetch it if it is not there.
-    scaling: 'unit' ([0, 1]), 'raw' (0..255) or 'centered' ([-1, 1]).
+    scaling: 'unit' ([0, 1]), 'raw' (0..255), 'centered' ([-1, 1]) or 'standard'
+      (mean 0, variance 1 over the pixels of the training images).
     rotation_groups: G random groups of images, group g turned by 20 * g degrees
       counter-clockwise; IFCA and CAFeMe: 10, to be dealt with the partition
       `by_group`. 0 for none.
