@@ -166,6 +166,8 @@ def test_there_is_no_paper_scale_of_what_nobody_published():
       'frl_omniglot',
       'frl_cifar10',
       'metavers_cifar10_sweep',
+      'fedec_cifar10_100_2_grid',
+      'fedmeta_per_mnist_scalings',
   }
   assert ours == set(experiments.TABLES) - set(_PAPER)
 
@@ -262,6 +264,31 @@ def test_table_3_of_fedmeta_per(resolve, data, rate):
   assert centralized == dataclasses.replace(
       iid, num_clients=1, clients_per_round=1
   )
+
+
+def test_scalings_of_mnist(resolve):
+  """Only the pixels change, in table 3's IID runs and in table 4."""
+  iid = _config(
+      resolve, 'fedmeta_per_table3_mnist', 'paper', 'FedAvg', 'IID clients'
+  )
+  assert iid.dataset_options['scaling'] == 'unit'
+  for scaling in ('unit', 'centered', 'standard', 'raw'):
+    assert _config(
+        resolve, 'fedmeta_per_mnist_scalings', 'cpu', 'FedAvg', scaling
+    ) == dataclasses.replace(
+        iid, dataset_options=iid.dataset_options | {'scaling': scaling}
+    )
+  plain, standardized = (
+      [resolve(c.flags) for c in tables.cells(experiments.get(name), 'paper')]
+      for name in ('fedmeta_per_mnist', 'fedmeta_per_mnist_standardized')
+  )
+  assert standardized == [
+      dataclasses.replace(
+          config,
+          dataset_options=config.dataset_options | {'scaling': 'standard'},
+      )
+      for config in plain
+  ]
 
 
 def _published(table, row, setting, measure):
@@ -456,7 +483,7 @@ def test_fedec(resolve):
 def test_grid_of_fedec(resolve):
   """Rows differ in the constraint alone, from each other and from FedEC-wo."""
   table = experiments.get('fedec_cifar10_100_2_grid')
-  cells = tables.cells(table, 'paper', seeds=[0])
+  cells = tables.cells(table, 'cpu', seeds=[0])
   assert len(cells) == 2 * (1 + 2 * 2 * 4)
   for cell in cells:
     config = resolve(cell.flags)
@@ -480,7 +507,7 @@ def test_grid_of_fedec(resolve):
         constrain=hparams.constrain,
         tau=hparams.tau,
     )
-    assert (config.rounds, config.validation_fraction) == (100, 0.2)
+    assert (config.rounds, config.validation_fraction) == (20, 0.2)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ SCALINGS = {
     'unit': scalings.UNIT,
     'raw': scalings.RAW,
     'centered': scalings.CENTERED,
+    # Mean and deviation of all pixels of the training images.
     'standard': scalings.Scaling(mean=(0.1307,), std=(0.3081,)),
 }
 
