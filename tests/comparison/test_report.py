@@ -180,6 +180,10 @@ def test_small_files_of_finished_cells_are_kept(tmp_path, comparison):
   assert len(files) == 4 + 3 * 3
   with pytest.raises(runner.ComparisonError, match='another directory'):
     record.keep(tmp_path, _TABLE, 'paper', comparison.cells, target)
+  kept = {path: path.read_bytes() for path in files}
+  with pytest.raises(runner.ComparisonError, match=f'found {good[-1].folder}'):
+    record.keep(tmp_path, _TABLE, 'cpu', good[:-1], target)
+  assert {path: path.read_bytes() for path in files} == kept
   assert not any(b'/home/me' in path.read_bytes() for path in files)
 
 

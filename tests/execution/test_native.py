@@ -3,6 +3,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 import types
 
@@ -54,6 +55,39 @@ def test_the_worker_computes_and_ends_with_its_parent(end):
   while _is_alive(worker) and time.monotonic() < deadline:
     time.sleep(0.05)
   assert not _is_alive(worker)
+
+
+def test_a_program_leaves_no_file_of_autograph(tmp_path):
+  program = tmp_path / 'program.py'
+  program.write_text(
+      textwrap.dedent(
+          """
+          import sys
+          import tensorflow as tf
+          from tff_meta.execution import native
+
+          @tf.function
+          def absolute(x):
+            return x if x > 0 else -x
+
+          absolute(tf.constant(-1))
+          assert any('autograph_generated' in name for name in sys.modules)
+          native.end_process(3)
+      """
+      )
+  )
+  temporary = tmp_path / 'temporary'
+  temporary.mkdir()
+  done = subprocess.run(
+      [sys.executable, program],
+      cwd=_ROOT,
+      env=os.environ | {'TMPDIR': str(temporary), 'PYTHONPATH': str(_ROOT)},
+      capture_output=True,
+      text=True,
+      check=False,
+  )
+  assert done.returncode == 3, done.stderr
+  assert not list(temporary.iterdir())
 
 
 def _is_alive(process):

@@ -25,7 +25,7 @@ def keep(
   """Copies the tables, and of each finished cell what it was and gave.
 
   That is `cell.json`, `summary.json` and `config.json`, the last without where
-  the data set was. Files that are there are replaced, others stay.
+  the data set was. Copies that are there are replaced.
 
   Args:
     root: The comparison's directory.
@@ -35,20 +35,31 @@ def keep(
     target: Where the copies go; made if it is not there.
 
   Raises:
-    ComparisonError: If copies of another table or scale are there, or other
-      files.
+    ComparisonError: If copies of another table or scale are there, of a run
+      that is not among the finished ones, or other files.
     OSError: If a file cannot be read or written.
     ValueError: If one that should be JSON is not.
   """
+  runner.check_claim(target, table.name, scale_name)
+  folders = {cell.folder: runner.CellFolder(root, cell) for cell in cells}
+  finished = {
+      name: folder
+      for name, folder in folders.items()
+      if folder.outcome().state == 'finished'
+  }
+  for path in sorted(target.rglob('cell.json')):
+    name = path.parent.relative_to(target).as_posix()
+    if name not in finished:
+      raise runner.ComparisonError(
+          f'Expected {target} to hold no runs but those of this report, found'
+          f' {name}. Tip: remove it, or give another directory.'
+      )
   target.mkdir(parents=True, exist_ok=True)
   runner.claim(target, table.name, scale_name)
   for name in _TABLES:
     atomic_files.write_bytes(target / name, (root / name).read_bytes())
-  for cell in cells:
-    folder = runner.CellFolder(root, cell)
-    if folder.outcome().state != 'finished':
-      continue
-    copy = target / cell.folder
+  for name, folder in finished.items():
+    copy = target / name
     copy.mkdir(parents=True, exist_ok=True)
     for path in (folder.path / 'cell.json', folder.run / 'summary.json'):
       atomic_files.write_bytes(copy / path.name, path.read_bytes())

@@ -72,11 +72,15 @@ def end_process(exit_code: int) -> NoReturn:
   TensorFlow's and gRPC's threads outlive the interpreter's teardown and now and
   then crash in it (segmentation fault, exit code 139, in half of the runs on
   Python 3.11.2), after everything has been done and written. Programs end here
-  instead; the worker ends with its parent. Handlers of `atexit` do not run.
+  instead; the worker ends with its parent. Handlers of `atexit` do not run, but
+  the files that AutoGraph's would remove are removed here.
 
   Args:
     exit_code: What the process returns.
   """
+  for name, module in list(sys.modules.items()):
+    if name.startswith('__autograph_generated_file'):
+      pathlib.Path(module.__file__).unlink(missing_ok=True)
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(exit_code)
