@@ -121,6 +121,16 @@ def _shown(root, table, cells):
   ]
 
 
+def _check_data(cells, data_dir: str | None) -> None:
+  """Loads each data set, so that one that is not there is one error."""
+  from tff_meta import datasets
+
+  flag = '--dataset='
+  given = ([f for f in cell.flags if f.startswith(flag)] for cell in cells)
+  for name in dict.fromkeys(names[-1].removeprefix(flag) for names in given):
+    datasets.load_corpus(name, data_dir)
+
+
 def _command() -> str:
   """Returns the command that makes the report again, without places."""
   parts = ['./run', 'python', '-m', 'binaries.compare']
@@ -131,18 +141,23 @@ def _command() -> str:
   return shlex.join(parts)
 
 
+def _data_dir() -> str | None:
+  given = flag_groups.DATA_DIR.value
+  return None if given is None else os.path.abspath(given)
+
+
 def _program() -> list[str]:
   program = [sys.executable, '-m', 'binaries.train']
-  if flag_groups.DATA_DIR.value is not None:
-    program.append(f'--data_dir={os.path.abspath(flag_groups.DATA_DIR.value)}')
+  if _data_dir() is not None:
+    program.append(f'--data_dir={_data_dir()}')
   return [*program, f'--device={flag_groups.DEVICE.value}']
 
 
 def _places(root: pathlib.Path) -> dict[str, str]:
   """Returns what directories are called in messages that are kept."""
   places = {str(root): 'DIR', str(_ROOT): '.'}
-  if flag_groups.DATA_DIR.value is not None:
-    places[os.path.abspath(flag_groups.DATA_DIR.value)] = 'DATA'
+  if _data_dir() is not None:
+    places[_data_dir()] = 'DATA'
   return places
 
 
@@ -169,7 +184,7 @@ def main() -> int:
     default = f'runs/compare_{table.name}_{SCALE.value}'
     root = pathlib.Path(OUTPUT_DIR.value or default).resolve()
     kept = KEEP.value and pathlib.Path(KEEP.value).resolve()
-    program, places = _program(), _places(root)
+    program, places, data_dir = _program(), _places(root), _data_dir()
     os.chdir(_ROOT)  # Where flag files are named from.
     cells = [_with_flag_files(cell) for cell in cells]
     native.prepare_environment()
@@ -180,6 +195,13 @@ def main() -> int:
     from tff_meta.training import run_directory
 
     runner.check_claim(root, table.name, SCALE.value)
+    if not REPORT_ONLY.value:
+      todo = [
+          cell
+          for cell in cells
+          if runner.CellFolder(root, cell).outcome().state != 'finished'
+      ]
+      _check_data(todo, data_dir)
     if kept:
       runner.check_claim(kept, table.name, SCALE.value)
 

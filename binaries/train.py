@@ -265,6 +265,7 @@ def main() -> int:
     from tff_meta.training import experiment as experiment_lib
     from tff_meta.training import protocols
     from tff_meta.training import run
+    from tff_meta.training import run_config
     from tff_meta.training import run_directory
 
     experiment = experiment_lib.prepare(config, download=DOWNLOAD.value)
@@ -276,10 +277,12 @@ def main() -> int:
     if config.eval_every:
       evaluator.check_on_the_way()
     if not chosen and not config.protocols:
+      tip = 'shards has clients to know'
+      if config.partition != run_config.FEW_ROUND:
+        tip = f'{run_config.FEW_ROUND} has groups with new classes'
       command_line.report(
           f'Note: nothing will be evaluated: {config.algorithm} has no use for'
-          f' clients of partition {config.partition}. Tip:'
-          ' --partition=few_round has groups with new classes.'
+          f' clients of partition {config.partition}. Tip: --partition={tip}.'
       )
     process = experiment.build_process()
 

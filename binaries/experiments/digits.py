@@ -11,12 +11,19 @@ from tff_meta.comparison import tables
 _KNOWN, _GROUPS = 'Known clients', 'New groups'
 
 
-def _setting(name: str, protocol: str, partition: str) -> tables.Setting:
+def _setting(
+    name: str, protocol: str, partition: str, spread_name: str
+) -> tables.Setting:
   at = f'evaluation/{protocol}'
   return tables.Setting(
       name,
       measures=(
-          tables.Measure('Mean', f'{at}/accuracy_mean', f'{at}/accuracy_std'),
+          tables.Measure(
+              'Mean',
+              f'{at}/accuracy_mean',
+              f'{at}/accuracy_std',
+              spread_name,
+          ),
           tables.Measure('Micro', f'{at}/accuracy_micro'),
       ),
       flags=(f'--partition={partition}', f'--protocol={protocol}'),
@@ -40,8 +47,8 @@ TABLE = tables.Table(
     title='Every algorithm on the embedded digits',
     source='ours',
     settings=(
-        _setting(_KNOWN, 'known_clients', 'shards'),
-        _setting(_GROUPS, 'new_groups', 'few_round'),
+        _setting(_KNOWN, 'known_clients', 'shards', 'over clients'),
+        _setting(_GROUPS, 'new_groups', 'few_round', 'over groups'),
     ),
     rows=tuple(_row(spec) for spec in registry.ALGORITHMS.values()),
     scales={

@@ -113,6 +113,19 @@ def test_bad_input_is_a_line_before_anything_is_written(
   assert not (tmp_path / 'table').exists()
 
 
+def test_data_that_are_not_there_are_one_error(tmp_path):
+  done = _compare(
+      '--experiment=fedmeta_per_mnist',
+      '--scale=smoke',
+      f'--data_dir={tmp_path / "nothing"}',
+      f'--output_dir={tmp_path / "table"}',
+  )
+  assert done.returncode == 1
+  assert str(tmp_path / 'nothing' / 'mnist') in done.stderr
+  assert done.stderr.count('\n') == 1
+  assert not (tmp_path / 'table').exists()
+
+
 def test_the_list_has_every_experiment_with_its_runs():
   done = _compare('--list')
   assert done.returncode == 0

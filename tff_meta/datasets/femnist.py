@@ -31,9 +31,9 @@ _SMALL_A_TO_J = range(36, 46)
 _TFF_FILE = 'emnist_all.sqlite'
 _TFF_DIR = os.path.join('~', '.tff')
 _HOW_TO_GET = (
-    'pass --download to fetch it with TensorFlow Federated, or --data_dir=PATH'
-    ' of an .sqlite file of its kind, of a .json file of LEAF, or of the folder'
-    ' with the folders `train` and `test` of such files.'
+    'binaries.train --download fetches it with TensorFlow Federated;'
+    ' --data_dir=PATH is an .sqlite file of its kind, a .json file of LEAF, or'
+    ' the folder with the folders `train` and `test` of such files.'
 )
 
 

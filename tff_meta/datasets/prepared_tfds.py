@@ -36,8 +36,8 @@ def find(name: str, data_dir: str | None, download: bool) -> str:
   raise locations.not_found(
       name,
       [os.path.join(root, name, '<version>', _INFO_FILE) for root in roots],
-      'pass --download to fetch it with TensorFlow Datasets, or --data_dir=DIR'
-      ' of a directory where tfds.load has prepared it.',
+      'binaries.train --download fetches it with TensorFlow Datasets;'
+      ' --data_dir=DIR is a directory where tfds.load has prepared it.',
   )
 
 
