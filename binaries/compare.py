@@ -138,6 +138,8 @@ def _command() -> str:
   for flag in (ROWS, SETTINGS, SEEDS):
     if flag.value:
       parts.append(f'--{flag.name}={",".join(flag.value)}')
+  if _data_dir() is not None:
+    parts.append('--data_dir=DATA')
   return shlex.join(parts)
 
 
@@ -195,6 +197,8 @@ def main() -> int:
     from tff_meta.training import run_directory
 
     runner.check_claim(root, table.name, SCALE.value)
+    if REPORT_ONLY.value and not root.exists():
+      raise ValueError(f'Expected a comparison in {root}, found no directory.')
     if not REPORT_ONLY.value:
       todo = [
           cell

@@ -101,6 +101,7 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
         (['--experiment=digits', '--scale=paper'], "'digits': smoke, cpu"),
         (['--experiment=digits', '--rows=sgd'], "found 'sgd'"),
         (['--experiment=digits', '--seeds=x'], 'at least 0, found x'),
+        (['--experiment=digits', '--report_only'], 'found no directory'),
     ],
 )
 def test_bad_input_is_a_line_before_anything_is_written(

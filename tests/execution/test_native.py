@@ -81,13 +81,18 @@ def test_a_program_leaves_no_file_of_autograph(tmp_path):
   done = subprocess.run(
       [sys.executable, program],
       cwd=_ROOT,
-      env=os.environ | {'TMPDIR': str(temporary), 'PYTHONPATH': str(_ROOT)},
+      env=os.environ
+      | {
+          'TMPDIR': str(temporary),
+          'PYTHONPATH': str(_ROOT),
+          'PYTHONDONTWRITEBYTECODE': '',  # It writes it.
+      },
       capture_output=True,
       text=True,
       check=False,
   )
   assert done.returncode == 3, done.stderr
-  assert not list(temporary.iterdir())
+  assert not [path for path in temporary.rglob('*') if path.is_file()]
 
 
 def _is_alive(process):

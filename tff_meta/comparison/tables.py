@@ -99,7 +99,8 @@ class Scale:
       nothing.
     rows: Names of the rows that are run; None for all.
     settings: Names of the settings that are run; None for all.
-    hours: Of one core-pair for all of it, as measured; None if nobody has.
+    hours: On two cores, of all runs, measured or extrapolated from one seed;
+      None if nobody has measured any.
   """
 
   seeds: tuple[int, ...]

@@ -80,7 +80,8 @@ def end_process(exit_code: int) -> NoReturn:
   """
   for name, module in list(sys.modules.items()):
     if name.startswith('__autograph_generated_file'):
-      pathlib.Path(module.__file__).unlink(missing_ok=True)
+      for path in (module.__file__, module.__cached__):
+        pathlib.Path(path).unlink(missing_ok=True)
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(exit_code)
