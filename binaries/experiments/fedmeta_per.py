@@ -6,10 +6,10 @@ those of the released logs, which are what produced the table; those that the
 paper prints (Table 6) differ in places and are in the flag files.
 
 Left open by the paper: how it scales the pixels of MNIST (here to 0..1, as its
-code seems to; two tables of ours look into other scalings), why
-its MNIST has 69,909 images (its generator gives 70,000), how CIFAR-10 goes to
-new clients (here as MNIST does), and everything about the centralized training
-of Table 3 (here FedAvg of one client, who has all images).
+code seems to; two tables of ours look into other scalings), why its MNIST has
+69,909 images (its generator gives 70,000), how CIFAR-10 goes to new clients
+(here as MNIST does), and everything about the centralized training of Table 3
+(here FedAvg of one client, who has all images).
 """
 
 import dataclasses
