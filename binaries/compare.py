@@ -82,6 +82,14 @@ def _print_list() -> None:
     print(f'  --rows: {", ".join(rows)}')
 
 
+def _chosen(flag: flags.FlagHolder) -> str:
+  return (
+      f'--{flag.name}={",".join(flag.value)}'
+      if flag.value
+      else (f'all --{flag.name}')
+  )
+
+
 def _seeds() -> list[int]:
   if not all(seed.isascii() and seed.isdigit() for seed in SEEDS.value):
     raise ValueError(
@@ -182,7 +190,12 @@ def main() -> int:
         seeds=_seeds(),
     )
     if not cells:
-      raise ValueError('Expected at least one run, found none to do.')
+      raise ValueError(
+          f'Expected a run of {table.name} at {SCALE.value} scale for --rows'
+          f' and --settings, found none for {_chosen(ROWS)} with'
+          f' {_chosen(SETTINGS)}. Tip: some rows have published numbers only,'
+          ' or belong to some settings.'
+      )
     default = f'runs/compare_{table.name}_{SCALE.value}'
     root = pathlib.Path(OUTPUT_DIR.value or default).resolve()
     kept = KEEP.value and pathlib.Path(KEEP.value).resolve()

@@ -1,7 +1,7 @@
 """Trains an algorithm on a data set and evaluates what came out.
 
   python -m binaries.train --algorithm=frl
-  python -m binaries.train --flagfile=binaries/presets/digits_frl.flags \
+  python -m binaries.train --flagfile=binaries/presets/digit_pairs_frl.flags \
       --output_dir=DIR
 
 The same command continues a run that was stopped, by whatever, with the very
@@ -36,7 +36,7 @@ PRESET = flags.DEFINE_enum(
     list(registry.PRESETS),
     'Hyperparameters as the paper prints them, as the released code has them,'
     ' or with rates from which the embedded digits learn in a short run (demo);'
-    ' by default demo on digits, paper elsewhere.',
+    ' by default demo on these, paper elsewhere.',
 )
 HPARAMS = flags.DEFINE_string(
     'hparams',
@@ -50,7 +50,10 @@ REFERENCE_HPARAMS = flags.DEFINE_string(
     ' with, e.g. deployment_learning_rate=0.3.',
 )
 DATASET = flags.DEFINE_string(
-    'dataset', 'digits', 'What to train on; --list shows all.'
+    'dataset',
+    None,
+    'What to train on; --list shows all. By default digits, or digit_pairs for'
+    ' algorithms that prepare for groups with new classes.',
 )
 DATASET_OPTIONS = flags.DEFINE_string(
     'dataset_options',
@@ -189,25 +192,31 @@ def _eval_groups() -> int:
   return _EVAL_GROUPS if given is None else given
 
 
+def _dataset() -> str:
+  if DATASET.value is not None:
+    return DATASET.value
+  for_new_classes = registry.get(ALGORITHM.value).partition == 'few_round'
+  return 'digit_pairs' if for_new_classes else 'digits'
+
+
 def _output_dir() -> str:
   if OUTPUT_DIR.value is None:
-    return f'runs/{DATASET.value}_{ALGORITHM.value}'
+    return f'runs/{_dataset()}_{ALGORITHM.value}'
   return OUTPUT_DIR.value
 
 
 def _config():
   """Returns the configuration that the flags mean."""
-  for flag in (ALGORITHM, DATASET):
-    if not flag.value:
-      raise ValueError(
-          f'Expected --{flag.name}, found none. Tip: --list shows algorithms'
-          ' and data sets.'
-      )
-  if not _output_dir():
-    raise ValueError('Expected --output_dir to name a directory, found none.')
+  if not ALGORITHM.value:
+    raise ValueError(
+        'Expected --algorithm, found none. Tip: --list shows algorithms and'
+        ' data sets.'
+    )
   # Names first: to import TFF takes seconds.
   registry.get(ALGORITHM.value)
-  datasets.get(DATASET.value)
+  datasets.get(_dataset())
+  if not _output_dir():
+    raise ValueError('Expected --output_dir to name a directory, found none.')
   installation.import_tff()
   from tff_meta.training import run_config
 
@@ -216,7 +225,7 @@ def _config():
       preset=PRESET.value,
       hparams=HPARAMS.value,
       reference_hparams=REFERENCE_HPARAMS.value,
-      dataset=DATASET.value,
+      dataset=_dataset(),
       dataset_options=DATASET_OPTIONS.value,
       data_dir=flag_groups.DATA_DIR.value,
       partition=PARTITION.value,

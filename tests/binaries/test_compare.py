@@ -102,6 +102,18 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
         (['--experiment=digits', '--rows=sgd'], "found 'sgd'"),
         (['--experiment=digits', '--seeds=x'], 'at least 0, found x'),
         (['--experiment=digits', '--report_only'], 'found no directory'),
+        (
+            [
+                '--experiment=digits',
+                '--rows=frl',
+                '--settings=Known clients',
+            ],
+            'none for --rows=frl with --settings=Known clients',
+        ),
+        (
+            ['--experiment=fedec_cifar10_100_2', '--rows=pFedMe'],
+            'none for --rows=pFedMe with all --settings',
+        ),
     ],
 )
 def test_bad_input_is_a_line_before_anything_is_written(

@@ -58,6 +58,17 @@ def test_a_run_in_tffs_worker_is_the_same_to_rounding(call, tmp_path):
   np.testing.assert_allclose(rows[0], rows[1], rtol=1e-5)
 
 
+def test_a_run_that_nothing_can_evaluate_says_so(call, tmp_path):
+  code, _, err = call(
+      train, *_TINY, '--partition=shards', f'--output_dir={tmp_path / "run"}'
+  )
+  assert code == 0
+  assert 'nothing will be evaluated: frl has no use for clients of' in err
+  assert '--partition=few_round has groups with new classes' in err
+  summary = json.loads((tmp_path / 'run' / 'summary.json').read_text())
+  assert summary['evaluation'] == {}
+
+
 def test_a_run_leaves_everything_a_reader_needs(call, tmp_path, monkeypatch):
   directory = tmp_path / 'runs' / 'first'
   code, out, _ = call(train, *_TINY, f'--output_dir={directory}')
@@ -292,7 +303,7 @@ def _check_evaluation_of_clients(call, directory, summary):
     [
         (['--algorithm=fedd'], 2, 'algorithm of frl, metavers'),
         (['--algorithm='], 2, 'Expected --algorithm, found none'),
-        (['--dataset=imagenet'], 2, 'one of digits, synthetic'),
+        (['--dataset=imagenet'], 2, 'one of digits, digit_pairs'),
         (['--dataset_options=sigma=1'], 2, 'Known: num_classes'),
         (['--dataset_options=noise=-1'], 2, '`noise` >= 0'),
         (['--preset=best'], 2, 'preset'),
@@ -412,6 +423,26 @@ def test_the_algorithm_alone_is_enough(call, tmp_path, monkeypatch):
       (tmp_path / 'runs/digits_fed_avg/config.json').read_text()
   )
   assert content['config']['preset'] == 'demo'
+
+
+def test_few_round_learning_alone_has_pairs_of_digits(
+    call, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  code, out, _ = call(
+      train,
+      '--algorithm=personalized_fl',
+      '--rounds=1',
+      '--model=mlp',
+      '--eval_groups=2',
+  )
+  assert code == 0 and 'new_groups (2 groups' in out
+  content = json.loads(
+      (tmp_path / 'runs/digit_pairs_personalized_fl/config.json').read_text()
+  )
+  assert content['config']['dataset'] == 'digit_pairs'
+  assert content['config']['preset'] == 'demo'
+  assert content['config']['way'] == 5
 
 
 def test_flags_of_a_file_are_read(call, tmp_path):

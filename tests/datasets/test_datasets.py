@@ -14,6 +14,7 @@ from tff_meta.datasets import digits
 def test_names():
   assert list(datasets.DATASETS) == [
       'digits',
+      'digit_pairs',
       'synthetic',
       'mnist',
       'cifar10',
@@ -70,6 +71,7 @@ def _class_split(name):
   """Returns the split that a data set's `load` gives it, without the data."""
   return {
       'digits': class_splits.ten_classes,
+      'digit_pairs': lambda: datasets.load_corpus('digit_pairs').class_split,
       'synthetic': lambda: datasets.load_corpus('synthetic').class_split,
       'mnist': class_splits.ten_classes,
       'cifar10': class_splits.ten_classes,
@@ -80,7 +82,15 @@ def _class_split(name):
 
 @pytest.mark.parametrize(
     'name',
-    ['digits', 'synthetic', 'mnist', 'cifar10', 'cifar100', 'mini_imagenet'],
+    [
+        'digits',
+        'digit_pairs',
+        'synthetic',
+        'mnist',
+        'cifar10',
+        'cifar100',
+        'mini_imagenet',
+    ],
 )
 def test_default_sizes_suit_the_class_split(name):
   few_round = datasets.get(name).few_round

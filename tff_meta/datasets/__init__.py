@@ -6,6 +6,7 @@ from tff_meta.data import corpus as corpus_lib
 from tff_meta.datasets import cifar10
 from tff_meta.datasets import cifar100
 from tff_meta.datasets import cinic10
+from tff_meta.datasets import digit_pairs
 from tff_meta.datasets import digits
 from tff_meta.datasets import femnist
 from tff_meta.datasets import mini_imagenet
@@ -31,6 +32,7 @@ DATASETS = {
     module.SPEC.name: module.SPEC
     for module in (
         digits,
+        digit_pairs,
         synthetic,
         mnist,
         cifar10,
