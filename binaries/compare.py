@@ -82,11 +82,22 @@ def _print_list() -> None:
     print(f'  --rows: {", ".join(rows)}')
 
 
-def _chosen(flag: flags.FlagHolder) -> str:
-  return (
-      f'--{flag.name}={",".join(flag.value)}'
-      if flag.value
-      else (f'all --{flag.name}')
+def _check_any(cells, table: tables.Table) -> None:
+  """Raises if rows and settings are there but have no run in common."""
+  if cells:
+    return
+  scale = table.scale(SCALE.value)
+  rows = ROWS.value or scale.rows or [row.name for row in table.rows]
+  settings = {
+      row.name: row.settings or [s.name for s in table.settings]
+      for row in table.rows
+      if row.name in rows and row.settings != ()
+  }
+  tip = '; '.join(f'{row} has {", ".join(of)}' for row, of in settings.items())
+  raise ValueError(
+      f'Expected a run of {", ".join(rows)} in'
+      f' {", ".join(SETTINGS.value) or "any setting"}, found none. Tip:'
+      f' {tip or "there are published numbers only"}.'
   )
 
 
@@ -189,13 +200,7 @@ def main() -> int:
         settings=SETTINGS.value,
         seeds=_seeds(),
     )
-    if not cells:
-      raise ValueError(
-          f'Expected a run of {table.name} at {SCALE.value} scale for --rows'
-          f' and --settings, found none for {_chosen(ROWS)} with'
-          f' {_chosen(SETTINGS)}. Tip: some rows have published numbers only,'
-          ' or belong to some settings.'
-      )
+    _check_any(cells, table)
     default = f'runs/compare_{table.name}_{SCALE.value}'
     root = pathlib.Path(OUTPUT_DIR.value or default).resolve()
     kept = KEEP.value and pathlib.Path(KEEP.value).resolve()

@@ -52,8 +52,8 @@ REFERENCE_HPARAMS = flags.DEFINE_string(
 DATASET = flags.DEFINE_string(
     'dataset',
     None,
-    'What to train on; --list shows all. By default digits, or digit_pairs for'
-    ' algorithms that prepare for groups with new classes.',
+    'What to train on; --list shows all. By default digits, or digit_pairs with'
+    ' --partition=few_round, which is the default of some algorithms.',
 )
 DATASET_OPTIONS = flags.DEFINE_string(
     'dataset_options',
@@ -195,8 +195,8 @@ def _eval_groups() -> int:
 def _dataset() -> str:
   if DATASET.value is not None:
     return DATASET.value
-  for_new_classes = registry.get(ALGORITHM.value).partition == 'few_round'
-  return 'digit_pairs' if for_new_classes else 'digits'
+  partition = PARTITION.value or registry.get(ALGORITHM.value).partition
+  return 'digit_pairs' if partition == 'few_round' else 'digits'
 
 
 def _output_dir() -> str:

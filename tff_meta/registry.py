@@ -67,7 +67,8 @@ class AlgorithmSpec:
     """Configurations by name.
 
     `paper` as it is printed, `release` as the released code has it, and `demo`
-    with rates from which the embedded digits learn in a short run.
+    with rates from which the embedded digits, and pairs of them, learn in a
+    short run.
     """
     return {
         name: dataclasses.replace(self._attribute(name.upper()), **self.changes)

@@ -49,7 +49,7 @@ def _row(spec: registry.AlgorithmSpec) -> tables.Row:
 
 TABLE = tables.Table(
     name='digits',
-    title='Every algorithm on the embedded digits',
+    title='Every algorithm on the embedded digits and pairs of them',
     source='ours',
     settings=(
         _setting(_KNOWN, 'digits', 'known_clients', 'shards', 'over clients'),
@@ -70,8 +70,7 @@ TABLE = tables.Table(
     notes=(
         'Nobody published these numbers, so there is no paper scale.',
         'Clients, network and rates are those of the demonstration:'
-        ' hyperparameters are not tuned, and a few points between rows mean'
-        ' nothing.',
+        ' not tuned alike, so a few points between rows mean nothing.',
         'In a new group FedAvg starts from random weights, whatever was trained'
         ' before; FedAvg-FT starts from the trained ones.',
     ),

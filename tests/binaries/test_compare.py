@@ -108,11 +108,11 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
                 '--rows=frl',
                 '--settings=Known clients',
             ],
-            'none for --rows=frl with --settings=Known clients',
+            'run of frl in Known clients, found none. Tip: frl has New',
         ),
         (
             ['--experiment=fedec_cifar10_100_2', '--rows=pFedMe'],
-            'none for --rows=pFedMe with all --settings',
+            'pFedMe in any setting, found none. Tip: there are published',
         ),
     ],
 )

@@ -648,5 +648,9 @@ def test_digits_have_every_algorithm(resolve):
   groups = {c.row for c in cells if c.setting == 'New groups'}
   assert {'metavers', 'cafeme', 'fedec', 'fedmeta_per', 'local'} <= known
   assert {'frl', 'personalized_fl', 'fed_avg'} <= groups
+  assert {(c.setting, resolve(c.flags).dataset) for c in cells} == {
+      ('Known clients', 'digits'),
+      ('New groups', 'digit_pairs'),
+  }
   assert {cell.seed for cell in cells} == {0, 1, 2}
   assert {resolve(cell.flags).rounds for cell in cells} == {200}

@@ -38,6 +38,13 @@ def test_a_flag_file_is_whole(resolve, name):
   resolve(name)
 
 
+def test_the_first_command_of_the_readme_is_that_of_frl_alone(resolve):
+  with flagsaver.flagsaver():
+    flags.FLAGS(['train', '--algorithm=frl'])
+    alone = train._config()
+  assert resolve('digit_pairs_frl') == alone
+
+
 def _differences(one, other):
   one, other = one.identity(), other.identity()
   return {name for name in one if one[name] != other[name]}

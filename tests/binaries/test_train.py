@@ -425,20 +425,22 @@ def test_the_algorithm_alone_is_enough(call, tmp_path, monkeypatch):
   assert content['config']['preset'] == 'demo'
 
 
-def test_few_round_learning_alone_has_pairs_of_digits(
-    call, tmp_path, monkeypatch
+@pytest.mark.parametrize(
+    'flags',
+    [
+        ['--algorithm=frl', '--rounds=4'],
+        ['--algorithm=fed_avg', '--partition=few_round', '--rounds=1'],
+    ],
+)
+def test_few_round_learning_has_pairs_of_digits(
+    call, tmp_path, monkeypatch, flags
 ):
   monkeypatch.chdir(tmp_path)
-  code, out, _ = call(
-      train,
-      '--algorithm=personalized_fl',
-      '--rounds=1',
-      '--model=mlp',
-      '--eval_groups=2',
-  )
+  code, out, _ = call(train, *flags, '--eval_groups=2')
   assert code == 0 and 'new_groups (2 groups' in out
+  algorithm = flags[0].removeprefix('--algorithm=')
   content = json.loads(
-      (tmp_path / 'runs/digit_pairs_personalized_fl/config.json').read_text()
+      (tmp_path / f'runs/digit_pairs_{algorithm}/config.json').read_text()
   )
   assert content['config']['dataset'] == 'digit_pairs'
   assert content['config']['preset'] == 'demo'
