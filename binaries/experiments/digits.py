@@ -64,7 +64,7 @@ TABLE = tables.Table(
             flags=('--rounds=4', '--eval_groups=10'),
             changes='4 rounds, one episode of FRL; 10 groups; seed 0 only.',
         ),
-        'cpu': tables.Scale(seeds=(0, 1, 2)),
+        'cpu': tables.Scale(seeds=(0, 1, 2), hours=0.4),
     },
     flags=('--preset=demo', '--rounds=200'),
     notes=(
