@@ -63,18 +63,21 @@ flags.declare_key_flag('device')
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
+def _cost(table: tables.Table, scale_name: str) -> str:
+  """Returns how much all of a table is at a scale."""
+  hours = table.scale(scale_name).hours
+  cost = (
+      'hours not measured' if hours is None else f'{hours:g} hours on 2 cores'
+  )
+  return f'{len(tables.cells(table, scale_name))} runs, {cost}'
+
+
 def _print_list() -> None:
   """Prints what --experiment takes, with what each scale costs."""
   for table in experiments.TABLES.values():
     print(f'{table.name}\n  {table.title} ({table.source})')
     for name, scale in table.scales.items():
-      runs = len(tables.cells(table, name))
-      hours = (
-          'hours not measured'
-          if scale.hours is None
-          else f'{scale.hours:g} hours on 2 cores'
-      )
-      print(f'  --scale={name}: {runs} runs, {hours}')
+      print(f'  --scale={name}: {_cost(table, name)}')
       if scale.changes:
         print(f'    changes: {scale.changes}')
     print(f'  --settings: {", ".join(s.name for s in table.settings)}')
@@ -266,6 +269,11 @@ def main() -> int:
         if signal.getsignal(signal_num) is not signal.SIG_IGN:  # Of nohup.
           signal.signal(signal_num, stop)
       if not REPORT_ONLY.value:
+        command_line.report(
+            f'{len(todo)} of {len(cells)} runs to do, {PROCESSES.value} at a'
+            f' time, in {root}. All of {table.name} --scale={SCALE.value}:'
+            f' {_cost(table, SCALE.value)}.'
+        )
         running.run(cells, PROCESSES.value)
       write_report()
       if kept:

@@ -85,8 +85,12 @@ def _evaluate(stack):
   }
   try:
     results = evaluator.evaluate_all(
-        names, trained, untrained, directory.evaluations
-    )
+        names,
+        {'': trained},
+        untrained,
+        directory.evaluations,
+        command_line.report,
+    )['']
     for name, result in results.items():
       atomic_files.write_json(
           directory.evaluations / f'{name}.json',

@@ -293,6 +293,11 @@ def main() -> int:
           f'Note: nothing will be evaluated: {config.algorithm} has no use for'
           f' clients of partition {config.partition}. Tip: --partition={tip}.'
       )
+    if any(evaluator.ignores_training(name) for name in chosen):
+      command_line.report(
+          f'Note: in new groups {config.algorithm} begins with random weights:'
+          ' what is trained before makes no difference.'
+      )
     process = experiment.build_process()
 
   directory = run_directory.RunDirectory(_output_dir())

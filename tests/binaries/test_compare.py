@@ -62,6 +62,8 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
 
   done = _compare(*flags)
   assert done.returncode == 0, done.stderr
+  left = 2 - sum(o['state'] == 'finished' for o in before.values())
+  assert f'{left} of 2 runs to do, 2 at a time' in done.stderr
   after = _outcomes(directory)
   assert {o['state'] for o in after.values()} == {'finished'}
   for folder, outcome in before.items():

@@ -322,7 +322,7 @@ def _check_evaluation_of_clients(call, directory, summary):
         (['--partition_options=alpha=1'], 2, 'Known: examples_per_class'),
         (['--num_clients=7'], 2, 'multiple'),
         (['--num_clients=5', '--clients_per_round=6'], 2, 'at most'),
-        (['--way=6'], 2, 'at least 6 meta_test classes'),
+        (['--way=6'], 2, '(`way`), found 5'),
         (['--way=1'], 2, '`way` of at least 2'),
         (['--group_clients=4'], 2, '3 or 6 clients would do'),
         (['--eval_groups=0'], 2, '`eval_groups` to be at least 1'),

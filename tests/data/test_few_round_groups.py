@@ -218,7 +218,7 @@ def test_examples_per_class_keeps_the_first():
 @pytest.mark.parametrize(
     'changes, message',
     [
-        ({'way': 6}, 'at least 6 meta_test classes .* found 5'),
+        ({'way': 6}, 'at least 6 meta_test classes in .*`way`.*found 5'),
         ({'role': 'meta_validation'}, 'at least 3 meta_validation .* found 1'),
         ({'way': 5, 'num_seen': 5}, 'at least 5 meta_train classes'),
         ({'num_seen': 4}, '`num_seen` in 0..way, found 3, 6 and 4'),

@@ -156,7 +156,20 @@ def test_all_protocols_of_clients_have_the_same_keys(
 ):
   evaluator = protocols.Evaluator(experiment)
   names = ('known_clients', 'new_clients')
-  found = evaluator.evaluate_all(names, *models, tmp_path, '_best')
+  trained, untrained = models
+  lines = []
+  both = evaluator.evaluate_all(
+      names,
+      {'': untrained, '_best': trained},
+      untrained,
+      tmp_path,
+      lines.append,
+  )
+  assert len(lines) == len(names) * 3  # The untrained model once, not twice.
+  assert both[''] == {
+      name: evaluator.evaluate(name, untrained, untrained)[0] for name in names
+  }
+  found = both['_best']
   assert tuple(found) == names
   assert found['known_clients'].keys() == found['new_clients'].keys()
   assert found['new_clients']['num_clients'] == 2
@@ -329,9 +342,15 @@ def test_groups_have_the_keys_of_clients(experiment, models, tmp_path):
   clients, _ = protocols.Evaluator(experiment).evaluate('new_clients', *models)
   groups = prepare(algorithm='frl', eval_groups=2, **_FEW_ROUND)
   untrained = protocols.untrained_model(groups.build_process())
+  lines = []
   evaluation = protocols.Evaluator(groups).evaluate_all(
-      ['new_groups'], untrained, untrained, tmp_path, '_best'
-  )
+      ['new_groups'], {'_best': untrained}, untrained, tmp_path, lines.append
+  )['_best']
+  assert lines == [
+      'Evaluating new_groups: initial model, untrained.',
+      'Evaluating new_groups: FedAvg from scratch.',
+      'Evaluating new_groups_best: trained model.',
+  ]
   found = evaluation['new_groups']
   assert found.keys() - clients.keys() == {'num_groups'}
   assert clients.keys() <= found.keys()
@@ -347,6 +366,19 @@ def test_groups_have_the_keys_of_clients(experiment, models, tmp_path):
   assert min(accuracies) == found['accuracy_worst_decile']
   table = protocols.format_table(evaluation)
   assert 'worst decile' in table and 'hurt' not in table
+
+
+def test_in_new_groups_fed_avg_ignores_what_was_trained(tmp_path):
+  groups = prepare(algorithm='fed_avg', eval_groups=2, **_FEW_ROUND)
+  evaluator = protocols.Evaluator(groups)
+  assert evaluator.ignores_training('new_groups')
+  untrained = protocols.untrained_model(groups.build_process())
+  evaluation = evaluator.evaluate_all(
+      ['new_groups'], {'': untrained}, untrained, tmp_path, lambda _: None
+  )['']
+  assert not evaluation['new_groups']['references']
+  table = protocols.format_table(evaluation)
+  assert 'FedAvg from scratch' in table and 'trained model' not in table
 
 
 def test_clients_of_new_classes_are_averaged_by_group():

@@ -280,8 +280,9 @@ def _check_counts(pools, role, way, num_clients, deployment, num_seen):
     available = len(pools.classes(of_role))
     if available < needed:
       raise ValueError(
-          f'Expected at least {needed} {of_role} classes for groups of'
-          f' {way} classes, found {available} in {pools.corpus.name!r}.'
+          f'Expected at least {needed} {of_role} classes in'
+          f' {pools.corpus.name!r} for groups of {way} classes (`way`), found'
+          f' {available}.'
       )
 
 

@@ -35,6 +35,9 @@ def load(
   Returns:
     The corpus: 20 training and 5 test images a class; x uint8 0..16
     [n, 8, 16, 1], ink high.
+
+  Raises:
+    ValueError: If there is no such scaling.
   """
   source = digits.load(data_dir, download, scaling)
   rng = np.random.default_rng(0)

@@ -29,6 +29,9 @@ def load(
 
   Returns:
     The corpus; x uint8 0..16 [n, 8, 8, 1], ink high.
+
+  Raises:
+    ValueError: If there is no such scaling.
   """
   del data_dir, download
   preprocess = scalings.choose(SCALINGS, scaling)

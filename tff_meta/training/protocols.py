@@ -60,6 +60,13 @@ _GROUP_COLUMNS = {
     NEW_CLASS_CLIENTS: _VALIDATION_CLASSES,
 }
 _SCRATCH = 'fed_avg'
+_TRAINED, _UNTRAINED = 'trained', 'untrained'
+_FROM_SCRATCH = 'fed_avg_from_scratch'
+_LABELS = {
+    _TRAINED: 'trained model',
+    _UNTRAINED: 'initial model, untrained',
+    _FROM_SCRATCH: 'FedAvg from scratch',
+}
 
 
 class Model(NamedTuple):
@@ -184,30 +191,36 @@ class Evaluator:
   def evaluate_all(
       self,
       names: Iterable[str],
-      trained: Model,
+      trained: Mapping[str, Model],
       untrained: Model,
       directory: pathlib.Path,
-      suffix: str = '',
-  ) -> dict[str, dict[str, Any]]:
-    """Runs protocols; writes a file for each, a line a client or group.
+      report: Callable[[str], None],
+  ) -> dict[str, dict[str, dict[str, Any]]]:
+    """Runs protocols; writes files with a line a client or group.
 
-    These are `clients_NAME.csv` and, for new groups, `groups_NAME.csv`.
+    These are `clients_NAMESUFFIX.csv` or, for new groups,
+    `groups_NAMESUFFIX.csv`.
 
     Args:
       names: Protocols that are offered.
-      trained: What came out of training.
+      trained: Suffix -> what came out of training, of one round or another.
       untrained: What training began with.
       directory: Where the files go.
-      suffix: Is added to NAME.
+      report: Called with a line for the user before anything that takes long.
 
     Returns:
-      Name -> what goes into summary.json, see `evaluate`.
+      Suffix -> name -> what goes into summary.json, see `evaluate`.
     """
-    summaries = {}
+    summaries = {suffix: {} for suffix in trained}
     for name in names:
-      summaries[name], report = self.evaluate(name, trained, untrained)
-      path = directory / f'{report.unit}s_{name}{suffix}.csv'
-      atomic_files.write_bytes(path, report.to_csv())
+      references = self._references(name, untrained, report)
+      what = _FROM_SCRATCH if self.ignores_training(name) else _TRAINED
+      for suffix, model_of_round in trained.items():
+        report(f'Evaluating {name}{suffix}: {_LABELS[what]}.')
+        own = self._report(name, model_of_round)
+        summaries[suffix][name] = self._with_references(name, own, references)
+        path = directory / f'{own.unit}s_{name}{suffix}.csv'
+        atomic_files.write_bytes(path, own.to_csv())
     return summaries
 
   def evaluate(
@@ -228,26 +241,41 @@ class Evaluator:
       them group by group or client by client. And the report behind it.
     """
     own = self._report(name, trained)
-    references = {}
-    # From scratch FedAvg ignores in new groups what was trained.
-    if name not in _DEPLOYMENTS or self._config.algorithm != _SCRATCH:
-      references['untrained'] = self._report(name, untrained)
-      if name in _DEPLOYMENTS:
-        references['fed_avg_from_scratch'] = self._group_report(
-            self._scratch_test, trained, self.group_protocol(name)
-        )
+    references = self._references(name, untrained, lambda _: None)
+    return self._with_references(name, own, references), own
+
+  def _references(
+      self, name: str, untrained: Model, report: Callable[[str], None]
+  ) -> dict[str, client_metrics.Report]:
+    """Runs a protocol for what is the same whatever was trained."""
+    if self.ignores_training(name):
+      return {}
+    references = {_UNTRAINED: self._report}
+    if name in _DEPLOYMENTS:
+      references[_FROM_SCRATCH] = self._scratch_report
+    reports = {}
+    for other, of in references.items():
+      report(f'Evaluating {name}: {_LABELS[other]}.')
+      reports[other] = of(name, untrained)
+    return reports
+
+  def ignores_training(self, name: str) -> bool:
+    """Returns whether a protocol has no use for what was trained.
+
+    In new groups FedAvg begins with random weights.
+    """
+    return name in _DEPLOYMENTS and self._config.algorithm == _SCRATCH
+
+  def _with_references(self, name, own, references) -> dict[str, Any]:
+    """Returns what goes into summary.json."""
     accuracies = self._accuracies(name, own)
-    return (
-        self._summary(name, own)
-        | {
-            'references': {
-                other: self._summary(name, report)
-                | _gain(accuracies, self._accuracies(name, report))
-                for other, report in references.items()
-            }
-        },
-        own,
-    )
+    return self._summary(name, own) | {
+        'references': {
+            other: self._summary(name, report)
+            | _gain(accuracies, self._accuracies(name, report))
+            for other, report in references.items()
+        }
+    }
 
   def check_on_the_way(self) -> str:
     """Returns the column of metrics.csv that `on_the_way` fills.
@@ -332,6 +360,13 @@ class Evaluator:
       protocol = protocol or self.group_protocol(name)
       return self._group_report(self._own_test, trained, protocol)
     return self._client_report(name, trained, protocol)
+
+  def _scratch_report(
+      self, name: str, untrained: Model
+  ) -> client_metrics.Report:
+    return self._group_report(
+        self._scratch_test, untrained, self.group_protocol(name)
+    )
 
   def _group_report(
       self, group_test, trained, protocol
@@ -453,9 +488,11 @@ def format_table(evaluation: Mapping[str, Mapping[str, Any]]) -> str:
     count = result.get('num_groups') or result['num_clients']
     unit = 'groups' if 'num_groups' in result else 'clients'
     lines.append(f'{name} ({count} {unit}, accuracy +- 95 % interval, percent)')
-    rows = {'trained': result, **result.get('references', {})}
+    references = result['references']
+    # Without any, training was ignored, see `ignores_training`.
+    rows = {_TRAINED if references else _FROM_SCRATCH: result, **references}
     for row, values in rows.items():
-      line = f'  {_LABELS.get(row, row):24}' + _percent(
+      line = f'  {_LABELS[row]:24}' + _percent(
           values['accuracy_mean'], values['accuracy_half_width_95']
       )
       if 'gain' in values:
@@ -487,10 +524,3 @@ def _further_line(result) -> str:
 def _percent(mean: float, half_width: float | None) -> str:
   width = 'unknown' if half_width is None else f'{100 * half_width:.2f}'
   return f'{100 * mean:6.2f} +- {width}'
-
-
-_LABELS = {
-    'trained': 'trained model',
-    'untrained': 'initial model, untrained',
-    'fed_avg_from_scratch': 'FedAvg from scratch',
-}

@@ -196,13 +196,18 @@ def train_and_evaluate(
           f' accuracy dropped more than {config.patience} times since round'
           f' {trained.best.rounds}.'
       )
-    if config.protocols:
-      report(f'Trained {trained.rounds} rounds; evaluating.')
+    report(f'Trained {trained.rounds} rounds.')
     summary = (
         _summary(experiment, directory, trained)
         | _last_evaluations(evaluator, directory, config)
         | _evaluate(
-            experiment, process, evaluator, directory, client_states, trained
+            experiment,
+            process,
+            evaluator,
+            directory,
+            client_states,
+            trained,
+            report,
         )
     )
   atomic_files.write_json(directory.summary, summary)
@@ -210,29 +215,31 @@ def train_and_evaluate(
 
 
 def _evaluate(
-    experiment, process, evaluator, directory, client_states, trained
+    experiment, process, evaluator, directory, client_states, trained, report
 ) -> dict[str, Any]:
   """Returns the evaluation of the last round, and of the best if looked for."""
 
-  def evaluate(state, round_num, suffix=''):
-    return evaluator.evaluate_all(
-        experiment.config.protocols,
-        protocols_lib.model(process, state, client_states, round_num),
-        protocols_lib.untrained_model(process),
-        directory.root,
-        suffix,
-    )
+  def model(state, round_num):
+    return protocols_lib.model(process, state, client_states, round_num)
 
-  evaluation = {'evaluation': evaluate(trained.state, trained.rounds)}
+  models = {'': model(trained.state, trained.rounds)}
+  selection = {}
   best = trained.best
   if best is not None:
     state = checkpoints.from_arrays(process.initialize(), best.server_state)
-    evaluation |= {
-        'best_round': best.rounds,
-        'best_round_validation': best.value,
-        'evaluation_best': evaluate(state, best.rounds, '_best'),
-    }
-  return evaluation
+    models['_best'] = model(state, best.rounds)
+    selection = {'best_round': best.rounds, 'best_round_validation': best.value}
+  evaluations = evaluator.evaluate_all(
+      experiment.config.protocols,
+      models,
+      protocols_lib.untrained_model(process),
+      directory.root,
+      report,
+  )
+  return selection | {
+      f'evaluation{suffix}': of_round
+      for suffix, of_round in evaluations.items()
+  }
 
 
 def _report_beginning(
