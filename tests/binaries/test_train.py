@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import fcntl
 import json
+import re
 import sys
 
 from absl.testing import flagsaver
@@ -157,6 +158,9 @@ def _check_refusals(call, directory):
   where = f'--output_dir={directory}'
   code, _, err = call(train, *_TINY, where, '--hparams=gpal=false')
   assert code == 2 and 'hparams.gpal: true -> false' in err
+  code, _, err = call(train, *_TINY, where, '--algorithm=fed_avg')
+  assert code == 2 and 'algorithm: "frl" -> "fed_avg"' in err
+  assert re.search(r'; and \d+ more\. Tip: give another --output_dir', err)
   code, _, err = call(train, *_TINY, where, '--rounds=4')
   assert code == 2 and 'at least 5' in err
   with open(directory / '.lock', 'a') as lock:

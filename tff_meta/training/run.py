@@ -26,6 +26,7 @@ from tff_meta.training import run_directory
 from tff_meta.training import stop_signals
 
 _VERSIONS_OF = ('tensorflow', 'tensorflow-federated', 'numpy')
+_SHOWN_DIFFERENCES = 5
 
 
 class AnotherConfigurationError(ValueError):
@@ -128,10 +129,12 @@ def find_checkpoint(
 def _check_same(old, new, what):
   differences = run_directory.differences(old, new)
   if differences:
+    shown = '; '.join(differences[:_SHOWN_DIFFERENCES])
+    if len(differences) > _SHOWN_DIFFERENCES:
+      shown += f'; and {len(differences) - _SHOWN_DIFFERENCES} more'
     raise AnotherConfigurationError(
-        f'Expected {what} to have this configuration, found another:'
-        f' {"; ".join(differences)}. Tip: give another --output_dir, or the'
-        ' flags the run began with.'
+        f'Expected {what} to have this configuration, found another: {shown}.'
+        ' Tip: give another --output_dir, or the flags the run began with.'
     )
 
 
