@@ -30,6 +30,14 @@ def test_mnist(real_data_dir):
   x = corpus.preprocess(corpus.train.x)
   assert round(float(x.mean(dtype=np.float64)), 4) == 0.1307
   assert round(float(x.std(dtype=np.float64)), 4) == 0.3081
+  by_pixel = _load('mnist', real_data_dir, scaling='per_pixel')
+  x = by_pixel.preprocess(np.concatenate([corpus.train.x, corpus.test.x]))
+  np.testing.assert_allclose(x.mean(0, dtype=np.float64), 0, atol=1e-3)
+  deviations = x.std(0, dtype=np.float64)
+  varies = (corpus.train.x != corpus.train.x[0]).any(0)
+  assert 600 < varies.sum() < 784  # The corners are always empty.
+  # Rare ink has a deviation that the added 0.001 is not small against.
+  np.testing.assert_allclose(deviations[varies], 1, atol=0.05)
 
 
 @pytest.mark.parametrize(

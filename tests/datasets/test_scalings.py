@@ -60,6 +60,17 @@ def test_scaling_by_hand(scale, expected):
   np.testing.assert_allclose(scaled[0, 0], expected, rtol=1e-5, atol=1e-6)
 
 
+def test_every_pixel_has_a_mean_and_a_deviation_of_its_own():
+  images = np.array([[[[0], [7]], [[10], [9]]], [[[4], [7]], [[30], [5]]]])
+  scale = scalings.per_pixel(images.astype(np.uint8))
+  # Means 2, 7, 20, 7; deviations 2, 0, 10, 2.
+  np.testing.assert_allclose(
+      scale(images[:1])[0, ..., 0],
+      [[-2 / 2.001, 0], [-10 / 10.001, 2 / 2.001]],
+      rtol=1e-6,
+  )
+
+
 def test_digits_are_scaled_by_their_own_maximum():
   scaled = digits.SCALINGS['unit'](np.array([0, 4, 16], np.uint8))
   np.testing.assert_array_equal(scaled, np.float32([0, 0.25, 1]))

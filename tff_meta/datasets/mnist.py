@@ -4,6 +4,8 @@ Source: LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to
 document recognition, Proc. IEEE 1998; read through TensorFlow Datasets.
 """
 
+import numpy as np
+
 from tff_meta.data import class_splits
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.datasets import dataset_spec
@@ -18,6 +20,8 @@ SCALINGS = {
     'standard': scalings.Scaling(mean=(0.1307,), std=(0.3081,)),
 }
 
+_PER_PIXEL = 'per_pixel'
+
 
 def load(
     data_dir: str | None = None,
@@ -31,8 +35,10 @@ def load(
   Args:
     data_dir: Where TensorFlow Datasets has prepared `mnist`; None: its default.
     download: Whether to fetch it if it is not there.
-    scaling: 'unit' ([0, 1]), 'raw' (0..255), 'centered' ([-1, 1]) or 'standard'
-      (mean 0, variance 1 over the pixels of the training images).
+    scaling: 'unit' ([0, 1]), 'raw' (0..255), 'centered' ([-1, 1]), 'standard'
+      (mean 0, variance 1 over the pixels of the training images) or 'per_pixel'
+      (mean 0, variance 1 of each pixel over all 70,000 images before any
+      rotation, as FedMeta-Per has them).
     rotation_groups: G random groups of images, group g turned by 20 * g degrees
       counter-clockwise; IFCA and CAFeMe: 10, to be dealt with the partition
       `by_group`. 0 for none.
@@ -45,10 +51,12 @@ def load(
     DatasetNotFoundError: If it is not there, or cannot be fetched.
     ValueError: If an option is impossible.
   """
-  preprocess = scalings.choose(SCALINGS, scaling)
+  preprocess = scalings.choose(SCALINGS | {_PER_PIXEL: None}, scaling)
   train, test = prepared_tfds.read(
       prepared_tfds.find('mnist', data_dir, download)
   )
+  if scaling == _PER_PIXEL:
+    preprocess = scalings.per_pixel(np.concatenate([train.x, test.x]))
   corpus = corpus_lib.Corpus(
       name='mnist',
       train=train,
