@@ -293,7 +293,7 @@ def main() -> int:
           f'Note: nothing will be evaluated: {config.algorithm} has no use for'
           f' clients of partition {config.partition}. Tip: --partition={tip}.'
       )
-    if any(evaluator.ignores_training(name) for name in chosen):
+    if any(evaluator.starts_from_scratch(name) for name in chosen):
       command_line.report(
           f'Note: in new groups {config.algorithm} begins with random weights:'
           ' what is trained before makes no difference.'

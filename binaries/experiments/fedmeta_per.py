@@ -6,11 +6,11 @@ those of the released logs, which are what produced the table; those that the
 paper prints (Table 6) differ in places and are in the flag files.
 
 Left open by the paper: how it scales the pixels of MNIST (here every pixel to
-mean 0 and variance 1, as the generator of pFedMe does, which its code names as
-the source of its data; a table of ours tries others), why its MNIST has 69,909
-images (the sizes of its generator add up to 70,000), how CIFAR-10 goes to new
-clients (here as MNIST does), and everything about the centralized training of
-Table 3 (here FedAvg of one client, who has all images).
+mean 0 and variance 1, as pFedMe does, after which its repository says its data
+are made; a table of ours tries others), why its MNIST has 69,909 images (our
+partition has 70,000), how CIFAR-10 goes to new clients (here as MNIST does),
+and everything about the centralized training of Table 3 (here FedAvg of one
+client, who has all images).
 """
 
 import dataclasses
@@ -171,8 +171,9 @@ MNIST = tables.Table(
     notes=(
         *_NOTES,
         'The paper does not say how it scales pixels. Here it is as in the'
-        ' generator of pFedMe, which its code names: every pixel has mean 0 and'
-        ' variance 1 over all 70,000 images.',
+        ' generator of pFedMe, after which its repository says its data are'
+        ' made: every pixel that varies has mean 0 and variance 1 over all'
+        ' 70,000 images.',
         'The macro accuracy of FedMeta-Per (Meta-SGD) for known clients is'
         ' 98.45 +- 2.34 in the released log; 98.15 +- 3.32, as printed, is its'
         ' precision.',

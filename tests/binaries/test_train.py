@@ -70,6 +70,20 @@ def test_a_run_that_nothing_can_evaluate_says_so(call, tmp_path):
   assert summary['evaluation'] == {}
 
 
+def test_fed_avg_in_new_groups_says_that_it_starts_at_random(call, tmp_path):
+  code, out, err = call(
+      train,
+      *_TINY,
+      '--algorithm=fed_avg',
+      '--partition=few_round',
+      '--rounds=1',
+      f'--output_dir={tmp_path / "run"}',
+  )
+  assert code == 0
+  assert 'in new groups fed_avg begins with random weights' in err
+  assert 'FedAvg from scratch' in out and 'trained model' not in out
+
+
 def test_a_run_leaves_everything_a_reader_needs(call, tmp_path, monkeypatch):
   directory = tmp_path / 'runs' / 'first'
   code, out, _ = call(train, *_TINY, f'--output_dir={directory}')

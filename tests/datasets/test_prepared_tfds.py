@@ -166,6 +166,13 @@ def test_mnist(tmp_path):
   assert _rows(corpus.test) == [(60, 7)]
   assert (corpus.train.x[:, 3, 5] == 255).all()
   assert corpus.input_shape == (28, 28, 1)
+  by_pixel = mnist.load(str(tmp_path), scaling='per_pixel')
+  x = by_pixel.preprocess(np.concatenate([corpus.train.x, corpus.test.x]))
+  expected = np.zeros((3, 28, 28, 1))  # Where no pixel varies.
+  expected[:, 0, 0, 0] = np.array([-10, 0, 10]) / (np.sqrt(200 / 3) + 0.001)
+  np.testing.assert_allclose(x, expected, atol=1e-6)
+  with pytest.raises(ValueError, match="standard, per_pixel, found 'each'"):
+    mnist.load(str(tmp_path), scaling='each')
 
 
 def test_rotated_mnist_is_dealt_by_group(tmp_path):

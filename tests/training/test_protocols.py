@@ -96,6 +96,10 @@ def models(process, states):
   )
 
 
+def _evaluate(evaluator, name, trained, untrained):
+  return evaluator.evaluate(name, {'': trained}, untrained, lambda _: None)['']
+
+
 @pytest.mark.parametrize(
     'changes, offered',
     [
@@ -133,14 +137,14 @@ def test_what_is_offered(changes, offered):
 
 def test_known_clients_have_what_they_kept(experiment, models):
   evaluator = protocols.Evaluator(experiment)
-  summary, report = evaluator.evaluate('known_clients', *models)
+  summary, report = _evaluate(evaluator, 'known_clients', *models)
   ids = experiment.dataset.client_ids()
   assert report.ids == ids
   tests = [experiment.dataset.client(client_id).test for client_id in ids]
   expected = [np.mean(test.y == test.y[0]) for test in tests]
   assert report.accuracies[:-1] == pytest.approx(expected[:-1])
   # Without memories all have the initial head, as the last one has anyway.
-  untrained, reference = evaluator.evaluate('known_clients', *models[::-1])
+  untrained, reference = _evaluate(evaluator, 'known_clients', *models[::-1])
   assert reference.accuracies[-1] == report.accuracies[-1]
   gain = report.accuracies - reference.accuracies
   found = summary['references']['untrained']
@@ -167,7 +171,8 @@ def test_all_protocols_of_clients_have_the_same_keys(
   )
   assert len(lines) == len(names) * 3  # The untrained model once, not twice.
   assert both[''] == {
-      name: evaluator.evaluate(name, untrained, untrained)[0] for name in names
+      name: _evaluate(evaluator, name, untrained, untrained)[0]
+      for name in names
   }
   found = both['_best']
   assert tuple(found) == names
@@ -194,7 +199,9 @@ def test_evaluation_on_the_way_is_the_known_clients_or_their_validation(
       'known_clients/accuracy_micro',
   )
   assert evaluation.best_by is None
-  final, _ = protocols.Evaluator(experiment).evaluate('known_clients', *models)
+  final, _ = _evaluate(
+      protocols.Evaluator(experiment), 'known_clients', *models
+  )
   measured = evaluation.measure(weights, states)
   assert measured == {
       'known_clients/accuracy': final['accuracy_mean'],
@@ -287,8 +294,8 @@ def test_clients_of_validation_classes_are_measured_on_the_way(monkeypatch):
       'sample_group',
       lambda *args, **options: drawn[options['index']],
   )
-  final, _ = protocols.Evaluator(as_test).evaluate(
-      'new_class_clients', trained, trained
+  final, _ = _evaluate(
+      protocols.Evaluator(as_test), 'new_class_clients', trained, trained
   )
   assert measured == {
       column: final['accuracy_mean'],
@@ -316,7 +323,7 @@ def test_what_clients_only_do_after_training_is_not_measured_on_the_way():
   process = experiment.build_process()
   trained = protocols.untrained_model(process)
   evaluator = protocols.Evaluator(experiment)
-  final, _ = evaluator.evaluate('known_clients', trained, trained)
+  final, _ = _evaluate(evaluator, 'known_clients', trained, trained)
   evaluation = evaluator.on_the_way(process)
   measured = evaluation.measure(
       process.get_model_weights(process.initialize()),
@@ -339,7 +346,9 @@ def test_there_must_be_something_to_select_on():
 
 
 def test_groups_have_the_keys_of_clients(experiment, models, tmp_path):
-  clients, _ = protocols.Evaluator(experiment).evaluate('new_clients', *models)
+  clients, _ = _evaluate(
+      protocols.Evaluator(experiment), 'new_clients', *models
+  )
   groups = prepare(algorithm='frl', eval_groups=2, **_FEW_ROUND)
   untrained = protocols.untrained_model(groups.build_process())
   lines = []
@@ -349,7 +358,7 @@ def test_groups_have_the_keys_of_clients(experiment, models, tmp_path):
   assert lines == [
       'Evaluating new_groups: initial model, untrained.',
       'Evaluating new_groups: FedAvg from scratch.',
-      'Evaluating new_groups_best: trained model.',
+      'Evaluating new_groups: trained model, best round.',
   ]
   found = evaluation['new_groups']
   assert found.keys() - clients.keys() == {'num_groups'}
@@ -371,13 +380,27 @@ def test_groups_have_the_keys_of_clients(experiment, models, tmp_path):
 def test_in_new_groups_fed_avg_ignores_what_was_trained(tmp_path):
   groups = prepare(algorithm='fed_avg', eval_groups=2, **_FEW_ROUND)
   evaluator = protocols.Evaluator(groups)
-  assert evaluator.ignores_training('new_groups')
+  assert evaluator.starts_from_scratch('new_groups')
   untrained = protocols.untrained_model(groups.build_process())
+  expected, _ = _evaluate(evaluator, 'new_groups', untrained, untrained)
+  useless = untrained._replace(
+      weights=tree.map_structure(lambda w: w * np.nan, untrained.weights)
+  )
+  lines = []
   evaluation = evaluator.evaluate_all(
-      ['new_groups'], {'': untrained}, untrained, tmp_path, lambda _: None
-  )['']
-  assert not evaluation['new_groups']['references']
-  table = protocols.format_table(evaluation)
+      ['new_groups'],
+      {'': useless, '_best': useless},
+      useless,
+      tmp_path,
+      lines.append,
+  )
+  assert lines == ['Evaluating new_groups: FedAvg from scratch.']
+  assert evaluation == {
+      suffix: {'new_groups': expected} for suffix in ('', '_best')
+  }
+  assert not evaluation['']['new_groups']['references']
+  assert (tmp_path / 'groups_new_groups_best.csv').exists()
+  table = protocols.format_table(evaluation[''])
   assert 'FedAvg from scratch' in table and 'trained model' not in table
 
 
@@ -386,8 +409,8 @@ def test_clients_of_new_classes_are_averaged_by_group():
   experiment = prepare(algorithm='fed_avg_proto', **_FEW_ROUND)
   evaluator = protocols.Evaluator(experiment)
   untrained = protocols.untrained_model(experiment.build_process())
-  summary, report = evaluator.evaluate(
-      'new_class_clients', untrained, untrained
+  summary, report = _evaluate(
+      evaluator, 'new_class_clients', untrained, untrained
   )
   assert summary['num_groups'] == 3 and summary['num_clients'] == 9
   means = report.accuracies.reshape(3, 3).mean(1)

@@ -37,8 +37,8 @@ def load(
     download: Whether to fetch it if it is not there.
     scaling: 'unit' ([0, 1]), 'raw' (0..255), 'centered' ([-1, 1]), 'standard'
       (mean 0, variance 1 over the pixels of the training images) or 'per_pixel'
-      (mean 0, variance 1 of each pixel over all 70,000 images before any
-      rotation, as FedMeta-Per has them).
+      (mean 0, variance 1 of each pixel that varies, over all 70,000 images
+      before any rotation; `scalings.per_pixel`).
     rotation_groups: G random groups of images, group g turned by 20 * g degrees
       counter-clockwise; IFCA and CAFeMe: 10, to be dealt with the partition
       `by_group`. 0 for none.

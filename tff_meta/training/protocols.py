@@ -62,6 +62,7 @@ _GROUP_COLUMNS = {
 _SCRATCH = 'fed_avg'
 _TRAINED, _UNTRAINED = 'trained', 'untrained'
 _FROM_SCRATCH = 'fed_avg_from_scratch'
+_ROUNDS = {'': '', '_best': ', best round'}
 _LABELS = {
     _TRAINED: 'trained model',
     _UNTRAINED: 'initial model, untrained',
@@ -203,7 +204,8 @@ class Evaluator:
 
     Args:
       names: Protocols that are offered.
-      trained: Suffix -> what came out of training, of one round or another.
+      trained: Suffix, '' or '_best' -> what came out of training, of the last
+        round or the best.
       untrained: What training began with.
       directory: Where the files go.
       report: Called with a line for the user before anything that takes long.
@@ -213,43 +215,52 @@ class Evaluator:
     """
     summaries = {suffix: {} for suffix in trained}
     for name in names:
-      references = self._references(name, untrained, report)
-      what = _FROM_SCRATCH if self.ignores_training(name) else _TRAINED
-      for suffix, model_of_round in trained.items():
-        report(f'Evaluating {name}{suffix}: {_LABELS[what]}.')
-        own = self._report(name, model_of_round)
-        summaries[suffix][name] = self._with_references(name, own, references)
+      results = self.evaluate(name, trained, untrained, report)
+      for suffix, (summary, own) in results.items():
+        summaries[suffix][name] = summary
         path = directory / f'{own.unit}s_{name}{suffix}.csv'
         atomic_files.write_bytes(path, own.to_csv())
     return summaries
 
   def evaluate(
-      self, name: str, trained: Model, untrained: Model
-  ) -> tuple[dict[str, Any], client_metrics.Report]:
+      self,
+      name: str,
+      trained: Mapping[str, Model],
+      untrained: Model,
+      report: Callable[[str], None],
+  ) -> dict[str, tuple[dict[str, Any], client_metrics.Report]]:
     """Runs a protocol.
 
     Args:
       name: One that is offered.
-      trained: What came out of training.
+      trained: As for `evaluate_all`.
       untrained: What training began with.
+      report: As for `evaluate_all`.
 
     Returns:
-      What goes into summary.json, with the same keys for all protocols (see
+      Suffix -> what goes into summary.json, and the report behind it. The
+      former has the same keys for all protocols (see
       `client_metrics.Report.summary`); and under `references` the same of
       others in the very same groups or clients, with `gain` and
       `gain_half_width_95`, the mean and 95 % half width of the difference to
-      them group by group or client by client. And the report behind it.
+      them group by group or client by client.
     """
-    own = self._report(name, trained)
-    references = self._references(name, untrained, lambda _: None)
-    return self._with_references(name, own, references), own
+    if self.starts_from_scratch(name):
+      report(f'Evaluating {name}: {_LABELS[_FROM_SCRATCH]}.')
+      own = self._report(name, untrained)
+      return {suffix: (self._summary(name, own, {}), own) for suffix in trained}
+    references = self._references(name, untrained, report)
+    results = {}
+    for suffix, of_round in trained.items():
+      report(f'Evaluating {name}: {_LABELS[_TRAINED]}{_ROUNDS[suffix]}.')
+      own = self._report(name, of_round)
+      results[suffix] = self._summary(name, own, references), own
+    return results
 
   def _references(
       self, name: str, untrained: Model, report: Callable[[str], None]
   ) -> dict[str, client_metrics.Report]:
     """Runs a protocol for what is the same whatever was trained."""
-    if self.ignores_training(name):
-      return {}
     references = {_UNTRAINED: self._report}
     if name in _DEPLOYMENTS:
       references[_FROM_SCRATCH] = self._scratch_report
@@ -259,23 +270,12 @@ class Evaluator:
       reports[other] = of(name, untrained)
     return reports
 
-  def ignores_training(self, name: str) -> bool:
-    """Returns whether a protocol has no use for what was trained.
+  def starts_from_scratch(self, name: str) -> bool:
+    """Returns whether it is FedAvg in new groups, which begins at random.
 
-    In new groups FedAvg begins with random weights.
+    It has no use there for what was trained.
     """
     return name in _DEPLOYMENTS and self._config.algorithm == _SCRATCH
-
-  def _with_references(self, name, own, references) -> dict[str, Any]:
-    """Returns what goes into summary.json."""
-    accuracies = self._accuracies(name, own)
-    return self._summary(name, own) | {
-        'references': {
-            other: self._summary(name, report)
-            | _gain(accuracies, self._accuracies(name, report))
-            for other, report in references.items()
-        }
-    }
 
   def check_on_the_way(self) -> str:
     """Returns the column of metrics.csv that `on_the_way` fills.
@@ -457,7 +457,18 @@ class Evaluator:
       return report.by_group(self._config.group_clients)
     return report.accuracy
 
-  def _summary(self, name, report) -> dict[str, Any]:
+  def _summary(self, name, own, references) -> dict[str, Any]:
+    """Returns what goes into summary.json."""
+    accuracies = self._accuracies(name, own)
+    return self._own_summary(name, own) | {
+        'references': {
+            other: self._own_summary(name, report)
+            | _gain(accuracies, self._accuracies(name, report))
+            for other, report in references.items()
+        }
+    }
+
+  def _own_summary(self, name, report) -> dict[str, Any]:
     summary = report.summary()
     if name == NEW_CLASS_CLIENTS:
       # The mean and its interval are over groups, all else over clients.
@@ -489,7 +500,7 @@ def format_table(evaluation: Mapping[str, Mapping[str, Any]]) -> str:
     unit = 'groups' if 'num_groups' in result else 'clients'
     lines.append(f'{name} ({count} {unit}, accuracy +- 95 % interval, percent)')
     references = result['references']
-    # Without any, training was ignored, see `ignores_training`.
+    # Without any it is FedAvg's own, see `starts_from_scratch`.
     rows = {_TRAINED if references else _FROM_SCRATCH: result, **references}
     for row, values in rows.items():
       line = f'  {_LABELS[row]:24}' + _percent(

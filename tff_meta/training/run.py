@@ -199,7 +199,6 @@ def train_and_evaluate(
           f' accuracy dropped more than {config.patience} times since round'
           f' {trained.best.rounds}.'
       )
-    report(f'Trained {trained.rounds} rounds.')
     summary = (
         _summary(experiment, directory, trained)
         | _last_evaluations(evaluator, directory, config)
