@@ -383,7 +383,9 @@ def test_arguments_are_not_changed(subject):
 
 def test_later_rounds_trace_nothing(subject, monkeypatch):
   """No graph is built, even for another number of clients and examples."""
-  state = subject.outputs[0].state  # The first round compiles.
+  state = subject.outputs[0].state
+  data = [subject.data(client) for client in subject.cohort]
+  subject.process.next(state, data)  # The first call compiles.
   first, second, _ = subject.cohort
   fewer = dataclasses.replace(first, counts={1: 2, 2: 3})
   data = [subject.data(fewer), subject.data(second, batch_size=3)]
