@@ -174,7 +174,8 @@ def _program() -> list[str]:
   program = [sys.executable, '-m', 'binaries.train']
   if _data_dir() is not None:
     program.append(f'--data_dir={_data_dir()}')
-  return [*program, f'--device={flag_groups.DEVICE.value}']
+  # A table has rows to compare with: no further references.
+  return [*program, f'--device={flag_groups.DEVICE.value}', '--noreferences']
 
 
 def _places(root: pathlib.Path) -> dict[str, str]:

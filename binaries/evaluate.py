@@ -39,6 +39,7 @@ def _with_flags(config):
       'restrict_f1_to_client_labels': (
           flag_groups.RESTRICT_F1_TO_CLIENT_LABELS.value
       ),
+      'references': flag_groups.REFERENCES.value,
       'curve': flag_groups.CURVE.value,
   }
   given = {k: v for k, v in given.items() if v is not None}

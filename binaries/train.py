@@ -149,6 +149,12 @@ EVAL_EVERY = flags.DEFINE_integer(
     ' groups of meta-validation classes or of their clients, or of known'
     ' clients.',
 )
+EVAL_FROM = flags.DEFINE_integer(
+    'eval_from',
+    0,
+    'The first round that --eval_every may evaluate: where an evaluation takes'
+    ' longer than a round and only the last ones are of interest.',
+)
 SELECT_BEST = flags.DEFINE_bool(
     'select_best',
     False,
@@ -244,6 +250,7 @@ def _config():
       checkpoint_every=CHECKPOINT_EVERY.value,
       protocols=tuple(flag_groups.PROTOCOL.value),
       eval_every=EVAL_EVERY.value,
+      eval_from=EVAL_FROM.value,
       select_best=SELECT_BEST.value,
       select_by=SELECT_BY.value,
       patience=PATIENCE.value,
@@ -253,6 +260,7 @@ def _config():
       restrict_f1_to_client_labels=(
           flag_groups.RESTRICT_F1_TO_CLIENT_LABELS.value
       ),
+      references=flag_groups.REFERENCES.value is not False,
       curve=bool(flag_groups.CURVE.value),
       way=flag_groups.WAY.value,
       group_clients=flag_groups.GROUP_CLIENTS.value,
@@ -293,10 +301,10 @@ def main() -> int:
           f'Note: nothing will be evaluated: {config.algorithm} has no use for'
           f' clients of partition {config.partition}. Tip: --partition={tip}.'
       )
-    if any(evaluator.starts_from_scratch(name) for name in chosen):
+    for name in filter(evaluator.starts_from_scratch, chosen):
       command_line.report(
-          f'Note: in new groups {config.algorithm} begins with random weights:'
-          ' what is trained before makes no difference.'
+          f'Note: in {name} {config.algorithm} begins with random weights: what'
+          ' is trained before makes no difference.'
       )
     process = experiment.build_process()
 

@@ -38,6 +38,7 @@ _DEFAULTS = dict(
     seed=1,
     checkpoint_every=1,
     eval_every=0,
+    eval_from=0,
     select_best=False,
     select_by='macro',
     patience=0,
@@ -46,6 +47,7 @@ _DEFAULTS = dict(
     eval_groups=1,
     eval_support_fraction=None,
     restrict_f1_to_client_labels=None,
+    references=True,
     curve=False,
     execution='in_process',
 )

@@ -83,6 +83,7 @@ def test_every_cell_can_be_run(resolve, name, scale):
         validates = config.validation_fraction > 0
         assert what == f'{"validation" if validates else "known"}_clients'
         assert config.eval_every == 1
+        assert config.eval_from <= max(config.rounds - 9, 0)
         continue
       assert where in ('evaluation', 'evaluation_best')
       assert what in config.protocols or (

@@ -80,8 +80,8 @@ def test_fed_avg_in_new_groups_says_that_it_starts_at_random(call, tmp_path):
       f'--output_dir={tmp_path / "run"}',
   )
   assert code == 0
-  assert 'in new groups fed_avg begins with random weights' in err
-  assert 'FedAvg from scratch' in out and 'trained model' not in out
+  assert 'in new_groups fed_avg begins with random weights' in err
+  assert '  from scratch ' in out and 'trained model' not in out
 
 
 def test_a_run_leaves_everything_a_reader_needs(call, tmp_path, monkeypatch):
@@ -133,7 +133,11 @@ def test_a_run_leaves_everything_a_reader_needs(call, tmp_path, monkeypatch):
 def _check_finished(call, directory):
   code, out, err = call(train, *_TINY, f'--output_dir={directory}')
   assert code == 0 and 'finished: 5 rounds' in err
-  assert 'trained model' in out
+  assert 'trained model' in out and 'untrained' in out
+  run = (*_TINY, '--noreferences', f'--output_dir={directory}')
+  code, out, err = call(train, *run)
+  assert code == 0 and 'Evaluating new_groups: trained model' in err
+  assert 'trained model' in out and 'untrained' not in out
 
 
 def _check_evaluation(call, directory):

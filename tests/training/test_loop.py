@@ -295,7 +295,26 @@ def test_a_checkpoint_of_another_process_is_refused(process, tmp_path):
     _train(other, tmp_path / 'run')
 
 
-@pytest.mark.parametrize('values', [(0, 1, 0), (1, 0, 0), (1, 1, -1)], ids=str)
+@pytest.mark.parametrize(
+    'every, first, expected',
+    [
+        (0, 0, []),
+        (1, 0, [1, 2, 3, 4, 5, 6]),
+        (2, 0, [2, 4, 6]),
+        (1, 5, [5, 6]),
+        (2, 4, [4, 6]),
+        (2, 5, [6]),
+    ],
+)
+def test_rounds_that_are_evaluated(every, first, expected):
+  schedule = loop.Schedule(6, 1, every, first)
+  rounds = range(1, schedule.num_rounds + 1)
+  assert [r for r in rounds if schedule.evaluates(r)] == expected
+
+
+@pytest.mark.parametrize(
+    'values', [(0, 1, 0), (1, 0, 0), (1, 1, -1), (1, 1, 0, -1)], ids=str
+)
 def test_an_impossible_schedule_is_refused(values):
   with pytest.raises(ValueError, match='at least'):
     loop.Schedule(*values)

@@ -38,6 +38,7 @@ _DEFAULTS = dict(
     seed=1,
     checkpoint_every=1,
     eval_every=0,
+    eval_from=0,
     select_best=False,
     select_by='macro',
     patience=0,
@@ -46,6 +47,7 @@ _DEFAULTS = dict(
     eval_groups=3,
     eval_support_fraction=None,
     restrict_f1_to_client_labels=None,
+    references=True,
     curve=False,
     execution='native',
 )
@@ -377,31 +379,63 @@ def test_groups_have_the_keys_of_clients(experiment, models, tmp_path):
   assert 'worst decile' in table and 'hurt' not in table
 
 
-def test_in_new_groups_fed_avg_ignores_what_was_trained(tmp_path):
-  groups = prepare(algorithm='fed_avg', eval_groups=2, **_FEW_ROUND)
-  evaluator = protocols.Evaluator(groups)
-  assert evaluator.starts_from_scratch('new_groups')
-  untrained = protocols.untrained_model(groups.build_process())
-  expected, _ = _evaluate(evaluator, 'new_groups', untrained, untrained)
+@pytest.mark.parametrize(
+    'name, file, changes',
+    [
+        (
+            'new_groups',
+            'groups_new_groups',
+            dict(algorithm='fed_avg', eval_groups=2, **_FEW_ROUND),
+        ),
+        ('new_clients', 'clients_new_clients', dict(algorithm='local')),
+    ],
+)
+def test_who_ignores_what_was_trained(tmp_path, name, file, changes):
+  experiment = prepare(**changes)
+  evaluator = protocols.Evaluator(experiment)
+  assert evaluator.starts_from_scratch(name)
+  untrained = protocols.untrained_model(experiment.build_process())
+  expected, _ = _evaluate(evaluator, name, untrained, untrained)
   useless = untrained._replace(
       weights=tree.map_structure(lambda w: w * np.nan, untrained.weights)
   )
   lines = []
   evaluation = evaluator.evaluate_all(
-      ['new_groups'],
+      [name],
       {'': useless, '_best': useless},
-      useless,
+      untrained,
       tmp_path,
       lines.append,
   )
-  assert lines == ['Evaluating new_groups: FedAvg from scratch.']
-  assert evaluation == {
-      suffix: {'new_groups': expected} for suffix in ('', '_best')
-  }
-  assert not evaluation['']['new_groups']['references']
-  assert (tmp_path / 'groups_new_groups_best.csv').exists()
+  assert lines == [f'Evaluating {name}: from scratch.']
+  assert evaluation == {suffix: {name: expected} for suffix in ('', '_best')}
+  assert not evaluation[''][name]['references']
+  assert (tmp_path / f'{file}_best.csv').exists()
   table = protocols.format_table(evaluation[''])
-  assert 'FedAvg from scratch' in table and 'trained model' not in table
+  assert '  from scratch ' in table and 'trained model' not in table
+
+
+@pytest.mark.parametrize(
+    'name, changes', [('new_groups', _FEW_ROUND), ('known_clients', {})]
+)
+def test_without_references_only_the_trained_model_is_tested(
+    tmp_path, name, changes
+):
+  algorithm = 'frl' if changes else 'fed_per'
+  changes = dict(changes, algorithm=algorithm, protocols=(name,), eval_groups=2)
+  experiment = prepare(references=False, **changes)
+  untrained = protocols.untrained_model(experiment.build_process())
+  lines = []
+  found = protocols.Evaluator(experiment).evaluate_all(
+      [name], {'': untrained}, untrained, tmp_path, lines.append
+  )['']
+  assert lines == [f'Evaluating {name}: trained model.']
+  with_references = protocols.Evaluator(prepare(**changes))
+  expected, _ = _evaluate(with_references, name, untrained, untrained)
+  assert expected['references']
+  assert found == {name: expected | {'references': {}}}
+  table = protocols.format_table(found)
+  assert 'trained model' in table and 'untrained' not in table
 
 
 def test_clients_of_new_classes_are_averaged_by_group():

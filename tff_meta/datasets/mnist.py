@@ -18,9 +18,8 @@ SCALINGS = {
     'centered': scalings.CENTERED,
     # Mean and deviation of all pixels of the training images.
     'standard': scalings.Scaling(mean=(0.1307,), std=(0.3081,)),
+    'per_pixel': scalings.per_pixel,
 }
-
-_PER_PIXEL = 'per_pixel'
 
 
 def load(
@@ -51,12 +50,12 @@ def load(
     DatasetNotFoundError: If it is not there, or cannot be fetched.
     ValueError: If an option is impossible.
   """
-  preprocess = scalings.choose(SCALINGS | {_PER_PIXEL: None}, scaling)
+  preprocess = scalings.choose(SCALINGS, scaling)
   train, test = prepared_tfds.read(
       prepared_tfds.find('mnist', data_dir, download)
   )
-  if scaling == _PER_PIXEL:
-    preprocess = scalings.per_pixel(np.concatenate([train.x, test.x]))
+  if preprocess is scalings.per_pixel:
+    preprocess = preprocess(np.concatenate([train.x, test.x]))
   corpus = corpus_lib.Corpus(
       name='mnist',
       train=train,

@@ -2,8 +2,11 @@
 
 from collections.abc import Mapping
 import dataclasses
+from typing import TypeVar
 
 import numpy as np
+
+_T = TypeVar('_T')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +56,7 @@ def per_pixel(images: np.ndarray) -> Scaling:
   )
 
 
-def choose(scalings: Mapping[str, Scaling], name: str) -> Scaling:
+def choose(scalings: Mapping[str, _T], name: str) -> _T:
   """Returns `scalings[name]`, or raises a ValueError that lists the names."""
   if name not in scalings:
     raise ValueError(

@@ -37,12 +37,14 @@ class Schedule:
     checkpoint_every: Rounds from one checkpoint to the next; the last round and
       a stopped run always get one.
     eval_every: Rounds from one evaluation to the next; 0 for none on the way.
+    eval_from: The first round that may be evaluated.
     patience: See `is_out_of_patience`; 0 for any amount.
   """
 
   num_rounds: int
   checkpoint_every: int
   eval_every: int
+  eval_from: int = 0
   patience: int = 0
 
   def __post_init__(self):
@@ -50,6 +52,7 @@ class Schedule:
         ('num_rounds', 1),
         ('checkpoint_every', 1),
         ('eval_every', 0),
+        ('eval_from', 0),
         ('patience', 0),
     ):
       if getattr(self, name) < least:
@@ -57,6 +60,12 @@ class Schedule:
             f'Expected `{name}` to be at least {least}, found'
             f' {getattr(self, name)}.'
         )
+
+  def evaluates(self, rounds: int) -> bool:
+    """Returns whether there is an evaluation after this round, from 1."""
+    if not self.eval_every or rounds < self.eval_from:
+      return False
+    return rounds % self.eval_every == 0
 
 
 class Evaluation(NamedTuple):
@@ -199,7 +208,7 @@ def train(
     cohort: Round (from 1) -> the ids of its clients; a pure function.
     client_data: Client id -> the client's data, without what it keeps between
       rounds.
-    evaluation: What to measure every `eval_every` rounds.
+    evaluation: What to measure when the schedule says so.
     client_states: What clients keep between rounds; rolled back to the
       checkpoint, committed with every new one.
     directory: Where the run is written, locked by the caller.
@@ -252,7 +261,7 @@ def train(
       seconds = time.perf_counter() - started
       trained = Trained(output.state, rounds, trained.best)
       metrics = metric_writers.flatten_metrics(output.metrics)
-      if schedule.eval_every and rounds % schedule.eval_every == 0:
+      if schedule.evaluates(rounds):
         weights = process.get_model_weights(output.state)
         measured = evaluation.measure(weights, client_states)
         metrics |= measured

@@ -60,13 +60,16 @@ _GROUP_COLUMNS = {
     NEW_CLASS_CLIENTS: _VALIDATION_CLASSES,
 }
 _SCRATCH = 'fed_avg'
+# Where an algorithm has no use for what was trained.
+_UNUSED = {_SCRATCH: tuple(_DEPLOYMENTS), 'local': (NEW_CLIENTS,)}
 _TRAINED, _UNTRAINED = 'trained', 'untrained'
-_FROM_SCRATCH = 'fed_avg_from_scratch'
+_FROM_SCRATCH, _FED_AVG_FROM_SCRATCH = 'from_scratch', 'fed_avg_from_scratch'
 _ROUNDS = {'': '', '_best': ', best round'}
 _LABELS = {
     _TRAINED: 'trained model',
     _UNTRAINED: 'initial model, untrained',
-    _FROM_SCRATCH: 'FedAvg from scratch',
+    _FROM_SCRATCH: 'from scratch',
+    _FED_AVG_FROM_SCRATCH: 'FedAvg from scratch',
 }
 
 
@@ -240,10 +243,11 @@ class Evaluator:
     Returns:
       Suffix -> what goes into summary.json, and the report behind it. The
       former has the same keys for all protocols (see
-      `client_metrics.Report.summary`); and under `references` the same of
-      others in the very same groups or clients, with `gain` and
-      `gain_half_width_95`, the mean and 95 % half width of the difference to
-      them group by group or client by client.
+      `client_metrics.Report.summary`); `starts_from_scratch`; and under
+      `references`, if the configuration asks for them, the same of others in
+      the very same groups or clients, with `gain` and `gain_half_width_95`, the
+      mean and 95 % half width of the difference to them group by group or
+      client by client.
     """
     if self.starts_from_scratch(name):
       report(f'Evaluating {name}: {_LABELS[_FROM_SCRATCH]}.')
@@ -261,9 +265,11 @@ class Evaluator:
       self, name: str, untrained: Model, report: Callable[[str], None]
   ) -> dict[str, client_metrics.Report]:
     """Runs a protocol for what is the same whatever was trained."""
+    if not self._config.references:
+      return {}
     references = {_UNTRAINED: self._report}
     if name in _DEPLOYMENTS:
-      references[_FROM_SCRATCH] = self._scratch_report
+      references[_FED_AVG_FROM_SCRATCH] = self._scratch_report
     reports = {}
     for other, of in references.items():
       report(f'Evaluating {name}: {_LABELS[other]}.')
@@ -271,11 +277,11 @@ class Evaluator:
     return reports
 
   def starts_from_scratch(self, name: str) -> bool:
-    """Returns whether it is FedAvg in new groups, which begins at random.
+    """Returns whether the algorithm has no use there for what was trained.
 
-    It has no use there for what was trained.
+    FedAvg begins with random weights in a new group, Local in a new client.
     """
-    return name in _DEPLOYMENTS and self._config.algorithm == _SCRATCH
+    return name in _UNUSED.get(self._config.algorithm, ())
 
   def check_on_the_way(self) -> str:
     """Returns the column of metrics.csv that `on_the_way` fills.
@@ -461,11 +467,12 @@ class Evaluator:
     """Returns what goes into summary.json."""
     accuracies = self._accuracies(name, own)
     return self._own_summary(name, own) | {
+        'starts_from_scratch': self.starts_from_scratch(name),
         'references': {
             other: self._own_summary(name, report)
             | _gain(accuracies, self._accuracies(name, report))
             for other, report in references.items()
-        }
+        },
     }
 
   def _own_summary(self, name, report) -> dict[str, Any]:
@@ -499,9 +506,8 @@ def format_table(evaluation: Mapping[str, Mapping[str, Any]]) -> str:
     count = result.get('num_groups') or result['num_clients']
     unit = 'groups' if 'num_groups' in result else 'clients'
     lines.append(f'{name} ({count} {unit}, accuracy +- 95 % interval, percent)')
-    references = result['references']
-    # Without any it is FedAvg's own, see `starts_from_scratch`.
-    rows = {_TRAINED if references else _FROM_SCRATCH: result, **references}
+    own = _FROM_SCRATCH if result['starts_from_scratch'] else _TRAINED
+    rows = {own: result, **result['references']}
     for row, values in rows.items():
       line = f'  {_LABELS[row]:24}' + _percent(
           values['accuracy_mean'], values['accuracy_half_width_95']

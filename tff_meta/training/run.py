@@ -299,6 +299,7 @@ def _train(
             config.rounds,
             config.checkpoint_every,
             config.eval_every,
+            config.eval_from,
             config.patience,
         ),
         checkpoint=checkpoint,
@@ -405,6 +406,7 @@ def _summary(experiment, directory, trained) -> dict[str, Any]:
       ),
       'seed': config.seed,
       'eval_groups': config.eval_groups,
+      'references': config.references,
       'seconds_per_round_median': metric_writers.median_seconds(
           directory.timings
       ),
@@ -442,6 +444,7 @@ def _finished_summary(
             or summary['ended_by_patience'] == config.patience
         )
         and summary['eval_groups'] == config.eval_groups
+        and summary['references'] == config.references
         and tuple(summary['evaluation']) == config.protocols
     )
   except (FileNotFoundError, ValueError, KeyError, TypeError):

@@ -27,6 +27,7 @@ FREE_FIELDS = (
     'data_dir',
     'protocols',
     'eval_groups',
+    'references',
     'reference_hparams',
 )
 
@@ -64,6 +65,7 @@ class RunConfig:
       and the evaluation; 0..2**31-1.
     checkpoint_every: Rounds between checkpoints.
     eval_every: Rounds between evaluations on the way; 0 for none.
+    eval_from: The first round that may be evaluated on the way.
     select_best: Whether the best round of these evaluations is evaluated at
       the end, too.
     select_by: By which mean of accuracies: `'macro'`, over clients or groups,
@@ -73,6 +75,8 @@ class RunConfig:
     validation_groups: Groups of an evaluation on the way.
     protocols: What to evaluate at the end; see `training.protocols`.
     eval_groups: Groups of an evaluation at the end.
+    references: Whether the evaluation at the end also tests what the trained
+      model is compared with: the untrained one and, in new groups, FedAvg.
     reference_hparams: Configuration of FedAvg, which a new group's accuracy is
       compared with.
     eval_support_fraction: None for clients to adapt on their train part and be
@@ -106,12 +110,14 @@ class RunConfig:
   seed: int
   checkpoint_every: int
   eval_every: int
+  eval_from: int
   select_best: bool
   select_by: str
   patience: int
   validation_groups: int
   protocols: tuple[str, ...]
   eval_groups: int
+  references: bool
   reference_hparams: Any
   eval_support_fraction: float | None
   restrict_f1_to_client_labels: bool
@@ -141,6 +147,7 @@ class RunConfig:
         ('seed', 0),
         ('checkpoint_every', 1),
         ('eval_every', 0),
+        ('eval_from', 0),
         ('patience', 0),
         ('validation_groups', 1),
         ('eval_groups', 1),
@@ -168,6 +175,12 @@ class RunConfig:
       raise ValueError(
           "Expected an `eval_support_fraction` with `new_clients` 'redealt',"
           ' whose examples are all in their test part, found none.'
+      )
+    if self.eval_from > self.rounds or (self.eval_from and not self.eval_every):
+      raise ValueError(
+          'Expected `eval_from` to be a round of the run, of'
+          f' {self.rounds}, and only with `eval_every`; found'
+          f' {self.eval_from} with `eval_every` {self.eval_every}.'
       )
     if self.select_best and not self.eval_every:
       raise ValueError(
