@@ -55,7 +55,11 @@ _METHODS = {
         '--rounds=1',
         '--eval_every=1',
     ),
-    'FedAvg': ('--algorithm=fed_avg', '--preset=release', '--hparams='),
+    'FedAvg': (
+        '--algorithm=fed_avg',
+        '--preset=release',
+        '--hparams=weight_decay=1e-4',
+    ),
     'FedPer': ('--algorithm=fed_per',),
     'FedRep': ('--algorithm=fed_rep', '--preset=release'),
     # Everybody adapts, which takes far longer than a round: no test before the
@@ -77,7 +81,7 @@ def _hparams(method: str, setting: str) -> tuple[str, ...]:
       'Local Only': (f'--clients_per_round={num_clients}',),
       'FedPer': (
           (
-              f'--hparams=momentum=0.5,batch_size={_BATCH}'
+              f'--hparams=momentum=0.5,weight_decay=1e-4,batch_size={_BATCH}'
               f',epochs={10 + body_epochs}'
           ),
       ),
