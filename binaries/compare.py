@@ -69,7 +69,9 @@ def _cost(table: tables.Table, scale_name: str) -> str:
   cost = (
       'hours not measured' if hours is None else f'{hours:g} hours on 2 cores'
   )
-  return f'{len(tables.cells(table, scale_name))} runs, {cost}'
+  seeds = ', '.join(map(str, table.scale(scale_name).seeds))
+  runs = len(tables.cells(table, scale_name))
+  return f'{runs} runs, seeds {seeds}, {cost}'
 
 
 def _print_list() -> None:

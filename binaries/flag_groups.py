@@ -46,8 +46,8 @@ REFERENCES = flags.DEFINE_bool(
     'references',
     None,
     'Whether to test the untrained model, too, and in new groups FedAvg from'
-    ' scratch; by default yes. Without, an evaluation takes about half, or a'
-    ' third, as long.',
+    ' scratch; by default training does, and evaluation does as the run.'
+    ' Without, an evaluation takes half, or a third, of the time.',
 )
 CURVE = flags.DEFINE_bool(
     'curve',

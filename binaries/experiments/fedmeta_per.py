@@ -91,7 +91,6 @@ _NOTES = (
 _SMOKE = tables.Scale(
     seeds=(1,), flags=('--rounds=3',), changes='3 rounds; seed 1 only.'
 )
-_THREE_SEEDS = 'Three seeds, where the paper has one run.'
 # Half of what the clocks of all runs, two at a time, add up to.
 _MNIST_HOURS = 0.5
 
@@ -162,9 +161,7 @@ MNIST = tables.Table(
         'smoke': _SMOKE,
         **dict.fromkeys(
             ('cpu', 'paper'),
-            tables.Scale(
-                seeds=(1, 2, 3), changes=_THREE_SEEDS, hours=_MNIST_HOURS
-            ),
+            tables.Scale(seeds=(1, 2, 3), hours=_MNIST_HOURS),
         ),
     },
     spread=_SPREAD,
@@ -242,10 +239,14 @@ CIFAR10 = tables.Table(
     scales={
         'smoke': _SMOKE,
         'cpu': tables.Scale(seeds=(1,)),
-        'paper': tables.Scale(seeds=(1, 2, 3), changes=_THREE_SEEDS),
+        'paper': tables.Scale(seeds=(1, 2, 3)),
     },
     spread=_SPREAD,
-    notes=_NOTES,
+    notes=(
+        *_NOTES,
+        'How CIFAR-10 goes to new clients is not published; here it is as with'
+        ' MNIST.',
+    ),
 )
 
 _CENTRALIZED, _IID = 'Centralized', 'IID clients'

@@ -152,8 +152,14 @@ _SMOKE = tables.Scale(
     ),
     settings=(_clients(50),),
 )
-_ONE_SEED = tables.Scale(seeds=(0,), changes='Seed 0 only, of 0, 21 and 42.')
-_PAPER = tables.Scale(seeds=_SEEDS)
+_ROUNDS = (
+    'Tested after 50, 100, ... rounds, where the released code tests after 1,'
+    ' 51, ...'
+)
+_ONE_SEED = tables.Scale(
+    seeds=(0,), changes=f'Seed 0 only, of 0, 21 and 42. {_ROUNDS}'
+)
+_PAPER = tables.Scale(seeds=_SEEDS, changes=_ROUNDS)
 
 
 def _table_2(dataset, title, source, rows, notes=(), cpu=_ONE_SEED):

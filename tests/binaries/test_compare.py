@@ -76,6 +76,8 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
   )
   assert summary['rounds'] == 4
   assert means['frl', 'New groups'] is not None
+  # Only the digits have references.
+  assert 'untrained' in summary['evaluation']['new_groups']['references']
   assert (directory / 'report.html').stat().st_size > 10_000
   assert '| frl |' in done.stdout
 

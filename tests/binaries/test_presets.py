@@ -88,6 +88,11 @@ def test_a_baseline_sees_the_same_data(resolve, baseline, compared_with):
   assert 'algorithm' in differences and differences <= allowed
 
 
+def test_per_fed_avg_of_fedec_is_tested_in_the_rounds_that_count(resolve):
+  config = resolve(f'{_FEDEC}_per_fed_avg')
+  assert (config.rounds, config.eval_every, config.eval_from) == (100, 1, 91)
+
+
 def test_how_many_baselines_there_are():
   """The four papers' own tables: MetaVers, FedEC, FedMeta-Per, CAFeMe."""
   assert len(_COMPARED) == 10 + 6 + 4 + 15

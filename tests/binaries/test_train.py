@@ -147,11 +147,13 @@ def _check_evaluation(call, directory):
       '--protocol=new_groups,new_groups_iid',
       '--eval_groups=3',
       '--eval_seed=5',
+      '--references',
   )
   assert code == 0
   assert 'After 5 rounds of 5' in out and 'new_groups_iid (3 groups' in out
   result = json.loads((directory / 'evaluation/new_groups.json').read_text())
   assert (result['num_groups'], result['seed']) == (3, 5)
+  assert set(result['references']) == {'untrained', 'fed_avg_from_scratch'}
   code, _, err = call(
       evaluate, f'--run_dir={directory}', '--protocol=known_clients'
   )

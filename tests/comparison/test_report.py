@@ -175,9 +175,15 @@ def test_small_files_of_finished_cells_are_kept(tmp_path, comparison):
     summary = json.loads((copy / 'summary.json').read_text())
     assert summary['evaluation']['known_clients']['accuracy_std'] == 0.1
     assert json.loads((copy / 'cell.json').read_text())['seconds'] == 1800.0
+    assert (copy / 'evaluations.csv').read_text() == (
+        'round,train/loss,train/accuracy,validation_clients/accuracy\n'
+        '2,1.0,0.2,0.5\n4,0.4,0.2,0.75\n'
+    )
+    table = (copy / 'clients_known_clients.csv').read_text()
+    assert table == 'client_id,accuracy\n0,0.5\n1,1.0\n'
   assert not (target / '50_clients' / 'bad').exists()
   files = [path for path in target.rglob('*') if path.is_file()]
-  assert len(files) == 4 + 3 * 3
+  assert len(files) == 4 + 3 * 5
   with pytest.raises(runner.ComparisonError, match='another directory'):
     record.keep(tmp_path, _TABLE, 'paper', comparison.cells, target)
   kept = {path: path.read_bytes() for path in files}

@@ -100,6 +100,7 @@ def _train(
             rounds,
             checkpoint_every=3,
             eval_every=2,
+            eval_from=options.get('eval_from', 0),
             patience=options.get('patience', 0),
         ),
         checkpoint=options.get('checkpoint', store.load_latest(pytest.fail)),
@@ -130,6 +131,12 @@ def test_metrics_have_a_row_a_round_and_evaluations_where_due(whole, tmp_path):
   assert np.isfinite(columns['train/loss']).all()
   evaluated = np.isfinite(columns['slope'])
   assert evaluated.tolist() == [False, True, False, True, False, True, False]
+
+
+def test_no_evaluation_before_the_first_that_is_wanted(process, tmp_path):
+  _train(process, tmp_path / 'run', eval_from=5)
+  columns = metric_writers.read_metrics(tmp_path / 'run' / 'metrics.csv')
+  assert np.isfinite(columns['slope']).tolist() == 5 * [False] + [True, False]
 
 
 def test_checkpoints_are_those_of_the_schedule_and_the_last(process, tmp_path):

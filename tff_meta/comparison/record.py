@@ -1,10 +1,12 @@
 """The small files of a comparison, to be kept where every number can be traced.
 
-Checkpoints, metrics and pictures stay behind. Nothing that is kept names a
-place on this machine.
+Checkpoints, training metrics and pictures stay behind. Nothing that is kept
+names a place on this machine.
 """
 
 from collections.abc import Sequence
+import csv
+import io
 import json
 import pathlib
 
@@ -24,8 +26,10 @@ def keep(
 ) -> None:
   """Copies the tables, and of each finished cell what it was and gave.
 
-  That is `cell.json`, `summary.json` and `config.json`, the last without where
-  the data set was. Copies that are there are replaced.
+  That is `cell.json`, `summary.json`, `config.json` without where the data set
+  was, the tables of clients or groups at the end, and `evaluations.csv`, the
+  rounds of metrics.csv that have an evaluation. Copies that are there are
+  replaced.
 
   Args:
     root: The comparison's directory.
@@ -61,8 +65,36 @@ def keep(
   for name, folder in finished.items():
     copy = target / name
     copy.mkdir(parents=True, exist_ok=True)
-    for path in (folder.path / 'cell.json', folder.run / 'summary.json'):
+    for path in (
+        folder.path / 'cell.json',
+        folder.run / 'summary.json',
+        *folder.run.glob('clients_*.csv'),
+        *folder.run.glob('groups_*.csv'),
+    ):
       atomic_files.write_bytes(copy / path.name, path.read_bytes())
+    evaluations = _evaluations(folder.run / 'metrics.csv')
+    if evaluations:
+      atomic_files.write_bytes(copy / 'evaluations.csv', evaluations)
     config = json.loads((folder.run / 'config.json').read_text())
     config['config'].pop('data_dir', None)
     atomic_files.write_json(copy / 'config.json', config)
+
+
+def _evaluations(metrics: pathlib.Path) -> bytes:
+  """Returns the rows of metrics.csv that have an evaluation, if any have."""
+  with open(metrics, newline='') as file:
+    reader = csv.DictReader(file)
+    names = reader.fieldnames or ()
+    measured = [
+        name
+        for name in names
+        if name.endswith('/accuracy') and not name.startswith('train/')
+    ]
+    rows = [row for row in reader if any(row[name] for name in measured)]
+  if not rows:
+    return b''
+  text = io.StringIO()
+  writer = csv.DictWriter(text, names, lineterminator='\n')
+  writer.writeheader()
+  writer.writerows(rows)
+  return text.getvalue().encode()

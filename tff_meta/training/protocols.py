@@ -516,11 +516,11 @@ def format_table(evaluation: Mapping[str, Mapping[str, Any]]) -> str:
         gain = _percent(values['gain'], values['gain_half_width_95'])
         line += f'   trained gains {gain}'
       lines.append(line)
-    lines.append(_further_line(result))
+    lines.append(_further_line(own, result))
   return '\n'.join(lines)
 
 
-def _further_line(result) -> str:
+def _further_line(model_name, result) -> str:
   """Returns what else is told of clients or groups."""
   parts = [
       f'micro {100 * result["accuracy_micro"]:.2f}',
@@ -535,7 +535,7 @@ def _further_line(result) -> str:
     ]
   if result['curve_end_mean'] is not None:
     parts.append(f'last three steps {100 * result["curve_end_mean"]:.2f}')
-  return f'  trained: {", ".join(parts)}'
+  return f'  {_LABELS[model_name]}: {", ".join(parts)}'
 
 
 def _percent(mean: float, half_width: float | None) -> str:

@@ -134,7 +134,8 @@ def _check_same(old, new, what):
       shown += f'; and {len(differences) - _SHOWN_DIFFERENCES} more'
     raise AnotherConfigurationError(
         f'Expected {what} to have this configuration, found another: {shown}.'
-        ' Tip: give another --output_dir, or the flags the run began with.'
+        ' Tip: give another --output_dir, or the flags (and the version of this'
+        ' library) that the run began with.'
     )
 
 

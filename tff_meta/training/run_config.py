@@ -176,11 +176,15 @@ class RunConfig:
           "Expected an `eval_support_fraction` with `new_clients` 'redealt',"
           ' whose examples are all in their test part, found none.'
       )
-    if self.eval_from > self.rounds or (self.eval_from and not self.eval_every):
+    if self.eval_from and not self.eval_every:
       raise ValueError(
-          'Expected `eval_from` to be a round of the run, of'
-          f' {self.rounds}, and only with `eval_every`; found'
-          f' {self.eval_from} with `eval_every` {self.eval_every}.'
+          'Expected `eval_every` to be at least 1 with `eval_from`'
+          f' {self.eval_from}, found 0.'
+      )
+    if self.eval_from > self.rounds:
+      raise ValueError(
+          f'Expected `eval_from` to be one of the {self.rounds} rounds, found'
+          f' {self.eval_from}. Tip: --eval_from=0.'
       )
     if self.select_best and not self.eval_every:
       raise ValueError(
