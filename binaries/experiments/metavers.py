@@ -153,8 +153,8 @@ _SMOKE = tables.Scale(
     settings=(_clients(50),),
 )
 _ROUNDS = (
-    'Tested after 50, 100, ... rounds, where the released code tests after 1,'
-    ' 51, ...'
+    'Tested after rounds 50, 100, ..., 1000; the released code tests after 1,'
+    ' 51, ..., 1001.'
 )
 _ONE_SEED = tables.Scale(
     seeds=(0,), changes=f'Seed 0 only, of 0, 21 and 42. {_ROUNDS}'
