@@ -67,7 +67,9 @@ def _cost(table: tables.Table, scale_name: str) -> str:
   """Returns how much all of a table is at a scale."""
   hours = table.scale(scale_name).hours
   cost = (
-      'hours not measured' if hours is None else f'{hours:g} hours on 2 cores'
+      'hours not measured'
+      if hours is None
+      else f'about {hours:g} hours on 2 cores'
   )
   seeds = ', '.join(map(str, table.scale(scale_name).seeds))
   runs = len(tables.cells(table, scale_name))

@@ -84,9 +84,19 @@ _CLIENT_DATA = (
 
 
 def _scales(
-    published_rounds: int, cpu_rounds: int, data: str = _CLIENT_DATA
+    published_rounds: int,
+    cpu_rounds: int,
+    data: str = _CLIENT_DATA,
+    hours: tuple[float | None, float | None] = (None, None),
 ) -> dict[str, tables.Scale]:
-  """Returns scales; `data` says what is not the data of the paper."""
+  """Returns scales.
+
+  Args:
+    published_rounds: Of the paper.
+    cpu_rounds: Of the scale of this name.
+    data: What is not the data of the paper.
+    hours: Of the scales cpu and paper.
+  """
   shorter = cpu_rounds < published_rounds
   return {
       'smoke': tables.Scale(
@@ -105,8 +115,9 @@ def _scales(
               )
               + f'seed 0 only, of five. {data}'
           ),
+          hours=hours[0],
       ),
-      'paper': tables.Scale(seeds=_SEEDS, changes=data),
+      'paper': tables.Scale(seeds=_SEEDS, changes=data, hours=hours[1]),
   }
 
 
@@ -199,7 +210,9 @@ RMNIST = tables.Table(
             (90.44, 1.89),
         ),
     ),
-    scales=_scales(1000, cpu_rounds=150),
+    # From the medians of rounds with shards: CAFeMe's and Per-FedAvg's of all,
+    # FedAvg-FT's of 40, FedRep's of 3.
+    scales=_scales(1000, cpu_rounds=150, hours=(1.5, 36)),
     spread='standard deviation over 5 runs',
     notes=_NOTES,
 )

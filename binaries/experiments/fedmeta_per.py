@@ -345,7 +345,7 @@ MNIST_SCALINGS = tables.Table(
         )
         for row in TABLE_3_MNIST.rows
     ),
-    scales={'smoke': _SMOKE, 'cpu': tables.Scale(seeds=(1,))},
+    scales={'smoke': _SMOKE, 'cpu': tables.Scale(seeds=(1,), hours=0.1)},
     flags=TABLE_3_MNIST.flags,
     spread=_SPREAD,
     notes=(
