@@ -93,6 +93,7 @@ _SMOKE = tables.Scale(
 )
 # Half of what the clocks of all runs, two at a time, add up to.
 _MNIST_HOURS = 0.5
+_CIFAR10_HOURS = 1.4  # Of one seed.
 
 MNIST = tables.Table(
     name='fedmeta_per_mnist',
@@ -238,8 +239,8 @@ CIFAR10 = tables.Table(
     ),
     scales={
         'smoke': _SMOKE,
-        'cpu': tables.Scale(seeds=(1,)),
-        'paper': tables.Scale(seeds=(1, 2, 3)),
+        'cpu': tables.Scale(seeds=(1,), hours=_CIFAR10_HOURS),
+        'paper': tables.Scale(seeds=(1, 2, 3), hours=3 * _CIFAR10_HOURS),
     },
     spread=_SPREAD,
     notes=(
