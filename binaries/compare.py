@@ -69,7 +69,7 @@ def _cost(table: tables.Table, scale_name: str) -> str:
   cost = (
       'hours not measured'
       if hours is None
-      else f'about {hours:g} hours on 2 cores'
+      else f'about {hours:g} hours with --processes=2 on 2 cores'
   )
   seeds = ', '.join(map(str, table.scale(scale_name).seeds))
   runs = len(tables.cells(table, scale_name))

@@ -52,9 +52,11 @@ TABLE = tables.Table(
     title='Every algorithm on the embedded digits and pairs of them',
     source='ours',
     settings=(
-        _setting(_KNOWN, 'digits', 'known_clients', 'shards', 'over clients'),
         _setting(
-            _GROUPS, 'digit_pairs', 'new_groups', 'few_round', 'over groups'
+            _KNOWN, 'digits', 'known_clients', 'shards', 'std over clients'
+        ),
+        _setting(
+            _GROUPS, 'digit_pairs', 'new_groups', 'few_round', 'std over groups'
         ),
     ),
     rows=tuple(_row(spec) for spec in registry.ALGORITHMS.values()),

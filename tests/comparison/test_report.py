@@ -113,7 +113,7 @@ def test_markdown_has_a_row_a_method_and_no_number_where_none_is(comparison):
   assert rows == [
       '| Method | micro | published | difference | best | seeds | hours |',
       '| --- | --- | --- | --- | --- | --- | --- |',
-      '| Good | 83.00 ± 4.97 (10.00 over clients) | 80 ± 1.5 | +3.00 | no'
+      '| Good | 83.00 ± 4.97 (10.00 std over clients) | 80 ± 1.5 | +3.00 | no'
       ' number | 3 of 3 | 1.50 |',
       '| Bad | failed, interrupted, not run | – | – | failed, interrupted, not'
       ' run | 0 of 3 | 0.00 |',

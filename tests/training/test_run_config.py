@@ -153,7 +153,11 @@ def test_the_model_of_an_algorithm_goes_before_that_of_the_data(monkeypatch):
         (dict(new_clients='redealt'), 'an `eval_support_fraction`'),
         (dict(select_best=True), '`eval_every` to be at least 1'),
         (dict(eval_from=1), '`eval_every` to be at least 1 with `eval_from` 1'),
-        (dict(eval_every=1, eval_from=6), 'one of the 5 rounds, found 6'),
+        (dict(eval_every=1, eval_from=6), 'from `eval_from` 6 to the last, 5'),
+        (
+            dict(eval_every=3, eval_from=4),
+            '`eval_every` 3 to evaluate a round .* none',
+        ),
         (dict(select_by='median'), '`select_by` to be one of macro, micro'),
         (dict(patience=-1), '`patience` to be at least 0'),
         (dict(patience=3), '`select_best` with `patience` 3'),

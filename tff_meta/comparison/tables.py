@@ -46,7 +46,7 @@ class Measure:
   name: str
   path: str
   spread_path: str | None = None
-  spread_name: str = 'over clients'
+  spread_name: str = 'std over clients'
 
 
 @dataclasses.dataclass(frozen=True)

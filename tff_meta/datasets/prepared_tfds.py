@@ -36,7 +36,8 @@ def find(name: str, data_dir: str | None, download: bool) -> str:
   raise locations.not_found(
       name,
       [os.path.join(root, name, '<version>', _INFO_FILE) for root in roots],
-      'binaries.train --download fetches it with TensorFlow Datasets;'
+      f'binaries.train --algorithm=fed_avg --rounds=1 --dataset={name}'
+      ' --download fetches it with TensorFlow Datasets;'
       ' --data_dir=DIR is a directory where tfds.load has prepared it.',
   )
 

@@ -181,10 +181,13 @@ class RunConfig:
           'Expected `eval_every` to be at least 1 with `eval_from`'
           f' {self.eval_from}, found 0.'
       )
-    if self.eval_from > self.rounds:
+    if self.eval_from and self.rounds // self.eval_every < (
+        -(-self.eval_from // self.eval_every)
+    ):
       raise ValueError(
-          f'Expected `eval_from` to be one of the {self.rounds} rounds, found'
-          f' {self.eval_from}. Tip: --eval_from=0.'
+          f'Expected `eval_every` {self.eval_every} to evaluate a round from'
+          f' `eval_from` {self.eval_from} to the last, {self.rounds}, found'
+          ' none. Tip: --eval_from=0.'
       )
     if self.select_best and not self.eval_every:
       raise ValueError(
