@@ -13,6 +13,7 @@ its two losses, and the network on FEMNIST.
 """
 
 from collections.abc import Sequence
+import dataclasses
 
 from binaries.experiments import flag_files
 from tff_meta.comparison import tables
@@ -426,7 +427,12 @@ CIFAR10 = tables.Table(
     name='frl_cifar10',
     title='FRL on CIFAR-10: prepared on four classes, groups of three others',
     source='ours',
-    settings=(_setting(_UNSEEN, (_protocols(_UNSEEN),)),),
+    settings=(
+        dataclasses.replace(
+            _setting(_UNSEEN, (_protocols(_UNSEEN),)),
+            name='Groups of 6 clients',
+        ),
+    ),
     rows=(
         tables.Row(
             'FRL distance + GPAL',

@@ -366,6 +366,15 @@ def test_published_numbers_stand_where_the_papers_have_them(cell, number):
   assert _published(*cell) == number
 
 
+@pytest.mark.parametrize(
+    'name', [n for n in experiments.TABLES if n.startswith('frl_')]
+)
+def test_settings_of_frl_say_how_large_groups_are(resolve, name):
+  for cell in tables.cells(experiments.get(name), 'smoke'):
+    config = resolve(cell.flags)
+    assert cell.setting == f'Groups of {config.group_clients} clients'
+
+
 _METAVERS = ('MetaVers', 'Only triplet', 'Only CE')
 _SHOTS = {
     'cifar10': ((20, 30), (20, 30), (20, 0)),
