@@ -583,15 +583,23 @@ def test_cafeme(resolve, row, flag_file, setting):
 
 
 @pytest.mark.parametrize('row', ['CAFeMe', 'Per-FedAvg', 'FedAvg-FT', 'FedRep'])
-def test_local_sizes_of_cafeme(resolve, row):
-  """Figure 5 has 100 to 600 examples a client; all else is as in figure 3."""
-  table = experiments.get('cafeme_rmnist_local_size')
-  whole = _config(resolve, 'cafeme_rmnist', 'paper', row, 'None')
+@pytest.mark.parametrize(
+    'data, setting, field, option',
+    [
+        ('rmnist', 'None', 'partition_options', 'max_examples'),
+        ('meta_dataset', 'Sources', 'dataset_options', 'images_per_client'),
+    ],
+)
+def test_local_sizes_of_cafeme(resolve, row, data, setting, field, option):
+  """Figure 5 has 100 to 600 examples a client; all else is as elsewhere."""
+  table = experiments.get(f'cafeme_{data}_local_size')
+  whole = _config(resolve, f'cafeme_{data}', 'paper', row, setting)
   cells = tables.cells(table, 'paper', rows=[row], seeds=[0])
+  options = getattr(whole, field)
   assert [(cell.setting, resolve(cell.flags)) for cell in cells] == [
       (
           f'{size} images',
-          dataclasses.replace(whole, partition_options={'max_examples': size}),
+          dataclasses.replace(whole, **{field: options | {option: size}}),
       )
       for size in (100, 200, 300, 400, 500, 600)
   ]
@@ -603,6 +611,7 @@ def test_local_sizes_of_cafeme(resolve, row):
         ('cafeme_cifar10', 'Shards', 'cifar10_shards'),
         ('cafeme_cifar10', 'Dirichlet 0.3', 'cifar10_dirichlet'),
         ('cafeme_femnist', 'Writers', 'femnist'),
+        ('cafeme_meta_dataset', 'Sources', 'meta_dataset'),
     ],
 )
 def test_cafeme_on_other_data(resolve, table, setting, name):

@@ -23,6 +23,7 @@ def test_names():
       'femnist',
       'cinic10',
       'mini_imagenet',
+      'meta_dataset',
   ]
 
 
@@ -49,7 +50,7 @@ def test_load_corpus_passes_options_on():
 
 
 def test_unknown_data_set_lists_the_known_ones():
-  with pytest.raises(ValueError, match="digits, .* mini_imagenet, found 'x'"):
+  with pytest.raises(ValueError, match="digits, .* meta_dataset, found 'x'"):
     datasets.load_corpus('x')
 
 

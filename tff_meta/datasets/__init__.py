@@ -9,6 +9,7 @@ from tff_meta.datasets import cinic10
 from tff_meta.datasets import digit_pairs
 from tff_meta.datasets import digits
 from tff_meta.datasets import femnist
+from tff_meta.datasets import meta_dataset
 from tff_meta.datasets import mini_imagenet
 from tff_meta.datasets import mnist
 from tff_meta.datasets import omniglot
@@ -41,6 +42,7 @@ DATASETS = {
         femnist,
         cinic10,
         mini_imagenet,
+        meta_dataset,
     )
 }
 
