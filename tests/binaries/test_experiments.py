@@ -2,6 +2,8 @@
 
 import dataclasses
 import pathlib
+import subprocess
+import sys
 
 from absl import flags
 from absl.testing import flagsaver
@@ -42,6 +44,27 @@ def _config(resolve, table, scale, row, setting):
       table, scale, rows=[row], settings=[setting], seeds=[seed]
   )
   return resolve(cell.flags)
+
+
+def test_only_the_digits_have_references(resolve):
+  """Cells' flags come after those that a comparison gives to every cell."""
+  # Apart, because both programs define --output_dir.
+  ask = (
+      'from absl import flags; from binaries import compare;'
+      " flags.FLAGS(['compare']); print(*compare._program()[3:])"
+  )
+  program = subprocess.run(
+      [sys.executable, '-c', ask],
+      cwd=_ROOT,
+      capture_output=True,
+      text=True,
+      check=True,
+  )
+  of_all = program.stdout.split()
+  for name, table in experiments.TABLES.items():
+    for cell in tables.cells(table, 'smoke'):
+      config = resolve([*of_all, *cell.flags])
+      assert config.references == (name == 'digits'), name
 
 
 def test_every_paper_has_its_file():

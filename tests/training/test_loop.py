@@ -133,10 +133,15 @@ def test_metrics_have_a_row_a_round_and_evaluations_where_due(whole, tmp_path):
   assert evaluated.tolist() == [False, True, False, True, False, True, False]
 
 
-def test_no_evaluation_before_the_first_that_is_wanted(process, tmp_path):
+def test_no_evaluation_before_the_first_that_is_wanted(
+    process, tmp_path, capsys
+):
   _train(process, tmp_path / 'run', eval_from=5)
   columns = metric_writers.read_metrics(tmp_path / 'run' / 'metrics.csv')
   assert np.isfinite(columns['slope']).tolist() == 5 * [False] + [True, False]
+  printed = capsys.readouterr().out.splitlines()
+  shown = [line for line in printed if 'slope' in line]
+  assert shown == [f'round 6: slope {columns["slope"][5]:.4f}']
 
 
 def test_checkpoints_are_those_of_the_schedule_and_the_last(process, tmp_path):

@@ -18,6 +18,13 @@ def test_lines_are_plain_and_rare_without_a_terminal(capsys, monkeypatch):
   assert len(lines) == 4
 
 
+def test_notes_are_lines(capsys):
+  shown = progress.Progress(0, 2)
+  shown.update(1, None)
+  shown.note('round 1: accuracy 0.5000')
+  assert capsys.readouterr().out.splitlines()[1] == 'round 1: accuracy 0.5000'
+
+
 def test_a_run_without_loss_shows_rounds(capsys):
   progress.Progress(0, 2).update(2, None)
   assert re.fullmatch(r'round 2/2\n', capsys.readouterr().out)

@@ -191,6 +191,21 @@ def test_all_protocols_of_clients_have_the_same_keys(
     assert part in table
 
 
+def test_a_curve_that_there_is_not_is_said(experiment, models):
+  """FedPer asks a client for what it has kept: no steps, no curve."""
+  asked = dataclasses.replace(
+      experiment, config=dataclasses.replace(experiment.config, curve=True)
+  )
+  trained, untrained = models
+  for one, count in ((experiment, 0), (asked, 1)):
+    lines = []
+    protocols.Evaluator(one).evaluate(
+        'known_clients', {'': trained}, untrained, lines.append
+    )
+    said = [line for line in lines if 'no curve of known_clients' in line]
+    assert len(said) == count
+
+
 def test_evaluation_on_the_way_is_the_known_clients_or_their_validation(
     experiment, process, states, models
 ):

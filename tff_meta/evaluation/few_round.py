@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 import tensorflow as tf
+import tqdm
 
 from tff_meta import episodes
 from tff_meta.data import few_round_groups
@@ -106,7 +107,10 @@ def evaluate_groups(
   """
   weights = tf.nest.map_structure(tf.convert_to_tensor, weights)
   answers = []
-  for index in range(protocol.num_groups):
+  groups = tqdm.trange(
+      protocol.num_groups, unit='group', leave=False, disable=None
+  )
+  for index in groups:
     group = protocol.sample(pools, index)
     tensors = tf.nest.map_structure(
         tf.convert_to_tensor, group._replace(classes=())

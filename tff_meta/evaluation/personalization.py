@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+import tqdm
 
 from tff_meta import episodes
 from tff_meta.data import corpus as corpus_lib
@@ -233,7 +234,7 @@ def evaluate_clients(
   weights = tf.nest.map_structure(tf.convert_to_tensor, weights)
   answers = [
       ask_client(client_test, weights, memory_of(task.client_id), task, seed)
-      for task in tasks
+      for task in tqdm.tqdm(tasks, unit='client', leave=False, disable=None)
   ]
   if not answers:
     raise ValueError(

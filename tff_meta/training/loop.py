@@ -265,6 +265,8 @@ def train(
         weights = process.get_model_weights(output.state)
         measured = evaluation.measure(weights, client_states)
         metrics |= measured
+        shown = ', '.join(f'{name} {measured[name]:.4f}' for name in measured)
+        progress.note(f'round {rounds}: {shown}')
         if evaluation.best_by is not None:
           values.append(measured[evaluation.best_by])
           trained = _with_best(trained, values[-1])

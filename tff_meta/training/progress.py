@@ -55,6 +55,13 @@ class Progress:
       self._first = (rounds, now)
     print(line, flush=True)
 
+  def note(self, line: str) -> None:
+    """Prints a line, above the bar if there is one."""
+    if self._bar is None:
+      print(line, flush=True)
+    else:
+      self._bar.write(line)
+
   def close(self) -> None:
     """Ends the bar."""
     if self._bar is not None:

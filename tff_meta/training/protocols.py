@@ -258,6 +258,11 @@ class Evaluator:
     for suffix, of_round in trained.items():
       report(f'Evaluating {name}: {_LABELS[_TRAINED]}{_ROUNDS[suffix]}.')
       own = self._report(name, of_round)
+      if self._config.curve and own.curves is None:
+        report(
+            f'There is no curve of {name} (--curve): what is tested there does'
+            ' not adapt step by step.'
+        )
       results[suffix] = self._summary(name, own, references), own
     return results
 
