@@ -11,6 +11,7 @@ of clients or groups for each protocol.
 """
 
 import dataclasses
+import inspect
 
 from absl import flags
 
@@ -177,7 +178,12 @@ PATIENCE = flags.DEFINE_integer(
 VALIDATION_GROUPS = flags.DEFINE_integer(
     'validation_groups', 20, 'Groups of an evaluation on the way.'
 )
-LIST = flags.DEFINE_bool('list', False, 'Show algorithms and data sets, end.')
+LIST = flags.DEFINE_bool(
+    'list',
+    False,
+    'Show algorithms and data sets or, of an --algorithm, what --hparams can'
+    ' change; end.',
+)
 flags.adopt_module_key_flags(flag_groups)
 
 _EVAL_GROUPS = 100
@@ -191,6 +197,23 @@ def _print_list() -> None:
   print('\nData sets (--dataset)')
   for spec in datasets.DATASETS.values():
     print(f'  {spec.name:18}{spec.description}')
+
+
+def _print_hparams(algorithm: str) -> None:
+  """Prints the names that --hparams takes, what they mean, and presets."""
+  spec = registry.get(algorithm)
+  installation.import_tff()
+  presets = spec.presets
+  meaning = inspect.getdoc(type(presets['paper'])).partition('Attributes:\n')[2]
+  print(f'What --hparams=name=value,... can change of {algorithm}\n{meaning}\n')
+  print('Presets (--preset)')
+  for field in dataclasses.fields(presets['paper']):
+    values = {p: getattr(config, field.name) for p, config in presets.items()}
+    if len(set(values.values())) == 1:
+      shown = values['paper']
+    else:
+      shown = ', '.join(f'{preset} {value}' for preset, value in values.items())
+    print(f'  {field.name}: {shown}')
 
 
 def _eval_groups() -> int:
@@ -269,10 +292,14 @@ def _config():
 
 def main() -> int:
   """Runs the program and returns its exit code."""
-  if LIST.value:
-    _print_list()
-    return 0
   native.prepare_environment()
+  if LIST.value:
+    with command_line.reported_errors():
+      if ALGORITHM.value:
+        _print_hparams(ALGORITHM.value)
+      else:
+        _print_list()
+    return 0
   with command_line.reported_errors():
     config = _config()
     command_line.set_execution_context(

@@ -16,6 +16,7 @@ from binaries import command_line
 from binaries import evaluate
 from binaries import train
 from tff_meta import datasets
+from tff_meta import registry
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.training import atomic_files
 from tff_meta.training import run_config
@@ -434,6 +435,27 @@ def test_the_list_names_everything(call):
   assert code == 0
   for name in (*datasets.DATASETS, 'frl', 'fed_avg', 'personalized_fl'):
     assert f'  {name} ' in out
+
+
+@pytest.mark.parametrize('algorithm', list(registry.ALGORITHMS))
+def test_the_list_of_an_algorithm_says_what_each_hparam_is(call, algorithm):
+  code, out, _ = call(train, '--list', f'--algorithm={algorithm}')
+  assert code == 0
+  meanings, presets = out.split('Presets (--preset)\n')
+  configs = registry.get(algorithm).presets
+  for field in dataclasses.fields(configs['paper']):
+    assert f'\n  {field.name}: ' in meanings
+    (line,) = re.findall(rf'^  {field.name}: (.*)$', presets, re.MULTILINE)
+    values = {p: getattr(c, field.name) for p, c in configs.items()}
+    if len(set(values.values())) > 1:
+      assert line == ', '.join(f'{p} {v}' for p, v in values.items())
+    else:
+      assert line == str(values['paper'])
+
+
+def test_the_list_of_an_unknown_algorithm(call):
+  code, _, err = call(train, '--list', '--algorithm=fedsgd')
+  assert code == 2 and "found 'fedsgd'" in err
 
 
 def test_the_algorithm_alone_is_enough(call, tmp_path, monkeypatch):
