@@ -645,6 +645,30 @@ def test_cafeme_on_other_data(resolve, table, setting, name):
 
 
 @pytest.mark.parametrize(
+    'row, fine_tuning',
+    [
+        ('CAFeMe', ('fine_tuning_learning_rate', 0.05)),
+        ('Per-FedAvg', ('fine_tuning_learning_rate', 0.01)),
+        ('FedAvg-FT', ('deployment_learning_rate', 0.01)),
+        ('FedRep', ('fine_tuning_learning_rate', 0.01)),
+    ],
+)
+def test_cafeme_on_meta_dataset(resolve, row, fine_tuning):
+  """Section 2.3: 2000 rounds, batches of 30, five local steps."""
+  config = _config(resolve, 'cafeme_meta_dataset', 'paper', row, 'Sources')
+  assert (config.rounds, config.clients_per_round) == (2000, 5)
+  assert (config.num_clients, config.num_new_clients) == (80, 20)
+  assert (config.partition, config.test_fraction) == ('by_writer', 0.2)
+  assert config.hparams.batch_size == 30 and config.curve
+  name, rate = fine_tuning
+  assert getattr(config.hparams, name) == rate
+  steps = {'CAFeMe': 'inner_steps', 'Per-FedAvg': 'local_steps'}
+  if row in steps:
+    assert getattr(config.hparams, steps[row]) == 5
+    assert config.hparams.inner_learning_rate == 0.05
+
+
+@pytest.mark.parametrize(
     'name, num_clients',
     [('frl_cifar100', 64), ('frl_mini_imagenet', 64), ('frl_femnist', 52)],
 )

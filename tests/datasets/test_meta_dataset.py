@@ -1,7 +1,9 @@
 """Meta-Dataset, from small records, folders and a prepared CIFAR-100."""
 
 import hashlib
+import inspect
 import io
+import shutil
 
 import numpy as np
 from PIL import Image
@@ -125,15 +127,19 @@ def test_a_client_has_ten_classes_of_one_source(whole):
   assert not len(corpus.test.y) and corpus.num_classes == 10
   seen = set()
   for images in _clients(corpus):
-    sources, classes, _, labels = map(list, zip(*images, strict=True))
-    assert len(set(sources)) == 1
-    seen |= set(sources)
+    sources, classes, numbers, labels = map(list, zip(*images, strict=True))
+    (source,) = set(sources)
+    seen.add(source)
     assert labels == sorted(labels) and set(labels) == set(range(10))
-    # Ten classes with a label each, and no image twice.
-    assert (
-        len(set(zip(classes, labels, strict=True))) == len(set(classes)) == 10
-    )
+    # Ten classes in random order, with a label each, and no image twice.
+    in_order = list(dict.fromkeys(classes))
+    assert len(set(zip(classes, labels, strict=True))) == len(in_order) == 10
+    assert in_order != sorted(in_order)
     assert len(set(images)) == 30
+    # Omniglot is inverted: else there would be other classes and images.
+    assert set(numbers) <= set(range(4))
+    if source <= _OMNIGLOT:
+      assert set(classes) <= set(range(_NUM_RECORD_CLASSES))
   assert seen == set(range(8))
 
 
@@ -179,6 +185,57 @@ def test_clients_do_not_depend_on_their_number_but_on_the_seed(whole):
   np.testing.assert_array_equal(five.x, again.x)
   other = load(dealt_clients=5, dealing_seed=1)
   assert (five.x != other.x).any()
+
+
+def test_smaller_clients_have_less_of_the_same(whole):
+  def load(size):
+    corpus = meta_dataset.load(
+        str(whole), dealt_clients=5, images_per_client=size
+    )
+    return [set(own) for own in _clients(corpus)]
+
+  for small, large in zip(load(20), load(30), strict=True):
+    assert small < large
+
+
+def test_a_new_class_is_noticed(tmp_path, whole):
+  shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+
+  def load():
+    corpus = meta_dataset.load(
+        str(tmp_path), dealt_clients=20, images_per_client=10
+    )
+    return corpus.train.x
+
+  before = load()
+  for name in meta_dataset.RECORDS:
+    folder = tmp_path / 'meta_dataset' / name
+    shutil.copy(folder / '00.tfrecords', folder / '12.tfrecords')
+  assert not np.array_equal(load(), before)
+
+
+def test_sizes_are_the_published_ones():
+  parameters = inspect.signature(meta_dataset.load).parameters
+  assert parameters['dealt_clients'].default == 100
+  assert parameters['images_per_client'].default == 600
+
+
+def test_images_are_resized_whole_and_smoothly():
+  image = np.zeros((20, 64, 3), np.uint8)
+  image[:, 32:] = 255
+  small = meta_dataset._small(image)
+  assert small.shape == (32, 32, 3)
+  assert (small[:, :15] == 0).all() and (small[:, 17:] == 255).all()
+  assert (0 < small[:, 15]).all() and (small[:, 15] < 255).all()
+
+
+def test_pixels_are_scaled_as_asked(whole):
+  for scaling, top in (('unit', 1), ('raw', 255)):
+    corpus = meta_dataset.load(
+        str(whole), scaling=scaling, dealt_clients=5, images_per_client=10
+    )
+    x = corpus.preprocess(corpus.train.x)
+    assert x.max() == pytest.approx(corpus.train.x.max() * top / 255)
 
 
 def test_clients_are_dealt_as_they_are(whole):
@@ -240,6 +297,7 @@ def test_a_damaged_record_is_named(tmp_path):
     'options, message',
     [
         ({'dealt_clients': 0}, '`dealt_clients` >= 1, found 0'),
+        ({'dealing_seed': -1}, '`dealing_seed` >= 0, found -1'),
         ({'images_per_client': 25}, 'multiple of 10, found 25'),
         ({'images_per_client': 0}, 'multiple of 10, found 0'),
         ({'scaling': 'ink'}, "unit, raw, found 'ink'"),

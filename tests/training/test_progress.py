@@ -1,3 +1,4 @@
+import io
 import re
 
 from tff_meta.training import progress
@@ -23,6 +24,23 @@ def test_notes_are_lines(capsys):
   shown.update(1, None)
   shown.note('round 1: accuracy 0.5000')
   assert capsys.readouterr().out.splitlines()[1] == 'round 1: accuracy 0.5000'
+
+
+def test_on_a_terminal_notes_stand_above_the_bar(monkeypatch):
+  class Terminal(io.StringIO):
+
+    def isatty(self):
+      return True
+
+  terminal, out = Terminal(), io.StringIO()
+  monkeypatch.setattr(progress.sys, 'stderr', terminal)
+  monkeypatch.setattr(progress.sys, 'stdout', out)
+  shown = progress.Progress(0, 2)
+  shown.update(1, None)
+  shown.note('round 1: accuracy 0.5000')
+  shown.close()
+  assert out.getvalue() == 'round 1: accuracy 0.5000\n'
+  assert '1/2' in terminal.getvalue()
 
 
 def test_a_run_without_loss_shows_rounds(capsys):

@@ -192,7 +192,7 @@ def test_all_protocols_of_clients_have_the_same_keys(
 
 
 def test_a_curve_that_there_is_not_is_said(experiment, models):
-  """FedPer asks a client for what it has kept: no steps, no curve."""
+  """Once, however many models are tested; FedPer has none."""
   asked = dataclasses.replace(
       experiment, config=dataclasses.replace(experiment.config, curve=True)
   )
@@ -200,9 +200,12 @@ def test_a_curve_that_there_is_not_is_said(experiment, models):
   for one, count in ((experiment, 0), (asked, 1)):
     lines = []
     protocols.Evaluator(one).evaluate(
-        'known_clients', {'': trained}, untrained, lines.append
+        'known_clients',
+        {'': trained, '_best': trained},
+        untrained,
+        lines.append,
     )
-    said = [line for line in lines if 'no curve of known_clients' in line]
+    said = [line for line in lines if 'No curve of known_clients' in line]
     assert len(said) == count
 
 

@@ -121,6 +121,17 @@ def test_how_clients_are_tested_is_the_algorithms_unless_given(
   assert found == expected
 
 
+def test_clients_that_come_with_the_data_are_not_dealt_otherwise():
+  given = dict(
+      algorithm='cafeme', hparams='', dataset='meta_dataset', dataset_options=''
+  )
+  config = _resolve(**given)
+  assert config.partition == 'by_writer'
+  assert (config.num_clients, config.num_new_clients) == (80, 20)
+  with pytest.raises(ValueError, match="'by_writer' .* found 'shards'"):
+    _resolve(**given, partition='shards')
+
+
 def test_other_data_have_the_published_settings_and_many_clients():
   config = _resolve(
       algorithm='fed_avg',

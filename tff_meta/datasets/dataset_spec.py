@@ -51,6 +51,8 @@ class DatasetSpec:
     default_model: Name in `tff_meta.models.MODELS`.
     few_round: Sizes for few-round learning, or None without a class split.
     clients: Numbers of clients for everything else.
+    partition: The only way to make clients of it, a name of
+      `tff_meta.data.partitioners`; None where there are many.
     preset: Name of the hyperparameters that are taken unless others are asked
       for; `'demo'` where published ones learn too slowly.
     load_client_data: Same arguments -> (train, test)
@@ -64,5 +66,6 @@ class DatasetSpec:
   default_model: str
   few_round: FewRoundDefaults | None = None
   clients: ClientDefaults = ClientDefaults()
+  partition: str | None = None
   preset: str = 'paper'
   load_client_data: Callable[..., tuple] | None = None

@@ -68,7 +68,9 @@ def load(
       be put there by hand.
     scaling: 'unit' ([0, 1]) or 'raw' (0..255).
     dealt_clients: Number of clients, training and new ones together.
-    images_per_client: Most images of a client, a multiple of 10.
+    images_per_client: Most images of a client, a multiple of 10. What a client
+      has of fewer it has of more, too. (Omniglot has 20 images a class, so 200
+      are the most that its clients get.)
     dealing_seed: Source of all draws, non-negative. Client k is the same
       whatever `dealt_clients` is.
 
@@ -84,6 +86,8 @@ def load(
   preprocess = scalings.choose(SCALINGS, scaling)
   if dealt_clients < 1:
     raise ValueError(f'Expected `dealt_clients` >= 1, found {dealt_clients}.')
+  if dealing_seed < 0:
+    raise ValueError(f'Expected `dealing_seed` >= 0, found {dealing_seed}.')
   if images_per_client < NUM_CLASSES or images_per_client % NUM_CLASSES:
     raise ValueError(
         f'Expected `images_per_client` to be a multiple of {NUM_CLASSES}, found'
@@ -100,18 +104,12 @@ def load(
   dealing = f'{dealt_clients}_{images_per_client}_{dealing_seed}'
   arrays = decoded_cache.load_or_decode(
       os.path.join(directory, f'tff_meta_dealt_{dealing}_v1.npz'),
-      image_folders.names_digest([p for own in files.values() for p in own]),
+      # What miniImageNet and CIFAR-100 are does not change.
+      image_folders.names_digest(
+          [os.path.relpath(p, directory) for own in files.values() for p in own]
+      ),
       lambda: _deal(
-          [
-              *(
-                  _Records(own, name == _INVERTED)
-                  for name, own in files.items()
-              ),
-              _MetaTrainClasses(mini_imagenet.load(data_dir)),
-              _MetaTrainClasses(
-                  cifar100.load(data_dir, download, class_split='cifar_fs')
-              ),
-          ],
+          _open_sources(files, data_dir, download),
           dealt_clients,
           images_per_client // NUM_CLASSES,
           dealing_seed,
@@ -140,13 +138,23 @@ def _list_records(directory, name):
   return files
 
 
+def _open_sources(files, data_dir, download):
+  """Returns the eight sources; the one that is slow to read comes last."""
+  cifar_fs = cifar100.load(data_dir, download, class_split='cifar_fs')
+  return [
+      *(_Records(own, name == _INVERTED) for name, own in files.items()),
+      _MetaTrainClasses(mini_imagenet.load(data_dir)),
+      _MetaTrainClasses(cifar_fs),
+  ]
+
+
 def _deal(sources, num_clients, images_per_class, seed):
   """Returns x, y and client of all images, client after client."""
   xs, ys, clients = [], [], []
   for k in range(num_clients):
     rng = np.random.default_rng([seed, k])
     source = sources[rng.integers(len(sources))]
-    classes = rng.choice(source.num_classes, NUM_CLASSES, replace=False)
+    classes = rng.permutation(source.num_classes)[:NUM_CLASSES]
     for label, chosen in enumerate(classes):
       x = source.draw(chosen, images_per_class, rng)
       xs.append(x)
@@ -205,7 +213,8 @@ class _MetaTrainClasses:
 
 
 def _draw_rows(available, most, rng):
-  return rng.choice(available, min(available, most), replace=False)
+  """Returns different rows; those of a smaller `most` are the first ones."""
+  return rng.permutation(available)[:most]
 
 
 def _small(image):
@@ -224,6 +233,7 @@ SPEC = dataset_spec.DatasetSpec(
     name='meta_dataset',
     description='clients of 10 classes of one of 8 sources, 32x32 (records)',
     load=load,
+    partition='by_writer',
     default_model='cafeme_base',
     clients=dataset_spec.ClientDefaults(
         num_clients=80, num_new_clients=20, cohort_size=5

@@ -26,7 +26,8 @@ _HOW_TO_GET = (
     'ImageNet images may not be passed on, so --download cannot fetch them:'
     ' put the 60,000 files into a folder `images` beside train.csv, val.csv'
     ' and test.csv of https://github.com/twitter/meta-learning-lstm, and pass'
-    ' --data_dir=DIR of the folder that holds these four.'
+    ' --data_dir=DIR of the folder that holds these four, or of the one above'
+    ' it if that is called mini_imagenet.'
 )
 
 

@@ -56,7 +56,7 @@ class Progress:
     print(line, flush=True)
 
   def note(self, line: str) -> None:
-    """Prints a line, above the bar if there is one."""
+    """Prints a line at once, above the bar if there is one."""
     if self._bar is None:
       print(line, flush=True)
     else:

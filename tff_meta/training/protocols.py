@@ -252,19 +252,23 @@ class Evaluator:
     if self.starts_from_scratch(name):
       report(f'Evaluating {name}: {_LABELS[_FROM_SCRATCH]}.')
       own = self._report(name, untrained)
+      self._report_no_curve(name, own, report)
       return {suffix: (self._summary(name, own, {}), own) for suffix in trained}
     references = self._references(name, untrained, report)
     results = {}
     for suffix, of_round in trained.items():
       report(f'Evaluating {name}: {_LABELS[_TRAINED]}{_ROUNDS[suffix]}.')
       own = self._report(name, of_round)
-      if self._config.curve and own.curves is None:
-        report(
-            f'There is no curve of {name} (--curve): what is tested there does'
-            ' not adapt step by step.'
-        )
       results[suffix] = self._summary(name, own, references), own
+    self._report_no_curve(name, own, report)
     return results
+
+  def _report_no_curve(self, name, own, report) -> None:
+    if self._config.curve and own.curves is None:
+      report(
+          f'No curve of {name} (--curve): {self._config.algorithm} keeps none'
+          ' there.'
+      )
 
   def _references(
       self, name: str, untrained: Model, report: Callable[[str], None]

@@ -282,7 +282,8 @@ def resolve(
     reference_hparams: `name=value,...`, changes to FedAvg's preset.
     dataset: As in `RunConfig`.
     dataset_options: `name=value,...`.
-    partition: As in `RunConfig`; None for the algorithm's own.
+    partition: As in `RunConfig`; None for the data set's only one, or else the
+      algorithm's own.
     partition_options: `name=value,...`.
     model: As in `RunConfig`; None for the algorithm's own, or else the data
       set's.
@@ -308,8 +309,14 @@ def resolve(
         f'Expected `preset` to be one of {", ".join(PRESETS)}, found'
         f' {preset!r}.'
     )
+  only = dataset_spec.partition
   if partition is None:
-    partition = algorithm_spec.partition
+    partition = only or algorithm_spec.partition
+  if only and partition != only:
+    raise ValueError(
+        f'Expected `partition` to be {only!r} with the data set {dataset!r},'
+        f' whose clients are dealt when it is loaded, found {partition!r}.'
+    )
   groups, clients = dataset_spec.few_round, dataset_spec.clients
   if partition == FEW_ROUND and groups:
     clients = datasets.ClientDefaults(groups.num_clients, 0, groups.cohort_size)
