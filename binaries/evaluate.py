@@ -10,6 +10,7 @@ in the run.
 
 import contextlib
 import dataclasses
+import pathlib
 
 from absl import flags
 
@@ -76,6 +77,9 @@ def _evaluate(stack):
         restored_run.open_models(experiment, directory, command_line.report)
     )
     directory.evaluations.mkdir(exist_ok=True)
+    files = {name: directory.evaluations / f'{name}.json' for name in names}
+    for path in filter(pathlib.Path.exists, files.values()):
+      command_line.report(f'Note: {path} will be replaced.')
 
   settings = {
       'rounds': rounds,
@@ -94,8 +98,7 @@ def _evaluate(stack):
     )['']
     for name, result in results.items():
       atomic_files.write_json(
-          directory.evaluations / f'{name}.json',
-          {'protocol': name, **settings, **result},
+          files[name], {'protocol': name, **settings, **result}
       )
   except OSError as error:
     command_line.fail(error, command_line.FAILURE)

@@ -302,18 +302,20 @@ def test_a_run_that_ended_out_of_patience_is_finished(call, tmp_path):
 
 def _check_evaluation_of_clients(call, directory, summary):
   """As in the run, and on a share of the test examples."""
-  code, _, _ = call(evaluate, f'--run_dir={directory}')
-  assert code == 0
+  code, _, err = call(evaluate, f'--run_dir={directory}')
+  assert code == 0 and 'will be replaced' not in err
   found = json.loads((directory / 'evaluation/known_clients.json').read_text())
   expected = summary['evaluation']['known_clients']
   assert expected.items() <= found.items()
-  code, _, _ = call(
+  code, _, err = call(
       evaluate,
       f'--run_dir={directory}',
       '--protocol=new_clients',
       '--eval_support_fraction=0.5',
   )
   assert code == 0
+  replaced = re.findall(r'evaluation/(\w+)\.json will be replaced', err)
+  assert replaced == ['new_clients']
   with open(directory / 'evaluation/clients_new_clients.csv') as file:
     rows = list(csv.DictReader(file))
   with open(directory / 'clients_new_clients.csv') as file:
