@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import signal
 import sys
+import threading
 
 from absl import app
 from absl import flags
@@ -81,8 +83,24 @@ def _parse(argv: Sequence[str]) -> list[str]:
   return rest
 
 
+def _keep_interrupt(unraisable) -> None:
+  """Sends a Ctrl-C again where Python would ignore it, as `unraisablehook`.
+
+  Python raises nothing out of callbacks of the garbage collector (jax has one
+  that TFF brings along) and out of destructors.
+  """
+  if issubclass(unraisable.exc_type, KeyboardInterrupt):
+    # Not from here, which is still inside: a moment later, in another thread.
+    threading.Timer(
+        0.1, signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT)
+    ).start()
+  else:
+    sys.__unraisablehook__(unraisable)
+
+
 def run(main: Callable[[], int]) -> None:
   """Parses the flags and runs a program, which returns its exit code."""
+  sys.unraisablehook = _keep_interrupt
   logging.set_verbosity(logging.WARNING)  # TFDS tells what it opens.
   try:
     app.run(lambda _: main(), flags_parser=_parse)

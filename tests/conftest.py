@@ -1,5 +1,6 @@
 """What all tests share: an execution context, and where real data lie."""
 
+import io
 import os
 import pathlib
 import sys
@@ -38,6 +39,18 @@ def pytest_unconfigure(config):
   """Ends pytest where TFF was used, see `native.end_process`."""
   if 'tensorflow_federated' in sys.modules:
     native.end_process(getattr(config, 'final_exit_code', 1))
+
+
+@pytest.fixture
+def terminal() -> io.StringIO:
+  """Returns a stream that says that it is a terminal, and keeps the text."""
+
+  class Terminal(io.StringIO):
+
+    def isatty(self):
+      return True
+
+  return Terminal()
 
 
 @pytest.fixture(scope='session')

@@ -1,6 +1,7 @@
 """Accuracy in new groups, against a naive count."""
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -89,6 +90,12 @@ def naive_answers(group, shift):
       answers.append(int(np.argmin(distances)))
       labels.append(int(group.query_y[i]))
   return np.array(labels), np.array(answers)
+
+
+def test_a_bar_counts_groups_on_a_terminal(pools, monkeypatch, terminal):
+  monkeypatch.setattr(sys, 'stderr', terminal)
+  evaluate(pools)
+  assert '0/5 [00:00<?, ?group/s]' in terminal.getvalue()
 
 
 def test_against_a_naive_count(pools):

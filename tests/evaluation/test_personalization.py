@@ -1,6 +1,7 @@
 """Clients tested before and after they adapt, against naive counts."""
 
 import dataclasses
+import sys
 
 import numpy as np
 import pytest
@@ -261,6 +262,12 @@ def test_no_clients_are_refused():
   dataset = make_dataset(test_fraction=0.0)
   with pytest.raises(ValueError, match='clients with examples to be tested on'):
     evaluate(dataset)
+
+
+def test_a_bar_counts_clients_on_a_terminal(monkeypatch, terminal):
+  monkeypatch.setattr(sys, 'stderr', terminal)
+  evaluate(make_dataset())
+  assert '?client/s' in terminal.getvalue()
 
 
 CLASS_SIZES = (24, 27, 30, 40, 25, 26, 24, 33, 24, 29)

@@ -26,13 +26,8 @@ def test_notes_are_lines(capsys):
   assert capsys.readouterr().out.splitlines()[1] == 'round 1: accuracy 0.5000'
 
 
-def test_on_a_terminal_notes_stand_above_the_bar(monkeypatch):
-  class Terminal(io.StringIO):
-
-    def isatty(self):
-      return True
-
-  terminal, out = Terminal(), io.StringIO()
+def test_on_a_terminal_notes_stand_above_the_bar(monkeypatch, terminal):
+  out = io.StringIO()
   monkeypatch.setattr(progress.sys, 'stderr', terminal)
   monkeypatch.setattr(progress.sys, 'stdout', out)
   shown = progress.Progress(0, 2)
