@@ -491,8 +491,8 @@ def test_new_classes_of_metavers(resolve, setting):
 def test_fedec(resolve):
   """Section 3.3: 100 rounds, a tenth of the clients in each."""
   for name, num_cells in (
-      ('fedec_cifar10_100_2', 8),
-      ('fedec_table2_others', 5 * 8),
+      ('fedec_cifar10_100_2', 9),
+      ('fedec_table2_others', 5 * 9),
   ):
     table = experiments.get(name)
     cells = tables.cells(table, 'paper', seeds=[0])
@@ -505,6 +505,20 @@ def test_fedec(resolve):
       else:
         assert config.rounds == 100
         assert config.clients_per_round * 10 == config.num_clients
+
+
+def test_fedec_with_algorithm_1_as_printed(resolve):
+  """Nothing but whom the constraint holds differs from FedEC."""
+  table, setting = 'fedec_cifar10_100_2', 'CIFAR-10 (100 x 2)'
+  printed, fedec = (
+      _config(resolve, table, 'paper', row, setting)
+      for row in ('FedEC (Algorithm 1)', 'FedEC')
+  )
+  assert printed.hparams.constrain == 'first'
+  assert fedec == dataclasses.replace(
+      printed,
+      hparams=dataclasses.replace(printed.hparams, constrain='returning'),
+  )
 
 
 def test_grid_of_fedec(resolve):
