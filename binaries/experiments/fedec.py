@@ -209,6 +209,7 @@ OTHERS = _table(
         ),
         rows=('FedEC', 'FedEC-wo', 'Local Only'),
         settings=('CIFAR-10 (100 x 5)', 'CIFAR-10 (1000 x 2)'),
+        hours=1.6,  # A round has as many images as one of the table above.
     ),
 )
 
@@ -280,6 +281,8 @@ CIFAR10_100_2_GRID = tables.Table(
                 '20 rounds of 100, in which a client takes part twice on'
                 f' average; seed 0 only. {_GRID_DATA}'
             ),
+            # One epoch: medians of all runs; five: the rounds of the table.
+            hours=1.8,
         ),
     },
     flags=('--validation_fraction=0.2',),
