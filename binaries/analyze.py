@@ -16,7 +16,6 @@ Prints numbers and writes them to OUTPUT_DIR/ANALYSIS.json, a picture beside it.
 Nothing in a run's directory is changed.
 """
 
-import contextlib
 import dataclasses
 import pathlib
 
@@ -153,17 +152,31 @@ def _configs():
   return list(zip(directories, configs, strict=True))
 
 
-@contextlib.contextmanager
-def _open_run(directory, config):
-  """Yields a run's experiment and its models."""
+def _prepare(configs, check):
+  """Returns the experiments of all runs; every one is checked before work.
+
+  Args:
+    configs: From `_configs`.
+    check: Called with each experiment. What it returns is returned, too; its
+      ValueErrors are made to name the run.
+  """
   from tff_meta.training import experiment as experiment_lib
+
+  prepared = []
+  for directory, config in configs:
+    try:
+      experiment = experiment_lib.prepare(config)
+      prepared.append((experiment, check(experiment)))
+    except ValueError as error:
+      raise ValueError(f'{directory.root}: {error}') from None
+  return prepared
+
+
+def _open_models(experiment, directory):
+  """Opens the models of a run, a context manager."""
   from tff_meta.training import restored_run
 
-  experiment = experiment_lib.prepare(config)
-  with restored_run.open_models(
-      experiment, directory, command_line.report
-  ) as models:
-    yield experiment, models
+  return restored_run.open_models(experiment, directory, command_line.report)
 
 
 def _facts(directory, config):
@@ -193,8 +206,11 @@ def _nvar(root):
   from tff_meta.analyses import normalized_variance
 
   runs, configs = [], _configs()
-  for title, (directory, config) in zip(_titles(configs), configs, strict=True):
-    with _open_run(directory, config) as (experiment, models):
+  prepared = _prepare(configs, embeddings.check_test_examples)
+  for title, (directory, config), (experiment, _) in zip(
+      _titles(configs), configs, prepared, strict=True
+  ):
+    with _open_models(experiment, directory) as models:
       values = {}
       for name in ('trained', 'untrained'):
         examples = embeddings.embed_test_examples(
@@ -226,8 +242,11 @@ def _embedding_map(root):
   from tff_meta.analyses import pictures
 
   panels, runs, configs = [], [], _configs()
-  for title, (directory, config) in zip(_titles(configs), configs, strict=True):
-    with _open_run(directory, config) as (experiment, models):
+  prepared = _prepare(configs, embeddings.check_test_examples)
+  for title, (directory, config), (experiment, _) in zip(
+      _titles(configs), configs, prepared, strict=True
+  ):
+    with _open_models(experiment, directory) as models:
       examples = embeddings.embed_test_examples(experiment, models.trained)
     panel, numbers = embedding_map.build_panel(
         title,
@@ -256,9 +275,12 @@ def _group_map(root):
   from tff_meta.analyses import pictures
   from tff_meta.training import protocols
 
-  ((directory, config),) = _configs()
-  group_map.check_config(config.hparams)
-  with _open_run(directory, config) as (experiment, models):
+  configs = _configs()
+  ((directory, config),) = configs
+  ((experiment, _),) = _prepare(
+      configs, lambda run: group_map.check_config(run.config.hparams)
+  )
+  with _open_models(experiment, directory) as models:
     evaluator = protocols.Evaluator(experiment)
     evaluator.choose(['new_groups'])
     group = evaluator.group_protocol('new_groups').sample(
@@ -295,20 +317,15 @@ def _trajectory(root):
   """Draws the ways of clients; prints and returns their steps' lengths."""
   from tff_meta.analyses import pictures
   from tff_meta.analyses import trajectory
-  from tff_meta.training import experiment as experiment_lib
 
-  configs = _configs()
-  recordings = [
-      trajectory.Recording(
-          experiment_lib.prepare(config), ROUNDS.value, CLIENTS.value
-      )
-      for _, config in configs
-  ]
-  for recording in recordings:
+  def record(experiment):
+    recording = trajectory.Recording(experiment, ROUNDS.value, CLIENTS.value)
     _layout().check(recording.num_updates)
-  panels, runs = [], []
-  for title, (directory, config), recording in zip(
-      _titles(configs), configs, recordings, strict=True
+    return recording
+
+  panels, runs, configs = [], [], _configs()
+  for title, (directory, config), (_, recording) in zip(
+      _titles(configs), configs, _prepare(configs, record), strict=True
   ):
     found = recording.run()
     numbers = trajectory.summarize(found)

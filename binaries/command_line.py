@@ -77,7 +77,8 @@ def _parse(argv: Sequence[str]) -> list[str]:
   try:
     rest = flags.FLAGS(argv)
   except flags.Error as error:
-    fail(f'{error}. Tip: --helpshort lists the flags', USAGE_ERROR)
+    problem = str(error).removeprefix('ERROR:: ')
+    fail(f'{problem}. Tip: --helpshort lists the flags', USAGE_ERROR)
   if len(rest) > 1:
     fail(f'Expected only flags, found {" ".join(rest[1:])!r}', USAGE_ERROR)
   return rest

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+import tff_meta
 from tff_meta import installation
 
 _ROOT = pathlib.Path(installation.__file__).parents[1]
@@ -24,6 +25,17 @@ def _run(code, **environment):
       check=False,
   )
   return result.returncode, result.stderr
+
+
+def test_a_folder_of_the_same_name_does_not_hide_the_package(tmp_path):
+  """Such as a clone, beside a script."""
+  (tmp_path / 'tff_meta').mkdir()
+  script = tmp_path / 'script.py'
+  script.write_text('import tff_meta; print(tff_meta.__version__)')
+  done = subprocess.run(
+      [sys.executable, script], capture_output=True, text=True, timeout=60
+  )
+  assert done.stdout.strip() == tff_meta.__version__, done.stderr
 
 
 def test_pins_hold_in_this_environment():

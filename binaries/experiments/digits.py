@@ -64,7 +64,10 @@ TABLE = tables.Table(
         'smoke': tables.Scale(
             seeds=(0,),
             flags=('--rounds=4', '--eval_groups=10'),
-            changes='4 rounds, one episode of FRL; 10 groups; seed 0 only.',
+            changes=(
+                '4 rounds, one episode of FRL, so that some clients of Local'
+                ' stay untrained; 10 groups; seed 0 only.'
+            ),
         ),
         'cpu': tables.Scale(seeds=(0, 1, 2), hours=0.4),
     },

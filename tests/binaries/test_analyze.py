@@ -94,7 +94,7 @@ def test_every_analysis_writes_numbers_and_a_picture(tmp_path):
       ],
       ['--analysis=inversion', '--iterations=2', '--restarts=1', '--shots=3'],
       ['--analysis=trajectory', f'--run_dir={runs["fedec"]}', '--rounds=5'],
-      ['--analysis=nvar', f'--run_dir={runs["frl"]}'],
+      ['--analysis=nvar', f'--run_dir={runs["fedec"]},{runs["frl"]}'],
       ['--analysis=group_map', f'--run_dir={runs["fedec"]}'],
       ['--analysis=nvar', f'--run_dir={tmp_path}'],
   ]
@@ -106,10 +106,11 @@ def test_every_analysis_writes_numbers_and_a_picture(tmp_path):
       if line.startswith('code ')
   ]
   assert codes == [0, 0, 0, 0, 0, 2, 2, 2, 1], done.stderr
+  assert done.stdout.count('nVAR') == 1  # All runs are checked before one is.
   for problem in (
       "the run's 4, found 5",
-      'with test examples, found none',
-      "Expected a run of 'frl'",
+      f"{runs['frl']}: Expected known clients of 'synthetic' with test",
+      f"{runs['fedec']}: Expected a run of 'frl'",
       'found no config.json',
   ):
     assert problem in done.stderr

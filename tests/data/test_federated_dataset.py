@@ -639,6 +639,14 @@ def test_client_data_errors():
     make(train, num_clients=3, **arguments)
   with pytest.raises(ValueError, match=r"found \['label', 'pixels'\]"):
     make(train, x_key='image', **arguments)
+  batched = train.preprocess(lambda ds: ds.batch(2))
+  with pytest.raises(
+      ValueError, match=r"shape \(None,\) for client 'writer_0'"
+  ):
+    make(batched, **arguments)
+  pairs = train.preprocess(lambda ds: ds.map(lambda e: tuple(e.values())))
+  with pytest.raises(ValueError, match="found a tuple for client 'writer_0'"):
+    make(pairs, **arguments)
   with pytest.raises(ValueError, match='`test_fraction` to be None'):
     make(train, train, test_fraction=0.1, **arguments)
   few_labels = make(train, name='letters', num_classes=1, seed=0)

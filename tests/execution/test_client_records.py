@@ -228,6 +228,7 @@ def test_leaves_are_in_the_order_of_the_type(value):
     [
         ({'b': 1}, 'Expected the fields'),
         ({'b': 1, 'a': (2.0,)}, 'Expected a structure of 2'),
+        (tf.data.Dataset.range(1), r"the fields \['b', 'a'\], found a _Range"),
     ],
 )
 def test_structures_that_do_not_fit(value, message):

@@ -43,6 +43,19 @@ def test_a_panel_is_drawn_for_what_there_is(tmp_path):
   assert two.shape[0] == 2 * one.shape[0]
 
 
+def test_the_legend_tells_means_from_single_rounds():
+  labels = []
+
+  class Axes:
+
+    def plot(self, *unused_points, label):
+      labels.append(label)
+
+  for window in (1, 4):
+    learning_curve._draw(Axes(), [1, 2], [0.5, 0.4], 'train/loss', window)
+  assert labels == ['train/loss', 'train/loss, mean of 4 rounds']
+
+
 def test_means_are_over_the_window(tmp_path):
   """Within episodes of two the loss jumps; over them it does not change."""
   rounds = list(range(1, 9))

@@ -38,6 +38,16 @@ def embedded_by(experiment: experiment_lib.Experiment) -> str:
   return 'client' if experiment.config.algorithm == _LOCAL else 'global'
 
 
+def check_test_examples(experiment: experiment_lib.Experiment) -> None:
+  """Raises a ValueError if no known client has test examples."""
+  dataset = experiment.dataset
+  if not any(dataset.num_examples(c, 'test') for c in dataset.client_ids()):
+    raise ValueError(
+        f'Expected known clients of {dataset.name!r} with test examples, found'
+        f' none in partition {experiment.config.partition!r}.'
+    )
+
+
 def embed_test_examples(
     experiment: experiment_lib.Experiment, model: protocols.Model
 ) -> EmbeddedExamples:
@@ -57,6 +67,7 @@ def embed_test_examples(
   Raises:
     ValueError: If no known client has test examples.
   """
+  check_test_examples(experiment)
   own = embedded_by(experiment) == 'client'
   embed = build_embed(experiment.model)
   dataset = experiment.dataset
@@ -69,11 +80,6 @@ def embed_test_examples(
     if own:
       weights = model.memories.of(client_id).value_or(weights)
     parts.append((embed(weights['body'], test.x).numpy(), test.y))
-  if not parts:
-    raise ValueError(
-        f'Expected known clients of {dataset.name!r} with test examples, found'
-        f' none in partition {experiment.config.partition!r}.'
-    )
   return EmbeddedExamples(
       *(np.concatenate(column) for column in zip(*parts, strict=True))
   )

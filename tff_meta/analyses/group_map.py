@@ -49,10 +49,12 @@ def check_config(config: Any) -> None:
     config: That of the run's algorithm.
   """
   if not isinstance(config, frl.FrlConfig) or config.classifier != 'distance':
+    found = 'another algorithm'
+    if isinstance(config, frl.FrlConfig):
+      found = f'the classifier {config.classifier!r}'
     raise ValueError(
         "Expected a run of 'frl' with the classifier 'distance', the only one"
-        f' with GPAL, found {type(config).__name__} with the classifier'
-        f' {getattr(config, "classifier", None)!r}.'
+        f' with GPAL, found {found}.'
     )
   if config.rounds < 2 or not config.aux_weight:
     raise ValueError(

@@ -99,7 +99,7 @@ def write_images(
       1,
       len(images),
       squeeze=False,
-      figsize=(2.6 * len(images), 3.0),
+      figsize=(2.6 * len(images), 3.3),
       layout='constrained',
   )
   for axes, image, title in zip(grid.flat, images, titles, strict=True):

@@ -43,7 +43,7 @@ class Layout:
     if num_points < least:
       raise ValueError(
           f'Expected at least {least} points to lay out, found {num_points}.'
-          " Tip: a smaller perplexity, or 'pca'."
+          f' Tip: a `perplexity` below {num_points}, or the projection pca.'
       )
 
   def project(self, points: np.ndarray) -> np.ndarray:

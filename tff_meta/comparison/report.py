@@ -63,7 +63,7 @@ class Comparison:
     )
     return [
         *sentences,
-        'The command is that of the last call, the runs are those of all.',
+        'The command is the last one; runs of earlier ones are shown, too.',
         f'Seeds: {", ".join(map(str, seeds))}. All runs together took'
         f' {hours:.2f} hours.',
         'Numbers are percent: the mean over seeds, with its 95 % interval where'

@@ -121,8 +121,8 @@ def check_claim(root: pathlib.Path, table_name: str, scale_name: str) -> None:
     found = None
   if found != wanted:
     raise ComparisonError(
-        f'Expected {path} to say {wanted}, found {found}. Tip: give another'
-        ' directory.'
+        f'Expected {path} to say {wanted}, found {found}. Tip: ask for what it'
+        ' says, or give another directory.'
     )
 
 

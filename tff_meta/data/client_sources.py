@@ -357,15 +357,29 @@ class ClientDataSource:
     dataset = client_data.create_tf_dataset_for_client(client_id)
     return int(dataset.reduce(np.int64(0), lambda count, _: count + 1))
 
+  def _check_element(self, spec, client_id):
+    """Raises unless an element is one example, with the keys asked for."""
+    expected = f'Expected examples with the keys {self._keys}, found'
+    if not isinstance(spec, Mapping):
+      raise ValueError(
+          f'{expected} a {type(spec).__name__} for client {client_id!r}. Tip:'
+          " `client_data.preprocess(lambda ds: ds.map(...))` to {'pixels': x,"
+          " 'label': y}."
+      )
+    if not set(self._keys) <= set(spec):
+      raise ValueError(f'{expected} {sorted(spec)} for client {client_id!r}.')
+    shape = spec[self._keys[1]].shape
+    if shape.num_elements() != 1:
+      raise ValueError(
+          'Expected one example an element, found labels of the shape'
+          f' {shape} for client {client_id!r}. Tip: leave batches out; whole'
+          ' clients are read.'
+      )
+
   def _read(self, client_data, client_id):
     """Returns all pixels and labels of a client."""
     dataset = client_data.create_tf_dataset_for_client(client_id)
-    missing = [key for key in self._keys if key not in dataset.element_spec]
-    if missing:
-      raise ValueError(
-          f'Expected examples with the keys {self._keys}, found'
-          f' {sorted(dataset.element_spec)} for client {client_id!r}.'
-      )
+    self._check_element(dataset.element_spec, client_id)
     x_key, y_key = self._keys
     batches = [
         (batch[x_key], batch[y_key])

@@ -296,7 +296,13 @@ def elements(value: Any, type_signature: tff.StructType):
     parts = [value[name] for name in names]
   else:
     if not isinstance(value, tff.structure.Struct):
-      value = tff.structure.from_container(value)
+      try:
+        value = tff.structure.from_container(value)
+      except TypeError:
+        raise TypeError(
+            f'Expected a structure with the fields {names}, found a'
+            f' {type(value).__name__}.'
+        ) from None
     parts = [part for _, part in tff.structure.iter_elements(value)]
   if len(parts) != len(kinds):
     raise TypeError(

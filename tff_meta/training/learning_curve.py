@@ -20,8 +20,8 @@ def write_learning_curve(
 ) -> None:
   """Draws losses above accuracies over the rounds.
 
-  Metrics of every round are shown as trailing means over 2 % of the run;
-  evaluations, which not every round has, as points.
+  Metrics of every round are shown as trailing means over 2 % of the run, as the
+  legend says; evaluations, which not every round has, as points.
 
   Args:
     path: The PNG to write (atomically).
@@ -77,7 +77,8 @@ def _draw(axes, rounds, values, name, window) -> None:
   step = max(1, len(values) // _MAX_POINTS)
   rows = range(step - 1, len(values), step)
   means = [statistics.fmean(_last(values, row, window)) for row in rows]
-  axes.plot([rounds[row] for row in rows], means, label=name)
+  label = f'{name}, mean of {window} rounds' if window > 1 else name
+  axes.plot([rounds[row] for row in rows], means, label=label)
 
 
 def _last(values, row, window):
