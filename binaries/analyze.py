@@ -153,7 +153,7 @@ def _configs():
 
 
 def _prepare(configs, check):
-  """Returns the experiments of all runs; every one is checked before work.
+  """Returns the experiments of all runs, before anything is computed of one.
 
   Args:
     configs: From `_configs`.

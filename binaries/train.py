@@ -12,6 +12,7 @@ of clients or groups for each protocol.
 
 import dataclasses
 import inspect
+import pathlib
 
 from absl import flags
 
@@ -20,6 +21,7 @@ from binaries import flag_groups
 from tff_meta import datasets
 from tff_meta import installation
 from tff_meta import registry
+from tff_meta.comparison import runner
 from tff_meta.execution import native
 
 ALGORITHM = flags.DEFINE_string(
@@ -302,6 +304,11 @@ def main() -> int:
     return 0
   with command_line.reported_errors():
     config = _config()
+    if runner.is_comparison(pathlib.Path(_output_dir())):
+      raise ValueError(
+          'Expected --output_dir to be new or to hold a run, found'
+          f' {_output_dir()}, a comparison of binaries.compare.'
+      )
     command_line.set_execution_context(
         config.execution, flag_groups.DEVICE.value, MIXED_PRECISION.value
     )

@@ -20,7 +20,7 @@ def _clients():
         -1, 1, 1, 1
     )
     data[f'client_{k:02}'] = collections.OrderedDict(
-        image=image.astype(np.float32), label=label
+        image=image.astype(np.uint8), label=label
     )
   return tff.simulation.datasets.TestClientData(data)
 
@@ -32,6 +32,5 @@ def test_pythons_of_readme(capsys):
     exec(block, names)
   assert names['weights']['body']  # Of FRL.
   known, new = capsys.readouterr().out.splitlines()
-  assert float(known.split()[1]) > 0.9
-  assert new.startswith('meta_test ')
-  assert len(names['report'].accuracies) == 5
+  assert known.startswith('meta_train') and float(known.split()[2]) > 0.9
+  assert new.startswith('meta_test') and float(new.split()[2]) > 0.5

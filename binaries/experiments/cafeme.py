@@ -326,8 +326,6 @@ RMNIST_LOCAL_SIZE = tables.Table(
             'Rotated MNIST, one rotation a client, instead of Meta-Dataset.'
             f' {_CLIENT_DATA}'
         ),
-        # From `RMNIST`, where only FedAvg-FT's rounds take longer with images.
-        hours=(1.1, 38),
     ),
     notes=(
         _NO_NUMBERS,

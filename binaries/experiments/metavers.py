@@ -408,7 +408,8 @@ CIFAR10_SWEEP = tables.Table(
                 ' without triplet loss; seed 0 only.'
             ),
         ),
-        # 27 times the clock of MetaVers with seed 0 in `CIFAR10`.
+        # Half of 27 times the clock of MetaVers with seed 0 in `CIFAR10`; with
+        # others it was half and two and a half times as long.
         'cpu': tables.Scale(seeds=_SEEDS, hours=3.2),
     },
     flags=(_PATIENCE,),

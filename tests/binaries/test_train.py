@@ -184,6 +184,10 @@ def _check_refusals(call, directory):
   assert re.search(r'; and \d+ more\. Tip: give another --output_dir', err)
   code, _, err = call(train, *_TINY, where, '--rounds=4')
   assert code == 2 and 'at least 5' in err
+  (directory / 'comparison.json').write_text('{}')
+  code, _, err = call(train, *_TINY, where)
+  assert code == 2 and 'a comparison of binaries.compare' in err
+  (directory / 'comparison.json').unlink()
   with open(directory / '.lock', 'a') as lock:
     fcntl.flock(lock, fcntl.LOCK_EX)
     code, _, err = call(train, *_TINY, where)

@@ -41,9 +41,10 @@ class Layout:
     """Raises a ValueError if there are too few points."""
     least = 2 if self.method == 'pca' else int(self.perplexity) + 1
     if num_points < least:
+      tip = ' Tip: a smaller `perplexity`, or the projection pca.'
       raise ValueError(
           f'Expected at least {least} points to lay out, found {num_points}.'
-          f' Tip: a `perplexity` below {num_points}, or the projection pca.'
+          f'{tip if self.method != "pca" else ""}'
       )
 
   def project(self, points: np.ndarray) -> np.ndarray:

@@ -92,6 +92,11 @@ class CellFolder:
     atomic_files.write_json(self._outcome, dataclasses.asdict(outcome))
 
 
+def is_comparison(root: pathlib.Path) -> bool:
+  """Returns whether a directory is that of a comparison."""
+  return (root / _CLAIM).exists()
+
+
 def check_claim(root: pathlib.Path, table_name: str, scale_name: str) -> None:
   """Raises if a directory is not free for a table at a scale; changes nothing.
 

@@ -363,17 +363,16 @@ class ClientDataSource:
     if not isinstance(spec, Mapping):
       raise ValueError(
           f'{expected} a {type(spec).__name__} for client {client_id!r}. Tip:'
-          " `client_data.preprocess(lambda ds: ds.map(...))` to {'pixels': x,"
-          " 'label': y}."
+          ' `client_data.preprocess(lambda ds: ds.map(...))` to a dictionary.'
       )
     if not set(self._keys) <= set(spec):
       raise ValueError(f'{expected} {sorted(spec)} for client {client_id!r}.')
-    shape = spec[self._keys[1]].shape
-    if shape.num_elements() != 1:
+    shape = getattr(spec[self._keys[1]], 'shape', None)
+    if shape is None or (shape.rank is not None and shape.num_elements() != 1):
       raise ValueError(
-          'Expected one example an element, found labels of the shape'
-          f' {shape} for client {client_id!r}. Tip: leave batches out; whole'
-          ' clients are read.'
+          'Expected one example an element, with one integer as its label,'
+          f' found labels of the shape {shape} for client {client_id!r}. Tip:'
+          ' leave batches and one-hot encoding out.'
       )
 
   def _read(self, client_data, client_id):

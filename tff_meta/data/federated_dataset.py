@@ -373,8 +373,8 @@ class FederatedDataset:
       The clients.
 
     Raises:
-      ValueError: If there are too few clients, or both `test` and
-        `test_fraction` are given.
+      ValueError: If there are too few clients, both `test` and `test_fraction`
+        are given, or an element is not one example with these keys.
     """
     client_sources.check_fractions(validation_fraction, test_fraction or 0.0)
     if test is not None and test_fraction is not None:

@@ -63,10 +63,9 @@ class RunDirectory:
       yield
 
   def _check_is_ours(self) -> None:
-    """Raises if a comparison is here, or a run without its configuration."""
+    """Raises if files of a run are here without its configuration."""
     if not self.config.exists():
-      comparison = self.root / 'comparison.json'
-      for path in (comparison, self.metrics, self.summary, self.checkpoints):
+      for path in (self.metrics, self.summary, self.checkpoints):
         if path.exists():
           raise RunDirectoryError(
               f'Expected {self.root} to be new or to hold a run, found'
