@@ -8,10 +8,13 @@ from binaries import command_line
 
 _ROOT = pathlib.Path(command_line.__file__).parents[1]
 
-# Ctrl-C while a callback of the garbage collector runs, as jax has one.
+# Ctrl-C while a callback of the garbage collector runs, as jax has one. The
+# handler is set because a job in the background is started without it.
 _INTERRUPTED_IN_A_CALLBACK = """
 import gc, signal, sys, time
 from binaries import command_line
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def callback(phase, info):
   gc.callbacks.remove(callback)
