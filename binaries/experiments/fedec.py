@@ -187,8 +187,7 @@ def _table(name, title, settings, cpu, paper_hours=None):
   )
 
 
-# Of one seed, half of what one core takes: medians of rounds and tests; of
-# FedPer, of five rounds.
+# Of one seed, half of what one core takes: medians of rounds and tests.
 _HOURS = 3.2
 CIFAR10_100_2 = _table(
     'fedec_cifar10_100_2',
