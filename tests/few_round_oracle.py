@@ -168,7 +168,7 @@ def plain_sgd(rate):
   return lambda g, state: rate * g
 
 
-def descend(loss, w, batches, optimizer, decay=0.0):
+def descend(loss, w, batches, optimizer, decay=0.0, state=None):
   """One step of `g + decay * w` per batch; also the losses before the steps.
 
   Args:
@@ -177,12 +177,14 @@ def descend(loss, w, batches, optimizer, decay=0.0):
     batches: Lists of pairs.
     optimizer: `(gradient, state dict) -> what is subtracted`.
     decay: Coupled weight decay.
+    state: The optimizer's dict of earlier steps, which these change.
 
   Returns:
     The weights, the sum of the losses over the examples of all batches, and
     the number of these.
   """
-  state, loss_sum, count = {}, 0.0, 0
+  state = {} if state is None else state
+  loss_sum, count = 0.0, 0
   for batch in batches:
     loss_sum += len(batch) * loss(w, batch)
     count += len(batch)

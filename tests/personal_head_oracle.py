@@ -156,7 +156,8 @@ def train(w, pairs, config, seed, num_epochs, part=ALL, **options):
     seed: Of the order of the examples.
     num_epochs: How many.
     part: What moves.
-    **options: `rate`, `batch_size` and `max_steps`, after which it ends.
+    **options: `rate`, `batch_size`, `max_steps`, after which it ends, and
+      `state`, the optimizer's of earlier steps.
   """
   rate = options.get('rate', getattr(config, 'learning_rate', None))
   batch_size = options.get('batch_size', getattr(config, 'batch_size', None))
@@ -169,6 +170,7 @@ def train(w, pairs, config, seed, num_epochs, part=ALL, **options):
       ],
       naive_optimizer(config.optimizer, rate, config.momentum, part),
       config.weight_decay,
+      options.get('state'),
   )
 
 

@@ -69,6 +69,7 @@ def _methods(batch_size: int, steps: int, inner: float, fine_tuning: float):
           '--model=cafeme_base',
           (
               '--hparams=averaged_head=true,local_unit=steps'
+              ',client_optimizer_state=persist'
               f',head_epochs={steps},body_epochs=1,optimizer=adam'
               ',momentum=0.0,learning_rate=0.001,weight_decay=0.0'
               f',batch_size={batch_size}'

@@ -33,6 +33,7 @@ AVERAGED = dataclasses.replace(
     uniform=True,
     averaged_head=True,
 )
+PERSISTENT = dataclasses.replace(AVERAGED, client_optimizer_state='persist')
 STEPS = dataclasses.replace(
     AVERAGED, head_epochs=3, body_epochs=1, local_unit='steps'
 )
@@ -89,15 +90,15 @@ def test_one_round_by_hand():
   assert result.metrics[0]['num_examples'] == 8
 
 
-def naive_client(w, client, config, round_num):
+def naive_client(w, client, config, round_num, states):
   seeds = tf.unstack(
       tf.random.experimental.stateless_split(
           personal.client_seed(round_num, client)
       )
   )
-  for part, num_epochs, seed in (
-      (personal.HEAD, config.head_epochs, seeds[0]),
-      (personal.BODY, config.body_epochs, seeds[1]),
+  for part, num_epochs, seed, state in (
+      (personal.HEAD, config.head_epochs, seeds[0], states[0]),
+      (personal.BODY, config.body_epochs, seeds[1], states[1]),
   ):
     max_steps = num_epochs if config.local_unit == 'steps' else None
     w, _, _ = personal.train(
@@ -108,17 +109,24 @@ def naive_client(w, client, config, round_num):
         num_epochs,
         part,
         max_steps=max_steps,
+        state=state,
     )
   return w
 
 
 @pytest.mark.parametrize(
-    'config', [PERSONAL, AVERAGED, STEPS], ids=['personal', 'averaged', 'steps']
+    'config',
+    [PERSONAL, AVERAGED, PERSISTENT, STEPS],
+    ids=['personal', 'averaged', 'persistent', 'steps'],
 )
 def test_two_rounds_by_a_naive_implementation(config):
-  """Momentum and Adam's moments start anew for the body, and every round."""
+  """Head and body have optimizers of their own, new ones in every round or not.
+
+  All clients of the first round come again in the second.
+  """
+  persists = config.client_optimizer_state == 'persist'
   result = personal.run(build(config), COHORTS)
-  w, heads = initial_vector(), {}
+  w, heads, states = initial_vector(), {}, {}
   first_head = w[personal.HEAD]
   for round_num, cohort in enumerate(COHORTS):
     trained, sizes = [], []
@@ -126,7 +134,9 @@ def test_two_rounds_by_a_naive_implementation(config):
       start = w.copy()
       if not config.averaged_head:
         start[personal.HEAD] = heads.get(client.salt, first_head)
-      own = naive_client(start, client, config, round_num)
+      if not persists or client.salt not in states:
+        states[client.salt] = ({}, {})  # Of the head, of the body.
+      own = naive_client(start, client, config, round_num, states[client.salt])
       trained.append(own)
       sizes.append(1 if config.uniform else len(client.y))
       heads[client.salt] = own[personal.HEAD]
@@ -135,7 +145,9 @@ def test_two_rounds_by_a_naive_implementation(config):
     tolerance = dict(rtol=1e-4, atol=2e-5)
     np.testing.assert_allclose(actual, w[: len(actual)], **tolerance)
     if config.averaged_head:
-      assert len(actual) == len(w) and not result.heads[round_num]
+      assert len(actual) == len(w)
+      kept = [salt for salt in states if persists]
+      assert list(result.heads[round_num]) == kept
       continue
     assert len(actual) == 9  # The server has no head.
     for salt, head in result.heads[round_num].items():
@@ -143,7 +155,7 @@ def test_two_rounds_by_a_naive_implementation(config):
           personal.head_vector(head), heads[salt], **tolerance
       )
   assert isinstance(build(config), composition.StatefulLearningProcess) == (
-      not config.averaged_head
+      persists or not config.averaged_head
   )
 
 
@@ -296,6 +308,10 @@ def test_presets():
         ({'momentum': 1.0}, '`momentum`.*found 1.0'),
         ({'optimizer': 'adam'}, 'momentum.*found 0.5'),
         ({'head_epochs': -1}, '`head_epochs`.*found -1'),
+        (
+            {'client_optimizer_state': 'persist'},
+            "`client_optimizer_state` as 'reset'.*found 'persist'",
+        ),
     ],
     ids=str,
 )

@@ -179,6 +179,18 @@ _VARIANTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
             ),
             'mlp',
         ),
+        'kept_moments': (
+            'paper',
+            dict(
+                averaged_head=True,
+                client_optimizer_state='persist',
+                optimizer='adam',
+                momentum=0.0,
+                fine_tuning_steps=20,
+                fine_tuning_learning_rate=0.3,
+            ),
+            'mlp',
+        ),
     },
     'fed_babu': {
         'falling_rate': ('paper', dict(decay_rounds=40), 'mlp'),

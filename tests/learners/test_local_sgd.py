@@ -1,4 +1,5 @@
 import collections
+import functools
 
 import numpy as np
 import pytest
@@ -30,15 +31,22 @@ def linear_loss(weights, batch):
   return 0.5 * cross_entropy.masked_mean(error**2, batch.mask)
 
 
-def train(optimizer, num_examples=7, loss_fn=linear_loss, **options):
-  options = {'batch_size': 3, 'num_epochs': 2, 'seed': SEED} | options
-  examples = episodes.Examples(
+def first_examples(num_examples):
+  return episodes.Examples(
       tf.constant(X[:num_examples]),
       tf.constant(Y[:num_examples]),
       tf.ones([num_examples]),
   )
+
+
+def train(optimizer, num_examples=7, loss_fn=linear_loss, **options):
+  options = {'batch_size': 3, 'num_epochs': 2, 'seed': SEED} | options
   return local_sgd.local_sgd(
-      loss_fn, linear_weights(), examples, optimizer, **options
+      loss_fn,
+      linear_weights(),
+      first_examples(num_examples),
+      optimizer,
+      **options,
   )
 
 
@@ -95,6 +103,34 @@ def test_training_against_the_oracle(optimizer, update, weight_decay):
   np.testing.assert_allclose(weights['head']['bias'], expected[2], rtol=1e-5)
   np.testing.assert_allclose(report.loss_sum, loss_sum, rtol=1e-5)
   assert report.num_examples.numpy() == 14
+
+
+def test_an_optimizer_goes_on_where_it_ended():
+  """Two epochs of the whole set are one epoch and then another."""
+  optimizer = tff.learning.optimizers.build_sgdm(0.1, 0.9)
+  options = dict(batch_size=None, trainable=('body',))
+  at_once, _ = train(optimizer, **options)
+  weights = linear_weights()
+  state = local_sgd.initial_optimizer_state(optimizer, weights, ('body',))
+  for _ in range(2):
+    weights, state, _ = local_sgd.resume_local_sgd(
+        linear_loss,
+        weights,
+        state,
+        first_examples(7),
+        optimizer,
+        num_epochs=1,
+        seed=SEED,
+        **options,
+    )
+  tf.nest.map_structure(
+      functools.partial(np.testing.assert_allclose, rtol=1e-6), weights, at_once
+  )
+  # The last step was by the velocity, of which the first epoch has a part.
+  once, _ = train(optimizer, num_epochs=1, **options)
+  step = at_once['body']['scale'] - once['body']['scale']
+  velocity = state['accumulator']['body']['scale']
+  np.testing.assert_allclose(step, -0.1 * velocity, rtol=1e-5)
 
 
 def test_max_steps_ends_amid_an_epoch():

@@ -273,12 +273,7 @@ def build_cafeme(
     return network.initialize(composition.initial_seed(seed))
 
   def first_values(weights):
-    specs = tf.nest.map_structure(
-        lambda w: tf.TensorSpec(w.shape, w.dtype), weights
-    )
-    adam = tf.nest.map_structure(
-        tf.convert_to_tensor, optimizer.initialize(specs)
-    )
+    adam = local_sgd.initial_optimizer_state(optimizer, weights)
     return dict(num_rounds=tf.constant(0), adam=adam)
 
   def to_memory(values):

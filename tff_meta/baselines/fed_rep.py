@@ -7,8 +7,8 @@ heads ("FedRep-Proto" in MetaVers), a client classifies by the class prototypes
 of the trained body.
 
 CAFeMe's code averages and broadcasts the head too, counts steps instead of
-epochs, and fine-tunes the whole model before a test (`averaged_head`,
-`local_unit`).
+epochs, lets clients keep Adam's moments, and fine-tunes the whole model before
+a test (`averaged_head`, `local_unit`, `client_optimizer_state`).
 
 Source: Liam Collins, Hamed Hassani, Aryan Mokhtari and Sanjay Shakkottai,
 "Exploiting Shared Representations for Personalized Federated Learning", ICML
@@ -17,6 +17,7 @@ Source: Liam Collins, Hamed Hassani, Aryan Mokhtari and Sanjay Shakkottai,
 Deviations: BUILD_NOTES.md, FedRep.
 """
 
+import collections
 import dataclasses
 from typing import Literal
 
@@ -41,8 +42,10 @@ class FedRepConfig:
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
-    optimizer: Of the clients; its state starts anew for the head and for the
-      body.
+    optimizer: Of the clients, one for the head and one for the body.
+    client_optimizer_state: `'persist'`: a client keeps the state of both
+      (Adam's moments, SGD's velocity), with an averaged head only. `'reset'`:
+      they start anew every round.
     learning_rate: Of the head and of the body.
     momentum: Of SGD, in [0, 1).
     head_epochs: Epochs of a round on the head, first.
@@ -64,6 +67,7 @@ class FedRepConfig:
   """
 
   optimizer: Literal['sgd', 'adam'] = 'sgd'
+  client_optimizer_state: Literal['reset', 'persist'] = 'reset'
   learning_rate: float = 0.01
   momentum: float = 0.5
   head_epochs: int = 10
@@ -85,6 +89,11 @@ class FedRepConfig:
     config_checks.check_at_least_one(self, 'fine_tuning_decay_steps')
     if self.averaged_head:
       config_checks.check_at_least_one(self, 'batch_size')
+    elif self.client_optimizer_state == 'persist':
+      raise ValueError(
+          "Expected `client_optimizer_state` as 'reset' where `averaged_head`"
+          " is False and clients keep their heads alone, found 'persist'."
+      )
     composition.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
@@ -120,29 +129,46 @@ def build_fed_rep(
 
   Returns:
     A `StatefulLearningProcess` whose clients' memory is their head; with an
-    averaged head a `LearningProcess`.
+    averaged head their optimizers' states, `OrderedDict(head, body)`, or, where
+    these do not persist, a `LearningProcess` without memory.
   """
   classifier = few_round.LinearClassifier(model, num_classes)
+  persists = config.client_optimizer_state == 'persist'
 
   def initial_weights():
     return classifier.initialize(composition.initial_seed(seed))
+
+  def initial_states(weights):
+    optimizer = _build_optimizer(config)
+    return collections.OrderedDict(
+        (part, local_sgd.initial_optimizer_state(optimizer, weights, (part,)))
+        for part in ('head', 'body')
+    )
+
+  def initial_memory():
+    weights = initial_weights()
+    return initial_states(weights) if persists else weights['head']
 
   def client_update(weights, client):
     local = weights
     if not config.averaged_head:
       local = personal_head.merge(weights, client.memory.value)
-    trained, report = _train_head_then_body(
-        classifier, config, local, client.examples, client.seed
+    trained, states, report = _train_head_then_body(
+        classifier,
+        config,
+        local,
+        client.memory.value if persists else initial_states(local),
+        client.examples,
+        client.seed,
     )
     uploaded, head = _share(config, trained)
     return client_work.ClientOutput(
         weights_lib.subtract(weights, uploaded),
         few_round.client_weight(tf.size(client.examples.y), config.uniform),
         report,
-        memory=head,
+        memory=states if persists else head,
     )
 
-  memory = None if config.averaged_head else lambda: initial_weights()['head']
   return composition.build_learning_process(
       lambda: _share(config, initial_weights())[0],
       model.input_shape,
@@ -150,7 +176,7 @@ def build_fed_rep(
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer,
-      memory=memory,
+      memory=initial_memory if persists or not config.averaged_head else None,
   )
 
 
@@ -161,44 +187,40 @@ def _share(config, weights):
   return personal_head.split(weights)
 
 
-def _train(classifier, config, weights, examples, seed, part, **length):
-  """Trains the head or the body: the weights and a `LocalReport`."""
-  return local_sgd.local_sgd(
-      classifier.loss,
-      weights,
-      examples,
-      composition.build_optimizer(
-          config.optimizer, config.learning_rate, config.momentum
-      ),
+def _build_optimizer(config):
+  return composition.build_optimizer(
+      config.optimizer, config.learning_rate, config.momentum
+  )
+
+
+def _options(config, part, seed):
+  """How the head or the body is trained."""
+  return dict(
+      optimizer=_build_optimizer(config),
       batch_size=config.batch_size or None,
       seed=seed,
       weight_decay=config.weight_decay,
       trainable=(part,),
-      **length,
   )
 
 
-def _train_head_then_body(classifier, config, weights, examples, seed):
+def _train_head_then_body(classifier, config, weights, states, examples, seed):
   """A client's round: Algorithm 1, the head's updates and then the body's."""
   seeds = tf.unstack(tf.random.experimental.stateless_split(seed))
-  reports = []
-  for part, length, part_seed in (
-      ('head', config.head_epochs, seeds[0]),
-      ('body', config.body_epochs, seeds[1]),
-  ):
-    weights, report = _train(
-        classifier,
-        config,
+  lengths = dict(head=config.head_epochs, body=config.body_epochs)
+  reports, new_states = [], collections.OrderedDict()
+  for (part, length), part_seed in zip(lengths.items(), seeds, strict=True):
+    weights, new_states[part], report = local_sgd.resume_local_sgd(
+        classifier.loss,
         weights,
+        states[part],
         examples,
-        part_seed,
-        part,
-        # An epoch has at least one step.
-        num_epochs=length,
+        num_epochs=length,  # An epoch has at least one step.
         max_steps=length if config.local_unit == 'steps' else None,
+        **_options(config, part, part_seed),
     )
     reports.append(report)
-  return weights, weights_lib.add(*reports)
+  return weights, new_states, weights_lib.add(*reports)
 
 
 def _build_client_with_head(model, config, num_classes, start, num_epochs):
@@ -206,14 +228,12 @@ def _build_client_with_head(model, config, num_classes, start, num_epochs):
   classifier = few_round.LinearClassifier(model, num_classes)
 
   def train(weights, examples, seed):
-    trained, _ = _train(
-        classifier,
-        config,
+    trained, _ = local_sgd.local_sgd(
+        classifier.loss,
         weights,
         examples,
-        seed,
-        'head',
         num_epochs=num_epochs,
+        **_options(config, 'head', seed),
     )
     return trained
 

@@ -23,6 +23,28 @@ class LocalReport(NamedTuple):
   num_examples: tf.Tensor
 
 
+def initial_optimizer_state(
+    optimizer: Any, weights: Any, trainable: Collection[str] | None = None
+) -> Any:
+  """The state of an optimizer that has not taken a step.
+
+  Args:
+    optimizer: Has TFF's optimizer interface.
+    weights: A structure of tensors, `OrderedDict(body=..., head=...)`.
+    trainable: The top-level parts that learn; None means all.
+
+  Returns:
+    A structure of tensors, made by the optimizer.
+  """
+  specs = tf.nest.map_structure(
+      lambda w: tf.TensorSpec(w.shape, w.dtype),
+      _partition(weights, trainable)[0],
+  )
+  return tf.nest.map_structure(
+      tf.convert_to_tensor, optimizer.initialize(specs)
+  )
+
+
 def local_sgd(
     loss_fn: Callable[[Any, episodes.Examples], tf.Tensor],
     weights: Any,
@@ -67,11 +89,58 @@ def local_sgd(
 
   Source: coupled decay is PyTorch's `weight_decay` of SGD and Adam.
   """
-  if trainable is not None and not set(trainable) <= set(weights):
-    raise ValueError(
-        f'Expected `trainable` to be among {list(weights)}, found'
-        f' {list(trainable)}.'
-    )
+  weights, _, report = resume_local_sgd(
+      loss_fn,
+      weights,
+      initial_optimizer_state(optimizer, weights, trainable),
+      examples,
+      optimizer,
+      batch_size=batch_size,
+      num_epochs=num_epochs,
+      seed=seed,
+      weight_decay=weight_decay,
+      trainable=trainable,
+      max_steps=max_steps,
+  )
+  return weights, report
+
+
+def resume_local_sgd(
+    loss_fn: Callable[[Any, episodes.Examples], tf.Tensor],
+    weights: Any,
+    optimizer_state: Any,
+    examples: episodes.Examples,
+    optimizer: Any,
+    *,
+    batch_size: int | None,
+    num_epochs: int,
+    seed: tf.Tensor,
+    weight_decay: float = 0.0,
+    trainable: Collection[str] | None = None,
+    max_steps: int | None = None,
+) -> tuple[Any, Any, LocalReport]:
+  """`local_sgd` with an optimizer that has taken steps before.
+
+  Args:
+    loss_fn: See `local_sgd`, as all that is not said here.
+    weights: A structure of tensors.
+    optimizer_state: Of `initial_optimizer_state` with the same weights and
+      parts, or what an earlier call gave back.
+    examples: The client's examples.
+    optimizer: Has TFF's optimizer interface.
+    batch_size: Examples per minibatch; None means all of them.
+    num_epochs: Passes over the examples.
+    seed: int32 [2].
+    weight_decay: Coefficient of the coupled L2 penalty.
+    trainable: The top-level parts that learn.
+    max_steps: Ends after so many steps.
+
+  Returns:
+    The weights and the optimizer's state after the last step, and a report.
+
+  Raises:
+    ValueError: `trainable` names a part that is not there.
+  """
   # Numbers of the examples, not `drop_padding`, which copies them all.
   rows = tf.where(examples.mask > 0)[:, 0]
   batches = episodes.minibatches(tf.size(rows), batch_size, seed, num_epochs)
@@ -96,26 +165,24 @@ def local_sgd(
     loss_sum += tf.cast(loss, tf.float32) * num_examples
     return i + 1, learned, state, loss_sum
 
-  specs = tf.nest.map_structure(
-      lambda w: tf.TensorSpec(w.shape, w.dtype), learned
-  )
-  state = tf.nest.map_structure(
-      tf.convert_to_tensor, optimizer.initialize(specs)
-  )
-  _, learned, _, loss_sum = tf.while_loop(
+  _, learned, state, loss_sum = tf.while_loop(
       lambda i, *_: i < num_steps,
       step,
-      (tf.constant(0), learned, state, tf.constant(0.0)),
+      (tf.constant(0), learned, optimizer_state, tf.constant(0.0)),
   )
-  return _merge(weights, learned, fixed), LocalReport(
-      loss_sum, tf.reduce_sum(batches.mask)
-  )
+  report = LocalReport(loss_sum, tf.reduce_sum(batches.mask))
+  return _merge(weights, learned, fixed), state, report
 
 
 def _partition(weights, trainable):
   """The parts that learn and the parts that do not."""
   if trainable is None:
     return weights, {}
+  if not set(trainable) <= set(weights):
+    raise ValueError(
+        f'Expected `trainable` to be among {list(weights)}, found'
+        f' {list(trainable)}.'
+    )
   learned = collections.OrderedDict(
       (name, part) for name, part in weights.items() if name in trainable
   )
