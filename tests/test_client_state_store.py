@@ -1,5 +1,6 @@
 """Client states: what is kept, gone back to, lost, and what it costs."""
 
+import contextlib
 import sqlite3
 import subprocess
 import sys
@@ -98,6 +99,19 @@ def test_a_commit_keeps_what_kept_rounds_need_and_no_more(store):
   assert [int(s['step']) for s in list(steps.values())[1:]] == [
       2, 2, 2, 5, 5, 5, 8, 9,
   ]  # fmt: skip
+
+
+def test_pages_are_large_but_in_a_file_that_has_others(tmp_path):
+  def pages(path):
+    client_state_store.SqliteStore(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as database:
+      return database.execute('PRAGMA page_size').fetchone()[0]
+
+  old = tmp_path / 'old.sqlite'
+  with contextlib.closing(sqlite3.connect(old)) as database:
+    database.execute('PRAGMA page_size = 4096')
+    database.execute('PRAGMA journal_mode = WAL')
+  assert (pages(old), pages(tmp_path / 'new.sqlite')) == (4096, 16384)
 
 
 def test_a_killed_process_loses_only_what_was_not_committed(tmp_path):

@@ -213,8 +213,8 @@ class SqliteStore(ClientStateStore):
         self._database.execute('BEGIN')
         self._database.execute('SELECT client_id FROM states LIMIT 1')
         return
-      # Of a new file: large states take a quarter less time than with 4 kB.
-      self._database.execute('PRAGMA page_size = 65536')
+      # Of a new file: megabytes take a quarter less time than with 4 kB.
+      self._database.execute('PRAGMA page_size = 16384')
       # Readers do not wait for the writer, nor it for them; a commit is synced.
       self._database.execute('PRAGMA journal_mode = WAL')
       self._database.execute('PRAGMA synchronous = FULL')

@@ -8,8 +8,9 @@ Figure 5 (Meta-Dataset; here also on rotated MNIST) could not be recovered.
 
 Left open by the paper: the range of rotations and every rate (ours are those of
 the released code), and what its FedRep does, which the code trains with both
-parts averaged. The released code trains the baselines one after the other,
-each from the weights of the last; here every run begins anew.
+parts averaged and optimizers that a client keeps. The released code trains the
+baselines one after the other, each from the weights of the last; here every run
+begins anew.
 """
 
 from binaries.experiments import flag_files
@@ -129,8 +130,8 @@ _NOTES = (
     'Settings are those of the released code. It trains the baselines one'
     ' after the other, each from the weights of the last, so its numbers for'
     ' them are to be taken with caution; here every run begins anew.',
-    'FedRep is tested as the released code does, by fine-tuning all; its rate'
-    " in training is not known and is CAFeMe's here.",
+    'FedRep is that of the released code, whose clients share their heads, too,'
+    ' keep two Adams for all rounds, and are tested after fine-tuning all.',
 )
 
 _RMNIST = {

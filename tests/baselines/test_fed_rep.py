@@ -33,10 +33,10 @@ AVERAGED = dataclasses.replace(
     uniform=True,
     averaged_head=True,
 )
-PERSISTENT = dataclasses.replace(AVERAGED, client_optimizer_state='persist')
 STEPS = dataclasses.replace(
     AVERAGED, head_epochs=3, body_epochs=1, local_unit='steps'
 )
+PERSISTENT = dataclasses.replace(STEPS, client_optimizer_state='persist')
 
 
 @functools.cache
@@ -116,8 +116,8 @@ def naive_client(w, client, config, round_num, states):
 
 @pytest.mark.parametrize(
     'config',
-    [PERSONAL, AVERAGED, PERSISTENT, STEPS],
-    ids=['personal', 'averaged', 'persistent', 'steps'],
+    [PERSONAL, AVERAGED, STEPS, PERSISTENT],
+    ids=['personal', 'averaged', 'steps', 'persistent'],
 )
 def test_two_rounds_by_a_naive_implementation(config):
   """Head and body have optimizers of their own, new ones in every round or not.
@@ -146,8 +146,11 @@ def test_two_rounds_by_a_naive_implementation(config):
     np.testing.assert_allclose(actual, w[: len(actual)], **tolerance)
     if config.averaged_head:
       assert len(actual) == len(w)
-      kept = [salt for salt in states if persists]
-      assert list(result.heads[round_num]) == kept
+      kept = result.heads[round_num]
+      assert list(kept) == [salt for salt in states if persists]
+      for salt, optimizers in kept.items():
+        for part, state in zip(('head', 'body'), states[salt], strict=True):
+          assert optimizers[part]['step'] == state['t']
       continue
     assert len(actual) == 9  # The server has no head.
     for salt, head in result.heads[round_num].items():
@@ -310,7 +313,15 @@ def test_presets():
         ({'head_epochs': -1}, '`head_epochs`.*found -1'),
         (
             {'client_optimizer_state': 'persist'},
-            "`client_optimizer_state` as 'reset'.*found 'persist'",
+            "`averaged_head` is False.*found 'persist'",
+        ),
+        (
+            {
+                'averaged_head': True,
+                'momentum': 0.0,
+                'client_optimizer_state': 'persist',
+            },
+            "SGD without momentum.*found 'persist'",
         ),
     ],
     ids=str,

@@ -94,6 +94,13 @@ class FedRepConfig:
           "Expected `client_optimizer_state` as 'reset' where `averaged_head`"
           " is False and clients keep their heads alone, found 'persist'."
       )
+    if self.client_optimizer_state == 'persist' and self.optimizer == 'sgd':
+      if not self.momentum:
+        raise ValueError(
+            "Expected `client_optimizer_state` as 'reset' where the optimizer"
+            ' is SGD without momentum, which has nothing to keep, found'
+            " 'persist'."
+        )
     composition.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )

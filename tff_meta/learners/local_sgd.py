@@ -35,6 +35,9 @@ def initial_optimizer_state(
 
   Returns:
     A structure of tensors, made by the optimizer.
+
+  Raises:
+    ValueError: `trainable` names a part that is not there.
   """
   specs = tf.nest.map_structure(
       lambda w: tf.TensorSpec(w.shape, w.dtype),
@@ -127,7 +130,8 @@ def resume_local_sgd(
     optimizer_state: Of `initial_optimizer_state` with the same weights and
       parts, or what an earlier call gave back.
     examples: The client's examples.
-    optimizer: Has TFF's optimizer interface.
+    optimizer: Has TFF's optimizer interface. Its rate, momentum and so on are
+      those in `optimizer_state`.
     batch_size: Examples per minibatch; None means all of them.
     num_epochs: Passes over the examples.
     seed: int32 [2].
