@@ -213,9 +213,9 @@ RMNIST = tables.Table(
             (90.44, 1.89),
         ),
     ),
-    # From the medians of rounds with shards: CAFeMe's and Per-FedAvg's of all,
-    # FedAvg-FT's of 40, FedRep's of 3.
-    scales=_scales(1000, cpu_rounds=150, hours=(1.5, 36)),
+    # From the medians of rounds: CAFeMe's, Per-FedAvg's and FedRep's of all,
+    # FedAvg-FT's of 40.
+    scales=_scales(1000, cpu_rounds=150, hours=(1.6, 39)),
     spread='standard deviation over 5 runs',
     notes=_NOTES,
 )
