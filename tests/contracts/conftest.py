@@ -173,19 +173,10 @@ _VARIANTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
             'paper',
             dict(
                 averaged_head=True,
-                local_unit='steps',
-                fine_tuning_steps=20,
-                fine_tuning_learning_rate=0.3,
-            ),
-            'mlp',
-        ),
-        'kept_moments': (
-            'paper',
-            dict(
-                averaged_head=True,
                 client_optimizer_state='persist',
                 optimizer='adam',
                 momentum=0.0,
+                local_unit='steps',
                 fine_tuning_steps=20,
                 fine_tuning_learning_rate=0.3,
             ),
