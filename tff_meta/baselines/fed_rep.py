@@ -89,13 +89,13 @@ class FedRepConfig:
     config_checks.check_at_least_one(self, 'fine_tuning_decay_steps')
     if self.averaged_head:
       config_checks.check_at_least_one(self, 'batch_size')
-    elif self.client_optimizer_state == 'persist':
-      raise ValueError(
-          "Expected `client_optimizer_state` as 'reset' where `averaged_head`"
-          " is False and clients keep their heads alone, found 'persist'."
-      )
-    if self.client_optimizer_state == 'persist' and self.optimizer == 'sgd':
-      if not self.momentum:
+    if self.client_optimizer_state == 'persist':
+      if not self.averaged_head:
+        raise ValueError(
+            "Expected `client_optimizer_state` as 'reset' where `averaged_head`"
+            " is False and clients keep their heads alone, found 'persist'."
+        )
+      if self.optimizer == 'sgd' and not self.momentum:
         raise ValueError(
             "Expected `client_optimizer_state` as 'reset' where the optimizer"
             ' is SGD without momentum, which has nothing to keep, found'

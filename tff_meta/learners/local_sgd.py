@@ -144,6 +144,9 @@ def resume_local_sgd(
 
   Raises:
     ValueError: `trainable` names a part that is not there.
+
+  Source: clients in the released code of CAFeMe (Vettoruzzo et al. 2023), which
+  keep their Adams.
   """
   # Numbers of the examples, not `drop_padding`, which copies them all.
   rows = tf.where(examples.mask > 0)[:, 0]
