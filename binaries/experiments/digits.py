@@ -26,6 +26,9 @@ def _setting(
               spread_name,
           ),
           tables.Measure('Micro', f'{at}/accuracy_micro'),
+          tables.Measure(
+              'Initial model, mean', f'{at}/references/untrained/accuracy_mean'
+          ),
       ),
       flags=(
           f'--dataset={dataset}',
@@ -71,7 +74,7 @@ TABLE = tables.Table(
         ),
         'cpu': tables.Scale(seeds=(0, 1, 2), hours=0.4),
     },
-    # No row is an initial model, which others are compared with here.
+    # The initial model, which a row is compared with, is a reference.
     flags=('--preset=demo', '--rounds=200', '--references'),
     notes=(
         'Nobody published these numbers, so there is no paper scale.',

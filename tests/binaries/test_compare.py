@@ -89,7 +89,7 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
   assert '| fed_avg |' in again.stdout  # Begun before: still in the report.
   assert _outcomes(directory) == after
   assert {p.parent for p in kept.rglob('summary.json')} == {
-      kept / folder for folder in after
+      kept / folder / 'run' for folder in after
   }
 
   other = _compare(*flags[:1], '--scale=cpu', flags[-1])

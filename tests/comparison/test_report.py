@@ -159,6 +159,10 @@ def test_nothing_is_drawn_where_nothing_has_finished(tmp_path):
   assert all(entry.mean is None for entry in empty.entries)
 
 
+def _files(directory):
+  return [path for path in directory.rglob('*') if path.is_file()]
+
+
 def test_small_files_of_finished_cells_are_kept(tmp_path, comparison):
   good = [c for c in comparison.cells if c.row == 'Good']
   for cell in good:
@@ -169,20 +173,20 @@ def test_small_files_of_finished_cells_are_kept(tmp_path, comparison):
   target = tmp_path / 'kept'
   record.keep(tmp_path, _TABLE, 'cpu', comparison.cells, target)
   for cell in good:
-    copy = target / cell.folder
-    config = json.loads((copy / 'config.json').read_text())
+    copy = runner.CellFolder(target, cell)
+    config = json.loads((copy.run / 'config.json').read_text())
     assert config == {'config': {'seed': cell.seed}}
-    summary = json.loads((copy / 'summary.json').read_text())
+    summary = json.loads((copy.run / 'summary.json').read_text())
     assert summary['evaluation']['known_clients']['accuracy_std'] == 0.1
-    assert json.loads((copy / 'cell.json').read_text())['seconds'] == 1800.0
-    assert (copy / 'evaluations.csv').read_text() == (
+    assert copy.outcome().seconds == 1800.0
+    assert (copy.run / 'metrics.csv').read_text() == (
         'round,train/loss,train/accuracy,validation_clients/accuracy\n'
         '2,1.0,0.2,0.5\n4,0.4,0.2,0.75\n'
     )
-    table = (copy / 'clients_known_clients.csv').read_text()
+    table = (copy.run / 'clients_known_clients.csv').read_text()
     assert table == 'client_id,accuracy\n0,0.5\n1,1.0\n'
   assert not (target / '50_clients' / 'bad').exists()
-  files = [path for path in target.rglob('*') if path.is_file()]
+  files = _files(target)
   assert len(files) == 4 + 3 * 5
   with pytest.raises(runner.ComparisonError, match='another directory'):
     record.keep(tmp_path, _TABLE, 'paper', comparison.cells, target)
@@ -191,6 +195,31 @@ def test_small_files_of_finished_cells_are_kept(tmp_path, comparison):
     record.keep(tmp_path, _TABLE, 'cpu', good[:-1], target)
   assert {path: path.read_bytes() for path in files} == kept
   assert not any(b'/home/me' in path.read_bytes() for path in files)
+  with pytest.raises(runner.ComparisonError, match='found the same'):
+    record.keep(target, _TABLE, 'cpu', good, target)
+
+
+def test_what_is_kept_is_a_comparison_and_can_be_kept_again(
+    tmp_path, comparison
+):
+  good = [c for c in comparison.cells if c.row == 'Good']
+  for cell in good:
+    run = runner.CellFolder(tmp_path, cell).run
+    (run / 'config.json').write_text(json.dumps({'config': {}}))
+  first = runner.CellFolder(tmp_path, good[0]).run / 'metrics.csv'
+  first.unlink()  # As in a copy of a run without evaluations.
+  of_good = _comparison(tmp_path, good)
+  report.write(tmp_path, of_good)
+  kept, again = tmp_path / 'kept', tmp_path / 'again'
+  record.keep(tmp_path, _TABLE, 'cpu', good, kept)
+  copied = _comparison(kept, good)
+  assert copied.entries == of_good.entries
+  before = {p.relative_to(kept): p.read_bytes() for p in _files(kept)}
+  report.write(kept, copied)
+  pages = [(d / 'report.html').read_text() for d in (tmp_path, kept)]
+  assert [p.count('data:image/png;base64,') for p in pages] == [4, 4]
+  record.keep(kept, _TABLE, 'cpu', good, again)
+  assert {p.relative_to(again): p.read_bytes() for p in _files(again)} == before
 
 
 def test_runs_of_several_codes_or_data_are_pointed_out(tmp_path, comparison):

@@ -1,7 +1,8 @@
 """The small files of a comparison, to be kept where every number can be traced.
 
-Checkpoints, training metrics and pictures stay behind. Nothing that is kept
-names a place on this machine.
+Checkpoints, logs, pictures and most of the metrics stay behind. Nothing that is
+kept names a place on this machine. The copy is itself a comparison's directory,
+of which reports can be made, and a copy of it can be gone on with.
 """
 
 from collections.abc import Sequence
@@ -26,10 +27,10 @@ def keep(
 ) -> None:
   """Copies the tables, and of each finished cell what it was and gave.
 
-  That is `cell.json`, `summary.json`, `config.json` without where the data set
-  was, the tables of clients or groups at the end, and `evaluations.csv`, the
-  rounds of metrics.csv that have an evaluation. Copies that are there are
-  replaced.
+  That is `cell.json` and, in `run`, `summary.json`, `config.json` without where
+  the data set was, the tables of clients or groups at the end, and of
+  `metrics.csv` the rounds that have an evaluation, if any have. Copies that are
+  there are replaced.
 
   Args:
     root: The comparison's directory.
@@ -40,17 +41,22 @@ def keep(
 
   Raises:
     ComparisonError: If copies of another table or scale are there, of a run
-      that is not among the finished ones, or other files.
+      that is not among the finished ones, or other files, or the comparison
+      itself.
     OSError: If a file cannot be read or written.
     ValueError: If one that should be JSON is not.
   """
+  if target.resolve() == root.resolve():
+    raise runner.ComparisonError(
+        f'Expected a directory other than {root}, whose comparison is to be'
+        ' kept, found the same.'
+    )
   runner.check_claim(target, table.name, scale_name)
-  folders = {cell.folder: runner.CellFolder(root, cell) for cell in cells}
-  finished = {
-      name: folder
-      for name, folder in folders.items()
-      if folder.outcome().state == 'finished'
-  }
+  finished = {}
+  for cell in cells:
+    folder = runner.CellFolder(root, cell)
+    if folder.outcome().state == 'finished':
+      finished[cell.folder] = folder, runner.CellFolder(target, cell)
   for path in sorted(target.rglob('cell.json')):
     name = path.parent.relative_to(target).as_posix()
     if name not in finished:
@@ -62,26 +68,27 @@ def keep(
   runner.claim(target, table.name, scale_name)
   for name in _TABLES:
     atomic_files.write_bytes(target / name, (root / name).read_bytes())
-  for name, folder in finished.items():
-    copy = target / name
-    copy.mkdir(parents=True, exist_ok=True)
+  for folder, copy in finished.values():
+    copy.run.mkdir(parents=True, exist_ok=True)
     for path in (
-        folder.path / 'cell.json',
         folder.run / 'summary.json',
         *folder.run.glob('clients_*.csv'),
         *folder.run.glob('groups_*.csv'),
     ):
-      atomic_files.write_bytes(copy / path.name, path.read_bytes())
+      atomic_files.write_bytes(copy.run / path.name, path.read_bytes())
     evaluations = _evaluations(folder.run / 'metrics.csv')
     if evaluations:
-      atomic_files.write_bytes(copy / 'evaluations.csv', evaluations)
+      atomic_files.write_bytes(copy.run / 'metrics.csv', evaluations)
     config = json.loads((folder.run / 'config.json').read_text())
     config['config'].pop('data_dir', None)
-    atomic_files.write_json(copy / 'config.json', config)
+    atomic_files.write_json(copy.run / 'config.json', config)
+    copy.write(folder.outcome())
 
 
 def _evaluations(metrics: pathlib.Path) -> bytes:
   """Returns the rows of metrics.csv that have an evaluation, if any have."""
+  if not metrics.exists():  # In a copy, where none had one.
+    return b''
   with open(metrics, newline='') as file:
     reader = csv.DictReader(file)
     names = reader.fieldnames or ()
