@@ -223,6 +223,13 @@ def main() -> int:
     from tff_meta.training import run_directory
 
     runner.check_claim(root, table.name, SCALE.value)
+    if kept:
+      if kept == root:
+        raise ValueError(
+            'Expected --keep to be another directory than --output_dir, found'
+            f' {KEEP.value} for both.'
+        )
+      runner.check_claim(kept, table.name, SCALE.value)
     if REPORT_ONLY.value and not root.exists():
       raise ValueError(f'Expected a comparison in {root}, found no directory.')
     if not REPORT_ONLY.value:
@@ -232,8 +239,6 @@ def main() -> int:
           if runner.CellFolder(root, cell).outcome().state != 'finished'
       ]
       _check_data(todo, data_dir)
-    if kept:
-      runner.check_claim(kept, table.name, SCALE.value)
 
     def write_report():
       shown = _shown(root, table, cells)
@@ -289,7 +294,8 @@ def main() -> int:
   if running.stopped:
     command_line.report('Stopped; the same command continues the comparison.')
     return command_line.INTERRUPTED
-  return 0 if set(states) == {'finished'} else command_line.FAILURE
+  complete = REPORT_ONLY.value or set(states) == {'finished'}
+  return 0 if complete else command_line.FAILURE
 
 
 if __name__ == '__main__':

@@ -17,7 +17,10 @@ from binaries.experiments import flag_files
 from tff_meta.comparison import tables
 
 _END = 'After 50 steps'
-_MEASURES = (tables.Measure(_END, 'evaluation/new_clients/curve_end_mean'),)
+_MEASURES = (
+    tables.Measure(_END, 'evaluation/new_clients/curve_end_mean'),
+    tables.Measure('Before', 'evaluation/new_clients/accuracy_before_mean'),
+)
 _SEEDS = (0, 1, 2, 3, 4)
 _SIZES = range(100, 601, 100)  # Images of a client, in Figure 5.
 
@@ -132,6 +135,8 @@ _NOTES = (
     ' them are to be taken with caution; here every run begins anew.',
     'FedRep is that of the released code, whose clients share their heads, too,'
     ' keep two Adams for all rounds, and are tested after fine-tuning all.',
+    'Before is the accuracy before fine-tuning: of FedAvg-FT it is what Tables'
+    ' 1 and 2 call FedAvg. IFCA and Ditto, which they have, too, are not here.',
 )
 
 _RMNIST = {

@@ -27,7 +27,7 @@ def _setting(
           ),
           tables.Measure('Micro', f'{at}/accuracy_micro'),
           tables.Measure(
-              'Initial model, mean', f'{at}/references/untrained/accuracy_mean'
+              'Untrained, mean', f'{at}/references/untrained/accuracy_mean'
           ),
       ),
       flags=(
@@ -74,14 +74,17 @@ TABLE = tables.Table(
         ),
         'cpu': tables.Scale(seeds=(0, 1, 2), hours=0.4),
     },
-    # The initial model, which a row is compared with, is a reference.
+    # For the column of untrained models.
     flags=('--preset=demo', '--rounds=200', '--references'),
     notes=(
         'Nobody published these numbers, so there is no paper scale.',
         'Clients, network and rates are those of the demonstration:'
         ' not tuned alike, so a few points between rows mean nothing.',
+        'Untrained is the same method at round 0, adapted as the trained model'
+        ' is.',
         'In a new group FedAvg starts from random weights, whatever was trained'
-        ' before; FedAvg-FT starts from the trained ones.',
+        ' before, so that it has no untrained model to compare with; FedAvg-FT'
+        ' starts from the trained ones.',
     ),
 )
 

@@ -130,6 +130,16 @@ def test_bad_input_is_a_line_before_anything_is_written(
   assert not (tmp_path / 'table').exists()
 
 
+def test_a_comparison_is_not_kept_where_it_is(tmp_path):
+  table = tmp_path / 'table'
+  done = _compare(
+      '--experiment=digits', f'--output_dir={table}', f'--keep={table}'
+  )
+  assert done.returncode == 2
+  assert f'another directory than --output_dir, found {table}' in done.stderr
+  assert not table.exists()
+
+
 def test_data_that_are_not_there_are_one_error(tmp_path):
   done = _compare(
       '--experiment=fedmeta_per_mnist',

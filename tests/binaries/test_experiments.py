@@ -1,6 +1,7 @@
 """The tables: every cell can be run, and says what the papers say."""
 
 import dataclasses
+import json
 import pathlib
 import subprocess
 import sys
@@ -101,7 +102,7 @@ def test_every_cell_can_be_run(resolve, name, scale):
       if measure.path == 'best_round_validation':
         assert config.select_best and config.eval_every <= config.rounds
         continue
-      where, what, number = measure.path.split('/')
+      where, what, *_, number = measure.path.split('/')
       if where == 'last_ten_evaluations_mean':
         validates = config.validation_fraction > 0
         assert what == f'{"validation" if validates else "known"}_clients'
@@ -116,6 +117,33 @@ def test_every_cell_can_be_run(resolve, name, scale):
         assert config.select_best and config.eval_every <= config.rounds
       if number == 'curve_end_mean':
         assert config.curve
+
+
+_KEPT = sorted(path.parent for path in _ROOT.glob('results/*/comparison.json'))
+
+
+@pytest.mark.parametrize('root', _KEPT, ids=[path.name for path in _KEPT])
+def test_what_is_kept_was_run_as_the_table_says_now(monkeypatch, root):
+  """So that its report can be written again, and missing runs be added."""
+  monkeypatch.chdir(_ROOT)
+  claim = json.loads((root / 'comparison.json').read_text())
+  assert claim['experiment'] == root.name
+  table = experiments.get(root.name)
+  kept = {path.parent: path for path in root.rglob('cell.json')}
+  assert kept
+  seeds = {int(path.name.removeprefix('seed_')) for path in kept}
+  for cell in tables.cells(
+      table,
+      claim['scale'],
+      rows=[row.name for row in table.rows],
+      settings=[setting.name for setting in table.settings],
+      seeds=sorted(seeds),
+  ):
+    path = kept.pop(root / cell.folder, None)
+    if path is not None:
+      wanted = flags.FLAGS.read_flags_from_files(list(cell.flags))
+      assert json.loads(path.read_text())['flags'] == wanted, path
+  assert not kept
 
 
 @pytest.mark.parametrize('name', list(experiments.TABLES))

@@ -102,7 +102,9 @@ def _accuracy_curves(runs, colours) -> Picture | None:
 
 
 def _losses(runs, colours) -> Picture | None:
-  curves, _ = _mean_columns(runs, lambda name: name.split('/')[-1] == 'loss')
+  curves, _ = _mean_columns(
+      runs, lambda name: name.split('/')[-1] == 'loss', every_round=True
+  )
   return _lines(
       curves,
       colours,
@@ -115,8 +117,11 @@ def _losses(runs, colours) -> Picture | None:
   )
 
 
-def _mean_columns(runs, wanted):
-  """Returns row -> (rounds, means over its seeds) of a column; the columns."""
+def _mean_columns(runs, wanted, every_round=False):
+  """Returns row -> (rounds, means over its seeds) of a column; the columns.
+
+  With `every_round` runs are left out of which rounds are missing.
+  """
   curves, columns = {}, {}
   for row, paths in runs.items():
     series = []
@@ -124,6 +129,10 @@ def _mean_columns(runs, wanted):
       if not (path / 'metrics.csv').exists():
         continue
       metrics = metric_writers.read_metrics(path / 'metrics.csv')
+      if every_round and list(metrics['round']) != list(
+          range(1, len(metrics['round']) + 1)
+      ):
+        continue
       names = [name for name in metrics if wanted(name)]
       if names:
         columns[names[0]] = None

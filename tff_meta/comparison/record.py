@@ -1,8 +1,9 @@
 """The small files of a comparison, to be kept where every number can be traced.
 
 Checkpoints, logs, pictures and most of the metrics stay behind. Nothing that is
-kept names a place on this machine. The copy is itself a comparison's directory,
-of which reports can be made, and a copy of it can be gone on with.
+kept names a place on this machine. What is kept is a comparison's directory in
+its turn: its report can be written again (without the losses), and the runs
+that it lacks can be added to a copy of it.
 """
 
 from collections.abc import Sequence
@@ -41,16 +42,10 @@ def keep(
 
   Raises:
     ComparisonError: If copies of another table or scale are there, of a run
-      that is not among the finished ones, or other files, or the comparison
-      itself.
+      that is not among the finished ones, or other files.
     OSError: If a file cannot be read or written.
     ValueError: If one that should be JSON is not.
   """
-  if target.resolve() == root.resolve():
-    raise runner.ComparisonError(
-        f'Expected a directory other than {root}, whose comparison is to be'
-        ' kept, found the same.'
-    )
   runner.check_claim(target, table.name, scale_name)
   finished = {}
   for cell in cells:

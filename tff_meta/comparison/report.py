@@ -55,7 +55,7 @@ class Comparison:
     else:
       sentences.append(
           f'Scale: {self.scale}. Changed against the source:'
-          f' {changes or "nothing that we know of"}.'
+          f' {changes or "nothing but what the notes say"}.'
       )
     num_cells = len(tables.cells(self.table, self.scale))
     sentences.append(
