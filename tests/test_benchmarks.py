@@ -1,10 +1,13 @@
 import re
 
+import pytest
+
 from benchmarks import devices
 from benchmarks import workloads
 from tff_meta.execution import in_process
 
 
+@pytest.mark.slow
 def test_a_device_agrees_with_the_cpu_and_is_timed(capsys):
   """On the CPU, which is what the tests have."""
   devices.main(

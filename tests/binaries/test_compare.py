@@ -37,7 +37,10 @@ def _outcomes(directory):
   }
 
 
-@pytest.mark.parametrize('signal_num', [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    'signal_num',
+    [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL],
+)
 def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
   directory = tmp_path / 'table'
   flags = (*_SMOKE, f'--output_dir={directory}')

@@ -144,9 +144,9 @@ def whole(tmp_path_factory):
   return directory
 
 
-def test_killed_thrice_and_continued_is_the_whole_run(whole, tmp_path):
+def test_killed_interrupted_and_continued_is_the_whole_run(whole, tmp_path):
   directory = tmp_path / 'run'
-  _kill_thrice_and_finish(directory, _FLAGS)
+  _kill_interrupt_and_finish(directory, _FLAGS)
   _assert_same_run(directory, whole)
 
 
@@ -154,7 +154,7 @@ def test_clients_of_a_killed_run_keep_what_those_of_the_whole_run_do(tmp_path):
   """Their heads and rates, the last and those of the best round, bit by bit."""
   whole, directory = tmp_path / 'whole', tmp_path / 'run'
   _finish(whole, _STATEFUL_FLAGS)
-  _kill_thrice_and_finish(directory, _STATEFUL_FLAGS)
+  _kill_interrupt_and_finish(directory, _STATEFUL_FLAGS)
 
   _assert_same_run(directory, whole)
   states = _client_states(directory)
@@ -169,15 +169,14 @@ def test_clients_of_a_killed_run_keep_what_those_of_the_whole_run_do(tmp_path):
     assert summaries[0][part] == summaries[1][part]
 
 
-def _kill_thrice_and_finish(directory, base):
-  """Kills the run twice and interrupts it once, at random rounds."""
+def _kill_interrupt_and_finish(directory, base):
+  """Kills the run and then interrupts it, at random rounds."""
   seed = random.randrange(2**31)
   print(f'kill points of seed {seed}')
   rng = random.Random(seed)
   for first, last, signal_num, code in (
-      (1, 16, signal.SIGKILL, -9),
-      (20, 36, signal.SIGKILL, -9),
-      (40, 50, signal.SIGINT, 130),
+      (1, 30, signal.SIGKILL, -9),
+      (35, 50, signal.SIGINT, 130),
   ):
     process = _start(directory, base=base)
     rows, delay = rng.randint(first, last), rng.uniform(0, 0.05)

@@ -230,8 +230,13 @@ class Case:
   @property
   def is_slow(self) -> bool:
     """Whether its contracts are left to the slow tests."""
-    return self.algorithm in _MADE_OF_OTHERS or (
-        self.variant == 'release' and self.algorithm in _SAME_BUT_FOR_NUMBERS
+    return (
+        self.algorithm in _MADE_OF_OTHERS
+        or str(self) in _MADE_OF_OTHERS
+        or (
+            self.variant == 'release'
+            and self.algorithm in _SAME_BUT_FOR_NUMBERS
+        )
     )
 
   @property
@@ -266,13 +271,20 @@ _SAME_BUT_FOR_NUMBERS = (
     'fed_babu',
     'fed_babu_proto',
     'per_fed_avg',
+    'local',
+    'personalized_fl',
 )
-# Variants made of what the cases of others have: all of their contracts are.
+# Algorithms and cases made of what others have: all of their contracts are.
 _MADE_OF_OTHERS = (
     'metavers_triplet',
+    'fedec_wo',
     'fedec_l2',
     'fed_avg_meta',
     'fed_per_meta',
+    'frl-distance',
+    'personalized_fl-linear',
+    'fed_babu-falling_rate',
+    'per_fed_avg-first_order',
 )
 
 
@@ -572,7 +584,7 @@ def stateful_subject(subject) -> Subject:
     params=_with_marks(_PROCESSES, lambda case: case not in _BUILDERS),
     ids=str,
 )
-def converted_subject(request) -> Subject:
+def thrifty_subject(request) -> Subject:
   """Every process in turn; but for one of each builder they are slow tests."""
   return _subject(request.param)
 
