@@ -126,8 +126,14 @@ def test_a_directory_is_of_one_experiment_at_one_scale(tmp_path):
   runner.claim(tmp_path, 'a', 'cpu')
   runner.claim(tmp_path, 'a', 'cpu')
   for name, scale in (('a', 'paper'), ('b', 'cpu')):
-    with pytest.raises(runner.ComparisonError, match='another directory'):
+    problem = (
+        f'--experiment={name} --scale={scale}, found --experiment=a --scale'
+    )
+    with pytest.raises(runner.ComparisonError, match=problem):
       runner.claim(tmp_path, name, scale)
+  (tmp_path / 'comparison.json').write_text('3')
+  with pytest.raises(runner.ComparisonError, match='found something else'):
+    runner.claim(tmp_path, 'a', 'cpu')
 
 
 def test_a_directory_with_other_files_is_refused(tmp_path):

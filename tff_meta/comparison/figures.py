@@ -111,7 +111,8 @@ def _losses(runs, colours) -> Picture | None:
       'communication round',
       'training loss',
       'The loss that a method reports of its local training (mean over seeds,'
-      ' and over 2 % of the rounds). Methods minimise different losses: compare'
+      ' a moving one over 2 % of the rounds). Methods minimise different'
+      ' losses: compare'
       ' shapes, not heights.',
       smooth=True,
   )
@@ -120,7 +121,8 @@ def _losses(runs, colours) -> Picture | None:
 def _mean_columns(runs, wanted, every_round=False):
   """Returns row -> (rounds, means over its seeds) of a column; the columns.
 
-  With `every_round` runs are left out of which rounds are missing.
+  With `every_round` runs are left out of which rounds are missing, or that
+  have only one.
   """
   curves, columns = {}, {}
   for row, paths in runs.items():
@@ -129,9 +131,7 @@ def _mean_columns(runs, wanted, every_round=False):
       if not (path / 'metrics.csv').exists():
         continue
       metrics = metric_writers.read_metrics(path / 'metrics.csv')
-      if every_round and list(metrics['round']) != list(
-          range(1, len(metrics['round']) + 1)
-      ):
+      if every_round and not _has_every_round(metrics.get('round', ())):
         continue
       names = [name for name in metrics if wanted(name)]
       if names:
@@ -149,6 +149,11 @@ def _mean_columns(runs, wanted, every_round=False):
             np.mean([values[:length] for _, values in series], 0),
         )
   return curves, list(columns)
+
+
+def _has_every_round(rounds: Sequence[float]) -> bool:
+  """Returns whether these are rounds 1, 2, ... of a curve, none left out."""
+  return len(rounds) > 1 and list(rounds) == list(range(1, len(rounds) + 1))
 
 
 def _distribution(runs, colours, protocol, suffix) -> Picture | None:

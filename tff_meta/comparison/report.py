@@ -67,7 +67,8 @@ class Comparison:
         f'Seeds: {", ".join(map(str, seeds))}. All runs together took'
         f' {hours:.2f} hours.',
         'Numbers are percent: the mean over seeds, with its 95 % interval where'
-        ' there is more than one seed; differences are ours minus published.',
+        ' there is more than one seed; in parentheses a spread within a run,'
+        ' as it says there; differences are ours minus published.',
         *(
             [f'Behind a published number stands its {self.table.spread}.']
             if self.table.spread

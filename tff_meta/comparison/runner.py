@@ -126,8 +126,9 @@ def check_claim(root: pathlib.Path, table_name: str, scale_name: str) -> None:
     found = None
   if found != wanted:
     raise ComparisonError(
-        f'Expected {path} to say {wanted}, found {found}. Tip: ask for what it'
-        ' says, or give another directory.'
+        f'Expected {root} to hold a comparison of {_flags(wanted)}, found'
+        f' {_flags(found)} in {_CLAIM}. Tip: ask for that, or give another'
+        ' directory.'
     )
 
 
@@ -148,6 +149,13 @@ def claim(root: pathlib.Path, table_name: str, scale_name: str) -> None:
 
 def _claim(table_name, scale_name):
   return {'experiment': table_name, 'scale': scale_name}
+
+
+def _flags(content) -> str:
+  """Returns flags of `binaries.compare` for the content of a claim."""
+  if not isinstance(content, Mapping):
+    return 'something else'
+  return ' '.join(f'--{name}={value}' for name, value in content.items())
 
 
 def settle(root: pathlib.Path, cells: Sequence[tables.Cell]) -> None:
