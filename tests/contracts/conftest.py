@@ -272,7 +272,6 @@ _SAME_BUT_FOR_NUMBERS = (
     'fed_babu_proto',
     'per_fed_avg',
     'local',
-    'personalized_fl',
 )
 # Algorithms and cases made of what others have: all of their contracts are.
 _MADE_OF_OTHERS = (
