@@ -112,8 +112,7 @@ def _losses(runs, colours) -> Picture | None:
       'training loss',
       'The loss that a method reports of its local training (mean over seeds,'
       ' a moving one over 2 % of the rounds). Methods minimise different'
-      ' losses: compare'
-      ' shapes, not heights.',
+      ' losses: compare shapes, not heights.',
       smooth=True,
   )
 
