@@ -113,15 +113,19 @@ def test_markdown_has_a_row_a_method_and_no_number_where_none_is(comparison):
   assert rows == [
       '| Method | micro | published | difference | best | seeds | hours |',
       '| --- | --- | --- | --- | --- | --- | --- |',
-      '| Good | 83.00 ± 4.97 (10.00 std over clients) | 80 ± 1.5 | +3.00 | no'
-      ' number | 3 of 3 | 1.50 |',
+      '| Good | 83.00 ± 4.97 (± 10.00, std over clients) | 80 ± 1.5 | +3.00 |'
+      ' no number | 3 of 3 | 1.50 |',
       '| Bad | failed, interrupted, not run | – | – | failed, interrupted, not'
       ' run | 0 of 3 | 0.00 |',
       '| Elsewhere | not run here | 70 | – | not run here | – | – |',
   ]
   text = '\n'.join(lines)
-  assert 'seed 1 failed: Error: no <data>; seed 2 interrupted; seed 3 not' in (
-      text
+  without = [line for line in lines if ' seed 1 ' in line]
+  assert len(without) == 2  # One measure of a row, and a row.
+  assert without[0].startswith('* 50 clients, Good, best: seed 1 finished: ')
+  assert without[1] == (
+      '* 50 clients, Bad: seed 1 failed: Error: no <data>; seed 2 interrupted;'
+      ' seed 3 not run'
   )
   assert 'half the rounds' in text
   assert 'its summary.json has no evaluation_best' in text

@@ -93,12 +93,17 @@ class Comparison:
     ]
 
   def missing(self) -> list[str]:
-    """Returns a line for every row that lacks a seed's number."""
-    lines = (
-        f'{entry.setting}, {entry.row}, {entry.measure}: {entry.missing}'
-        for entry in self.entries
-        if entry.missing
-    )
+    """Returns lines on what lacks a seed's number: rows, or measures of one."""
+    lines = []
+    for setting, rows in self.by_setting():
+      for row in rows:
+        whole = len({entry.missing for entry in row}) == 1
+        lines += [
+            f'{setting}, {entry.row}{"" if whole else f", {entry.measure}"}:'
+            f' {entry.missing}'
+            for entry in row
+            if entry.missing
+        ]
     return list(dict.fromkeys(lines))
 
 
@@ -185,7 +190,7 @@ def _ours(entry: results.Entry) -> str:
   if entry.half_width is not None:
     text += f' ± {entry.half_width:.2f}'
   if entry.spread is not None:
-    text += f' ({entry.spread:.2f} {entry.spread_name})'
+    text += f' (± {entry.spread:.2f}, {entry.spread_name})'
   return text
 
 
