@@ -1,16 +1,17 @@
 """How long rounds take in this process, in TFF's runtime and without TFF.
 
-  python -m benchmarks.execution [--parts=speed,cohorts,memory,start]
+  python -m benchmarks.execution [--parts=speed,cohorts,reading,memory,start]
 
 `speed` runs all candidates of a workload in turn, again and again, and prints
 medians and ratios: absolute times of two runs are not comparable, ratios are.
-`cohorts` has rounds of 10, 100 and 1,000 clients, `memory` 10,000 rounds, and
-`start` whole programs.
+`cohorts` has rounds of 10, 100 and 1,000 clients, `reading` rounds to which
+clients bring new data sets, `memory` 10,000 rounds, and `start` whole programs.
 
 PyTorch's rows are left out where it is not installed; see `torch_loops`.
 """
 
 import argparse
+import collections
 import os
 import pathlib
 import resource
@@ -21,6 +22,7 @@ import tempfile
 import threading
 import time
 
+import numpy as np
 import psutil
 
 from tff_meta.execution import native
@@ -56,13 +58,13 @@ def measure(candidates: workloads.Candidates, repeats: int) -> None:
       started = time.perf_counter()
       candidate()
       seconds[name].append(time.perf_counter() - started)
-    ours = next(iter(seconds.values()))[-1]
+    first = next(iter(seconds.values()))[-1]
     for name in candidates:
-      ratios[name].append(seconds[name][-1] / ours)
+      ratios[name].append(seconds[name][-1] / first)
   for name in candidates:
     print(
         f'  {name:34}{1e3 * statistics.median(seconds[name]):10.1f} ms'
-        f'{statistics.median(ratios[name]):10.2f} x ours',
+        f'{statistics.median(ratios[name]):10.2f} x the first',
         flush=True,
     )
 
@@ -177,6 +179,62 @@ def _cohorts(repeats: int) -> None:
   print(f'  peak resident memory of the process: {peak:.0f} MB')
 
 
+def _preprocessed(x, y, salt, decode):
+  """Returns a client's data as TFF's tutorials prepare them, in new objects."""
+  elements = tf.data.Dataset.from_tensor_slices((x, y))
+  return collections.OrderedDict(
+      examples=elements.map(
+          lambda x, y: collections.OrderedDict(x=decode(x), y=y)
+      )
+      .shuffle(len(y))
+      .batch(20),
+      salt=tf.data.Dataset.from_tensors(np.int32(salt)),
+  )
+
+
+def _reading(repeats: int) -> None:
+  """Prints what rounds take whose clients' data sets have to be read."""
+  setting = workloads.FedAvgSetting('mlp', (28, 28, 1), 10, 100, 20)
+  _, process = workloads.build_fed_avg(setting)
+  clients = workloads.examples(10, 100, setting.shape)
+  files = [
+      ([tf.io.encode_png(tf.cast(image, tf.uint8)).numpy() for image in x], y)
+      for x, y in clients
+  ]
+  context = in_process.InProcessContext()
+  state = context.invoke(process.initialize, None)
+
+  def rounds(make):
+    def one_round():
+      arguments = workloads.arguments(state, make())
+      context.invoke(process.next, arguments)
+
+    return one_round
+
+  def preprocessed(clients, decode):
+    return lambda: [
+        _preprocessed(x, y, k, decode) for k, (x, y) in enumerate(clients)
+    ]
+
+  def decode(png):
+    image = tf.ensure_shape(tf.io.decode_png(png), setting.shape)
+    return tf.cast(image, tf.float32)
+
+  kept = workloads.client_data(clients)
+  mapped = preprocessed(clients, lambda x: x / 2)
+  print(f'reading: {setting}')
+  measure(
+      {
+          'the same data sets': rounds(lambda: kept),
+          'new ones, one batch': rounds(lambda: workloads.client_data(clients)),
+          'new ones, mapped and shuffled': rounds(mapped),
+          'making the latter, no round': mapped,
+          'new ones, of PNG images': rounds(preprocessed(files, decode)),
+      },
+      repeats,
+  )
+
+
 def _memory(num_rounds: int) -> None:
   """Prints what the process holds after some and after many rounds."""
   setting = workloads.FED_AVG['fed_avg_mlp']
@@ -247,7 +305,7 @@ def _start(repeats: int) -> None:
 def main() -> None:
   """Runs the parts asked for."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--parts', default='speed,cohorts,memory,start')
+  parser.add_argument('--parts', default='speed,cohorts,reading,memory,start')
   parser.add_argument('--repeats', type=int, default=15)
   parser.add_argument('--rounds', type=int, default=10_000)
   parser.add_argument('--only', default='', help='Workloads of `speed`.')
@@ -258,6 +316,7 @@ def main() -> None:
           [name for name in arguments.only.split(',') if name],
       ),
       'cohorts': lambda: _cohorts(arguments.repeats),
+      'reading': lambda: _reading(arguments.repeats),
       'memory': lambda: _memory(arguments.rounds),
       'start': lambda: _start(3),
   }

@@ -53,6 +53,45 @@ def test_what_comes_twice_is_read_once_and_kept():
   assert records.kept_bytes == 4 * 4
 
 
+@pytest.mark.parametrize('num_elements', [0, 1, 5])
+def test_what_is_read_is_what_the_reduction_says(num_elements):
+  """In the order of the elements, of several dtypes, and of growing shapes."""
+  element = collections.OrderedDict(
+      name=np.str_, x=tff.TensorType(np.float32, [None])
+  )
+
+  def reduction(dataset):
+    start = tf.constant('>'), tf.zeros([0, 2]), tf.constant(0)
+    return dataset.reduce(
+        start,
+        lambda state, e: (
+            tf.strings.join([state[0], e['name']]),
+            tf.concat([state[1], e['x'][tf.newaxis]], 0),
+            2 * state[2] + 1,
+        ),
+    )
+
+  @tff.federated_computation(
+      tff.FederatedType(tff.SequenceType(element), tff.CLIENTS)
+  )
+  def reduced(data):
+    return tff.federated_map(
+        tff.tensorflow.computation(reduction, tff.SequenceType(element)), data
+    )
+
+  x = np.random.default_rng(2).normal(size=[num_elements, 2])
+  names = tf.constant(list('abcde')[:num_elements], tf.string)
+  dataset = tf.data.Dataset.from_tensor_slices(
+      collections.OrderedDict(name=names, x=np.float32(x))
+  )
+  context = in_process.InProcessContext()
+
+  for _ in range(3):  # Read, read and kept, not read.
+    [found] = context.invoke(reduced, [dataset])
+    for actual, expected in zip(found, reduction(dataset), strict=True):
+      np.testing.assert_array_equal(actual, expected)
+
+
 def test_only_what_lives_is_kept():
   records, total = _context()
   data = [_batches([1, 2, 3]), _batches([4])]

@@ -428,7 +428,7 @@ def _to_record(tensors):
 
 def _num_bytes(tensor) -> int:
   if tensor.dtype == tf.string:
-    return sum(map(len, tensor.numpy().flat))
+    return int(np.sum(tf.strings.length(tensor), dtype=np.int64))
   return tensor.shape.num_elements() * tensor.dtype.size
 
 

@@ -80,6 +80,11 @@ _MUTABLE_TABLES = {
     'MutableHashTableOfTensorsV2': 'AnonymousMutableHashTableOfTensors',
     'MutableHashTableV2': 'AnonymousMutableHashTable',
 }
+# Without the tuning and rewriting of a data set, which take longer than reading
+# one of a client's size.
+_READ_AT_ONCE = tf.data.Options()
+_READ_AT_ONCE.autotune.enabled = False
+_READ_AT_ONCE.experimental_optimization.apply_default_optimizations = False
 
 
 class Sequence:
@@ -126,18 +131,112 @@ class DenseReader:
     """
     self.names = [tensor.name for tensor in tensors]
     self.specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
-    part = _prune(graph_def, self.names, {placeholder})
 
-    def read(variant):
-      return _import(part, {placeholder: variant}, self.names)
-
-    self._read = tf.compat.v1.wrap_function(
-        read, [tf.TensorSpec([], tf.variant)]
+    @tf.function(
+        input_signature=[tf.TensorSpec([], tf.variant)], autograph=False
     )
+    def read(variant):
+      with tf.device(_CPU):
+        return _read(graph_def, {placeholder: variant}, self.names)
+
+    self._read = read.get_concrete_function()
 
   def __call__(self, dataset: tf.data.Dataset) -> list[tf.Tensor]:
     """Computes the tensors of an eager data set."""
     return self._read(tf.data.experimental.to_variant(dataset))
+
+
+def _read(graph_def, feeds: dict[str, tf.Tensor], names: list[str]):
+  """Imports what computes tensors of a data set, its reductions as loops.
+
+  Args:
+    graph_def: The graph.
+    feeds: Name -> the data set's variant.
+    names: Of the tensors, as `_dense_tensors` finds them: no reduction is made
+      of another, or waits for more than constants.
+
+  Returns:
+    The tensors.
+  """
+  operations = {name.split(':')[0] for name in names}
+  reductions = {
+      node.name: [_full_name(i) for i in node.input if not i.startswith('^')]
+      for node in graph_def.node
+      if node.op == 'ReduceDataset' and node.name in operations
+  }
+  plain = [name for name in names if name.split(':')[0] not in reductions]
+  wanted = dict.fromkeys([*plain, *itertools.chain(*reductions.values())])
+  fetches = [name for name in wanted if name not in feeds]
+  part = _prune(graph_def, fetches, set(feeds))
+  tensors = feeds | dict(
+      zip(fetches, _import(part, feeds, fetches), strict=True)
+  )
+  for node in graph_def.node:
+    if node.name in reductions:
+      inputs = [tensors[name] for name in reductions[node.name]]
+      outputs = _reduce(node, inputs, graph_def.library)
+      tensors |= {f'{node.name}:{i}': t for i, t in enumerate(outputs)}
+  return [tensors[name] for name in names]
+
+
+def _reduce(node, inputs: list[tf.Tensor], library) -> list[tf.Tensor]:
+  """Returns the outputs of a `ReduceDataset`, by a loop over its elements.
+
+  The operation itself prepares its function anew in every execution, which for
+  a small data set takes several times as long as reading it.
+
+  Args:
+    node: Its node.
+    inputs: The data set's variant, the initial state, other arguments.
+    library: The graph's functions.
+  """
+  function = node.attr['f'].func.name
+  num_state = len(node.attr['Tstate'].list.type)
+  variant, state = inputs[0], inputs[1 : 1 + num_state]
+  others = inputs[1 + num_state :]
+  signatures = {f.signature.name: f.signature for f in library.function}
+  # The function takes the state, an element's parts and the other arguments.
+  taken = [tf.as_dtype(a.type) for a in signatures[function].input_arg]
+  dtypes = taken[num_state : len(taken) - len(others)]
+  kind = dict(output_types=dtypes, output_shapes=[None] * len(dtypes))
+  dataset = tf.data.experimental.from_variant(
+      variant, tuple(tf.TensorSpec(None, dtype) for dtype in dtypes)
+  ).with_options(_READ_AT_ONCE)
+  iterator = tf.raw_ops.AnonymousIteratorV3(**kind)
+  tf.raw_ops.MakeIterator(
+      dataset=tf.data.experimental.to_variant(dataset), iterator=iterator
+  )
+  shapes = [tf.TensorShape(s) for s in node.attr['output_shapes'].list.shape]
+
+  def next_element():
+    return tf.raw_ops.IteratorGetNextAsOptional(iterator=iterator, **kind)
+
+  def step(element, *state):
+    parts = tf.raw_ops.OptionalGetValue(optional=element, **kind)
+    state = _call(function, [*state, *parts, *others], num_state, library)
+    for tensor, shape in zip(state, shapes, strict=True):
+      tensor.set_shape(shape)
+    return next_element(), *state
+
+  _, *state = tf.while_loop(
+      lambda element, *_: tf.raw_ops.OptionalHasValue(optional=element),
+      step,
+      [next_element(), *state],
+      shape_invariants=[tf.TensorShape([]), *shapes],
+  )
+  return state
+
+
+def _call(function: str, arguments: list[tf.Tensor], num_outputs: int, library):
+  """Calls a function of a library in the current graph."""
+  graph_def = tf.compat.v1.GraphDef(library=library)
+  call = graph_def.node.add(name='call', op=function)
+  for i, argument in enumerate(arguments):
+    call.input.append(f'argument_{i}')
+    placeholder = graph_def.node.add(name=f'argument_{i}', op='Placeholder')
+    placeholder.attr['dtype'].type = argument.dtype.as_datatype_enum
+  feeds = {f'argument_{i}:0': argument for i, argument in enumerate(arguments)}
+  return _import(graph_def, feeds, [f'call:{i}' for i in range(num_outputs)])
 
 
 class TensorFlowBlock:
