@@ -335,9 +335,9 @@ def test_a_cohort_that_cannot_train_leaves_the_weights(subject):
 def test_a_restored_checkpoint_goes_on_as_if_never_interrupted(
     subject, tmp_path
 ):
-  """Saved after every round (so amid an episode), restored by a new process."""
+  """Saved after every round, so amid an episode, too."""
   store = checkpoints.CheckpointStore(tmp_path)
-  rebuilt = subject.build(copy=1)
+  process = subject.restored
   for rounds, (state, expected) in enumerate(
       zip(subject.states, subject.outputs, strict=False)
   ):
@@ -349,13 +349,13 @@ def test_a_restored_checkpoint_goes_on_as_if_never_interrupted(
         )
     )
     restored = checkpoints.from_arrays(
-        rebuilt.initialize(), store.load_latest(pytest.fail).server_state
+        process.initialize(), store.load_latest(pytest.fail).server_state
     )
     memories = subject.outputs[rounds - 1].memories if rounds else {}
 
     output = subject.run(
         subject.cohort,
-        process=rebuilt,
+        process=process,
         state=restored,
         memories=memories,
         num_rounds=1,
