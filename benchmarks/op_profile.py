@@ -49,20 +49,7 @@ def main() -> None:
   known = [*workloads.FED_AVG, *workloads.SYSTEMS]
   parser.add_argument('--workload', choices=known, required=True)
   name = parser.parse_args().workload
-  context = in_process.InProcessContext()
-  if name in workloads.FED_AVG:
-    setting = workloads.FED_AVG[name]
-    _, process = workloads.build_fed_avg(setting)
-    clients = workloads.examples(
-        setting.num_clients, setting.num_examples, setting.shape
-    )
-    data = workloads.client_data(clients)
-    one = workloads.rounds_in(context, process, data)
-  else:
-    system = workloads.SYSTEMS[name]
-    one = workloads.system_rounds(
-        context, system, *workloads.build_system(system)
-    )
+  one = workloads.rounds_of(in_process.InProcessContext(), name)
   one(), one()
   with tempfile.TemporaryDirectory() as directory:
     tf.profiler.experimental.start(directory)

@@ -365,3 +365,16 @@ def system_rounds(
       state[0] = output.state
 
   return one
+
+
+def rounds_of(
+    context: tff.framework.SyncContext, name: str
+) -> Callable[[], Any]:
+  """Rounds of a workload of `FED_AVG` or `SYSTEMS`, by its name."""
+  if name in SYSTEMS:
+    system = SYSTEMS[name]
+    return system_rounds(context, system, *build_system(system))
+  setting = FED_AVG[name]
+  _, process = build_fed_avg(setting)
+  clients = examples(setting.num_clients, setting.num_examples, setting.shape)
+  return rounds_in(context, process, client_data(clients))

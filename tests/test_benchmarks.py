@@ -1,8 +1,10 @@
 import re
+import sys
 
 import pytest
 
 from benchmarks import devices
+from benchmarks import onednn
 from benchmarks import workloads
 from tff_meta.execution import in_process
 
@@ -43,3 +45,17 @@ def test_a_device_that_differs_is_noticed(monkeypatch):
   system = workloads.SYSTEMS['fedmeta_per']
   # No weight is as large as 1 at first.
   assert devices.difference(system, ['CPU:0']) > 1
+
+
+@pytest.mark.slow
+def test_rounds_with_and_without_onednn_are_compared(monkeypatch, capfd):
+  monkeypatch.setattr(
+      sys, 'argv', ['', '--workloads=fedmeta_per', '--repeats=1']
+  )
+  onednn.main()
+
+  line = capfd.readouterr().out.splitlines()[-1]
+  number = r'([0-9.]+)'
+  pattern = f'fedmeta_per +{number} ms with +{number} ms without, +{number} x'
+  on, off, ratio = map(float, re.fullmatch(pattern, line).groups())
+  assert ratio == pytest.approx(off / on, abs=0.02)

@@ -112,6 +112,36 @@ def test_localhost_is_never_proxied(monkeypatch):
   assert os.environ['TF_CPP_MIN_LOG_LEVEL'] == '0'
 
 
+def test_onednn_is_on_unless_it_is_set(monkeypatch):
+  monkeypatch.delenv('TF_ENABLE_ONEDNN_OPTS', raising=False)
+  native.prepare_environment()
+  assert os.environ['TF_ENABLE_ONEDNN_OPTS'] == '1'
+
+  monkeypatch.setenv('TF_ENABLE_ONEDNN_OPTS', '0')
+  native.prepare_environment()
+  assert os.environ['TF_ENABLE_ONEDNN_OPTS'] == '0'
+
+
+def test_programs_have_onednn():
+  """In a program of its own, as TensorFlow reads it only once."""
+  script = (
+      'from tff_meta.execution import native\n'
+      'native.prepare_environment()\n'
+      'from tensorflow.python.util import _pywrap_util_port\n'
+      'print(_pywrap_util_port.IsMklEnabled())\n'
+  )
+  environment = dict(os.environ)
+  environment.pop('TF_ENABLE_ONEDNN_OPTS', None)
+  program = subprocess.run(
+      [sys.executable, '-c', script],
+      env=environment,
+      capture_output=True,
+      text=True,
+      check=True,
+  )
+  assert program.stdout.split()[-1] == 'True'
+
+
 def test_a_missing_worker_is_named(tmp_path):
   with pytest.raises(native.WorkerError, match='worker_binary'):
     native._start_worker(tmp_path, 1)

@@ -43,10 +43,14 @@ class WorkerError(OSError):
 def prepare_environment() -> None:
   """Sets what TensorFlow and gRPC read when they are imported.
 
-  Silences TensorFlow's start-up lines and keeps calls to localhost away from
-  any proxy. Has to run before the first import of either.
+  Silences TensorFlow's start-up lines, takes oneDNN's kernels on every
+  processor (TensorFlow's default is without where AVX-512 VNNI or newer is
+  missing, however slow that is) and keeps calls to localhost away from any
+  proxy. What is set already stays. Has to run before the first import of
+  either.
   """
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
   os.environ.setdefault('GRPC_VERBOSITY', 'ERROR')
   hosts = os.environ.get('no_proxy', os.environ.get('NO_PROXY', ''))
   known = [host.strip() for host in hosts.split(',') if host.strip()]
