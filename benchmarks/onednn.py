@@ -1,6 +1,6 @@
 """How long rounds take with and without oneDNN's kernels.
 
-  python -m benchmarks.onednn [--workloads=lenet,metavers]
+  python -m benchmarks.onednn [--workloads=fed_avg_lenet,metavers]
 
 TensorFlow decides on oneDNN when it is imported, so there are two programs for
 a workload, which have their rounds in turn.

@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import episodes
+from tff_meta import models
 from tff_meta import registry
 from tff_meta.baselines import fed_avg
 
@@ -191,6 +192,46 @@ def test_server_optimizer_and_aggregator_are_those_given():
   weights, _ = run(process, 1, CLIENTS[:1])
   step = oracle.to_vector(weights[1]) - oracle.to_vector(weights[0])
   np.testing.assert_allclose(np.linalg.norm(step), 0.05, rtol=1e-5)
+
+
+@pytest.mark.parametrize('network', ['cafeme_base', 'conv4', 'lenet', 'mlp'])
+def test_one_pixel_without_a_number_is_noticed_by_every_network(network):
+  """Also where kernels turn NaN into a number, as oneDNN's ReLU does."""
+  shape = (16, 16, 1)
+  process = fed_avg.build_fed_avg(
+      models.build(network, shape, 2),
+      dataclasses.replace(fed_avg.PAPER, batch_size=3),
+      num_classes=2,
+  )
+  rng = np.random.default_rng(0)
+  data = []
+  for salt in (0, 1):
+    x = rng.normal(size=(6, *shape)).astype(np.float32)
+    if salt == 1:
+      x[4, 7, 7] = np.nan
+    examples = dict(x=x, y=np.arange(6, dtype=np.int32) % 2)
+    data.append(
+        dict(
+            examples=tf.data.Dataset.from_tensors(examples),
+            salt=tf.data.Dataset.from_tensors(np.int32(salt)),
+        )
+    )
+
+  both, one = (
+      process.next(process.initialize(), clients)
+      for clients in (data, data[:1])
+  )
+
+  train = both.metrics['client_work']['train']
+  assert train['num_clients'] == 2 and train['num_non_finite_clients'] == 1
+  weights = [
+      np.concatenate([w.ravel() for w in tf.nest.flatten(trained)])
+      for trained in (
+          process.get_model_weights(output.state).trainable
+          for output in (both, one)
+      )
+  ]
+  np.testing.assert_array_equal(*weights)
 
 
 def trained_weights(num_classes=oracle.NUM_CLASSES, seed=1):

@@ -43,6 +43,7 @@ def test_the_worker_computes_and_ends_with_its_parent(end):
   assert process.stdout.readline() == b'7.0\n'
   (worker,) = psutil.Process(process.pid).children(recursive=True)
   assert worker.name() == 'worker_binary'
+  assert worker.environ()['TF_ENABLE_ONEDNN_OPTS'] == '1'
   # A Ctrl-C in the terminal reaches the program's process group only.
   assert os.getpgid(worker.pid) != os.getpgid(process.pid)
 
@@ -122,8 +123,8 @@ def test_onednn_is_on_unless_it_is_set(monkeypatch):
   assert os.environ['TF_ENABLE_ONEDNN_OPTS'] == '0'
 
 
-def test_programs_have_onednn():
-  """In a program of its own, as TensorFlow reads it only once."""
+def test_tensorflow_has_onednn_then():
+  """In a program of its own, as TensorFlow reads the setting only once."""
   script = (
       'from tff_meta.execution import native\n'
       'native.prepare_environment()\n'

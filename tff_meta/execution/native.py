@@ -43,11 +43,10 @@ class WorkerError(OSError):
 def prepare_environment() -> None:
   """Sets what TensorFlow and gRPC read when they are imported.
 
-  Silences TensorFlow's start-up lines, takes oneDNN's kernels on every
-  processor (TensorFlow's default is without where AVX-512 VNNI or newer is
-  missing, however slow that is) and keeps calls to localhost away from any
-  proxy. What is set already stays. Has to run before the first import of
-  either.
+  Silences TensorFlow's start-up lines, turns oneDNN's kernels on, which
+  TensorFlow itself takes on new processors only (see `benchmarks.onednn`), and
+  keeps calls to localhost away from any proxy. The first two stay as they are
+  where they are set already. Has to run before the first import of either.
   """
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
