@@ -72,3 +72,20 @@ def check_fraction(config: Any, name: str) -> None:
     raise ValueError(
         f'Expected `{name}` between 0 and 1, both excluded, found {value}.'
     )
+
+
+def check_client_optimizer_state(config: Any) -> None:
+  """Checks that clients that keep an optimizer's state have one to keep.
+
+  Args:
+    config: Has the fields `client_optimizer_state`, `optimizer` and `momentum`.
+
+  Raises:
+    ValueError: If the state is to persist and there is none.
+  """
+  persists = config.client_optimizer_state == 'persist'
+  if persists and config.optimizer == 'sgd' and not config.momentum:
+    raise ValueError(
+        "Expected `client_optimizer_state` as 'reset' where the optimizer is"
+        " SGD without momentum, which has nothing to keep, found 'persist'."
+    )

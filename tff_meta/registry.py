@@ -326,6 +326,15 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_class_personalizer='build_fed_babu_proto_client',
         ),
         AlgorithmSpec(
+            name='ditto',
+            summary="A personal model, pulled towards the server's",
+            paper='Li et al., ICML 2021',
+            module_name='tff_meta.baselines.ditto',
+            builder='build_ditto',
+            known_client_personalizer='build_ditto_known_client',
+            new_client_personalizer='build_ditto_new_client',
+        ),
+        AlgorithmSpec(
             name='per_fed_avg',
             summary='Per-FedAvg: a start from which one step personalizes',
             paper='Fallah et al., NeurIPS 2020',

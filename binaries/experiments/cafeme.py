@@ -80,6 +80,17 @@ def _methods(batch_size: int, steps: int, inner: float, fine_tuning: float):
               f',fine_tuning_learning_rate={fine_tuning}'
           ),
       ),
+      'Ditto': (
+          '--algorithm=ditto',
+          '--model=cafeme_base',
+          (
+              '--hparams=client_optimizer_state=persist,local_unit=steps'
+              f',epochs={steps},personal_epochs={steps},optimizer=adam'
+              ',learning_rate=0.001,personal_learning_rate=0.001'
+              f',proximal_weight=0.1,batch_size={batch_size}'
+              f',fine_tuning_learning_rate={fine_tuning}'
+          ),
+      ),
   }
 
 
@@ -135,8 +146,10 @@ _NOTES = (
     ' them are to be taken with caution; here every run begins anew.',
     'FedRep is that of the released code, whose clients share their heads, too,'
     ' keep two Adams for all rounds, and are tested after fine-tuning all.',
+    "Ditto's personal models are those of clients that trained; a new client"
+    " has none and fine-tunes the server's model.",
     'Before is the accuracy before fine-tuning: of FedAvg-FT it is what Tables'
-    ' 1 and 2 call FedAvg. IFCA and Ditto, which they have, too, are not here.',
+    ' 1 and 2 call FedAvg. IFCA, which they have, too, is not here.',
 )
 
 _RMNIST = {

@@ -69,6 +69,17 @@ _TOY_SETTINGS = {
 _FED_PER = dict(learning_rate=0.1, epochs=2, batch_size=4, weight_decay=0.05)
 _FED_REP = dict(learning_rate=0.1, head_epochs=2, batch_size=4)
 _FED_BABU = dict(learning_rate=0.1, epochs=4, batch_size=4)
+_DITTO = dict(
+    learning_rate=0.1,
+    epochs=4,
+    personal_learning_rate=0.1,
+    personal_epochs=4,
+    local_unit='epochs',
+    batch_size=4,
+    proximal_weight=0.1,
+    fine_tuning_steps=20,
+    fine_tuning_learning_rate=0.3,
+)
 _TOY_SETTINGS = {
     **_TOY_SETTINGS,
     'fed_per': _FED_PER,
@@ -77,6 +88,7 @@ _TOY_SETTINGS = {
     'fed_rep_proto': _FED_REP,
     'fed_babu': _FED_BABU,
     'fed_babu_proto': _FED_BABU,
+    'ditto': _DITTO,
 }
 _TOY_SETTINGS = {**_TOY_SETTINGS, 'fed_avg_ft': _TOY_SETTINGS['fed_avg']}
 _TOY_SETTINGS['fed_avg_proto'] = _TOY_SETTINGS['fed_avg']
@@ -183,6 +195,20 @@ _VARIANTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
             'mlp',
         ),
     },
+    'ditto': {
+        'persistent': (
+            'paper',
+            dict(
+                client_optimizer_state='persist',
+                optimizer='adam',
+                learning_rate=0.02,
+                local_unit='steps',
+                epochs=5,
+                personal_epochs=5,
+            ),
+            'mlp',
+        ),
+    },
     'fed_babu': {
         'falling_rate': ('paper', dict(decay_rounds=40), 'mlp'),
     },
@@ -271,6 +297,7 @@ _SAME_BUT_FOR_NUMBERS = (
     'fed_babu',
     'fed_babu_proto',
     'per_fed_avg',
+    'ditto',
     'local',
 )
 # Algorithms and cases made of what others have: all of their contracts are.

@@ -260,9 +260,7 @@ def build_fine_tuning_client_personalizer(
         decay=config.fine_tuning_decay,
         decay_steps=config.fine_tuning_decay_steps,
     )
-    return fine_tuning.build_client_personalizer(
-        settings, model.input_shape, classifier.loss, none.predict
-    )
+    return fine_tuning.build_classifier_personalizer(settings, classifier)
 
   def adapt(weights, memory, examples, seed):
     del memory  # Clients keep none.

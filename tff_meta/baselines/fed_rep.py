@@ -89,18 +89,12 @@ class FedRepConfig:
     config_checks.check_at_least_one(self, 'fine_tuning_decay_steps')
     if self.averaged_head:
       config_checks.check_at_least_one(self, 'batch_size')
-    if self.client_optimizer_state == 'persist':
-      if not self.averaged_head:
-        raise ValueError(
-            "Expected `client_optimizer_state` as 'reset' where `averaged_head`"
-            " is False and clients keep their heads alone, found 'persist'."
-        )
-      if self.optimizer == 'sgd' and not self.momentum:
-        raise ValueError(
-            "Expected `client_optimizer_state` as 'reset' where the optimizer"
-            ' is SGD without momentum, which has nothing to keep, found'
-            " 'persist'."
-        )
+    if self.client_optimizer_state == 'persist' and not self.averaged_head:
+      raise ValueError(
+          "Expected `client_optimizer_state` as 'reset' where `averaged_head`"
+          " is False and clients keep their heads alone, found 'persist'."
+      )
+    config_checks.check_client_optimizer_state(self)
     composition.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
@@ -249,12 +243,9 @@ def _build_client_with_head(model, config, num_classes, start, num_epochs):
 
 def _build_fine_tuning_client(model, config, num_classes):
   """A client that fine-tunes the server's whole model, step by step."""
-  classifier = few_round.LinearClassifier(model, num_classes)
-  return fine_tuning.build_client_personalizer(
+  return fine_tuning.build_classifier_personalizer(
       fine_tuning.of_config(config),
-      model.input_shape,
-      classifier.loss,
-      lambda w, query: classifier.predict(w, classifier.no_prototypes(), query),
+      few_round.LinearClassifier(model, num_classes),
   )
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tff_meta import episodes
 from tff_meta.learners import cyclic_batches
+from tff_meta.learners import few_round
 from tff_meta.learners import personalizer
 
 
@@ -162,3 +163,24 @@ def build_client_personalizer(
     return labels.write(last, predict_all(adapted, query)).stack()
 
   return personalizer.ClientPersonalizer(start, adapt, predict_all, curve)
+
+
+def build_classifier_personalizer(
+    settings: FineTuning, classifier: few_round.LinearClassifier
+) -> personalizer.ClientPersonalizer:
+  """A client takes a linear classifier and its body through SGD steps.
+
+  Args:
+    settings: How.
+    classifier: Whose weights are fine-tuned, all of them.
+
+  Returns:
+    A `ClientPersonalizer` that uses no memory, with a curve.
+  """
+
+  def predict(weights, query):
+    return classifier.predict(weights, classifier.no_prototypes(), query)
+
+  return build_client_personalizer(
+      settings, classifier.model.input_shape, classifier.loss, predict
+  )

@@ -1,0 +1,258 @@
+"""Ditto: the server's model, and a personal one that is pulled towards it.
+
+A client does two things with what it downloads. It trains the model further and
+uploads it, as in federated averaging; and it trains a model of its own, which
+it keeps, on its loss and the squared distance to the downloaded weights. The
+personal model never reaches the server, so the server learns what it would
+without. A known client uses its personal model; a new one has none and
+fine-tunes the server's.
+
+CAFeMe's code counts steps instead of epochs and lets clients keep the moments
+of the Adam with which they train the server's model (`local_unit`,
+`client_optimizer_state`).
+
+Source: Tian Li, Shengyuan Hu, Ahmad Beirami and Virginia Smith, "Ditto: Fair
+and Robust Federated Learning Through Personalization", ICML 2021,
+https://arxiv.org/abs/2012.04221.
+Deviations: BUILD_NOTES.md, Ditto.
+"""
+
+import collections
+from collections.abc import Callable
+import dataclasses
+from typing import Any, Literal
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta import composition
+from tff_meta import config_checks
+from tff_meta import weights as weights_lib
+from tff_meta.client_works import client_work
+from tff_meta.learners import few_round
+from tff_meta.learners import fine_tuning
+from tff_meta.learners import local_sgd
+from tff_meta.learners import personal_head
+from tff_meta.learners import personalizer
+from tff_meta.losses import proximal
+from tff_meta.models import model as model_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class DittoConfig:
+  """Configuration; the defaults are the `paper` preset.
+
+  Attributes:
+    optimizer: Of the server's model, at the clients.
+    client_optimizer_state: `'persist'`: a client keeps that optimizer's state
+      (Adam's moments, SGD's velocity). `'reset'`: it starts anew every round.
+    learning_rate: Of that optimizer.
+    momentum: Of SGD, in [0, 1).
+    epochs: Epochs of a round on the server's model.
+    personal_learning_rate: Of the personal model, trained by plain SGD.
+    personal_epochs: Epochs of a round on the personal model.
+    local_unit: Whether these two count `'epochs'` or `'steps'` of minibatches.
+    batch_size: Examples of a minibatch, at least 1; both models have the same
+      minibatches.
+    proximal_weight: lambda, of the pull towards the downloaded weights; with 0
+      the personal model is one of local training.
+    uniform: Clients count alike; otherwise by their number of examples.
+    fine_tuning_steps: SGD steps of a new client on the server's model.
+    fine_tuning_learning_rate: Of the first of them.
+    fine_tuning_decay: Factor of that rate every `fine_tuning_decay_steps`.
+    fine_tuning_decay_steps: At least 1.
+  """
+
+  optimizer: Literal['sgd', 'adam'] = 'sgd'
+  client_optimizer_state: Literal['reset', 'persist'] = 'reset'
+  learning_rate: float = 0.05
+  momentum: float = 0.0
+  epochs: int = 2
+  personal_learning_rate: float = 0.05
+  personal_epochs: int = 2
+  local_unit: Literal['epochs', 'steps'] = 'steps'
+  batch_size: int = 16
+  proximal_weight: float = 1.0
+  uniform: bool = True
+  fine_tuning_steps: int = 50
+  fine_tuning_learning_rate: float = 0.01
+  fine_tuning_decay: float = 0.8
+  fine_tuning_decay_steps: int = 5
+
+  def __post_init__(self):
+    config_checks.check_fields(self)
+    for name in ('batch_size', 'fine_tuning_decay_steps'):
+      config_checks.check_at_least_one(self, name)
+    config_checks.check_client_optimizer_state(self)
+    composition.build_optimizer(
+        self.optimizer, self.learning_rate, self.momentum
+    )
+
+
+# The authors' code, in its script for Fashion-MNIST: SGD 0.05, B = 16, two
+# steps of each model, lambda = 1, clients alike. New clients, whom the paper
+# does not treat, fine-tune as in CAFeMe's code.
+PAPER = DittoConfig()
+RELEASE = PAPER
+# For the demonstration on the embedded digits only.
+DEMO = dataclasses.replace(
+    PAPER,
+    learning_rate=0.1,
+    epochs=1,
+    personal_learning_rate=0.1,
+    personal_epochs=1,
+    local_unit='epochs',
+    batch_size=10,
+    fine_tuning_steps=10,
+)
+
+
+def build_ditto(
+    model: model_lib.Model,
+    config: DittoConfig,
+    *,
+    num_classes: int,
+    seed: int = 0,
+    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
+    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
+) -> composition.StatefulLearningProcess:
+  """Builds Ditto.
+
+  Args:
+    model: The network; it gets a head of `num_classes`.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+    seed: The run's seed, in the int32 range.
+    aggregator: Of the models; by default the weighted mean.
+    server_optimizer: By default SGD of rate 1, the plain average.
+
+  Returns:
+    A `StatefulLearningProcess`, whose metrics are of the server's model. A
+    client's memory is `OrderedDict(personal, optimizer)`, its personal model,
+    at first the run's initial one, and the state of its optimizer; the latter
+    is not there where it does not persist.
+  """
+  classifier = few_round.LinearClassifier(model, num_classes)
+  optimizer = composition.build_optimizer(
+      config.optimizer, config.learning_rate, config.momentum
+  )
+  persists = config.client_optimizer_state == 'persist'
+
+  def initial_weights():
+    return classifier.initialize(composition.initial_seed(seed))
+
+  def memory_of(personal, state):
+    parts = [('personal', personal)]
+    if persists:
+      parts.append(('optimizer', state))
+    return collections.OrderedDict(parts)
+
+  def initial_memory():
+    weights = initial_weights()
+    state = local_sgd.initial_optimizer_state(optimizer, weights)
+    return memory_of(weights, state)
+
+  def client_update(weights, client):
+    kept = client.memory.value
+    state = (
+        kept['optimizer']
+        if persists
+        else local_sgd.initial_optimizer_state(optimizer, weights)
+    )
+    trained, state, report = local_sgd.resume_local_sgd(
+        classifier.loss,
+        weights,
+        state,
+        client.examples,
+        optimizer,
+        **_options(config, config.epochs, client.seed),
+    )
+    personal, _ = local_sgd.local_sgd(
+        _pulled_loss(classifier, config, weights),
+        kept['personal'],
+        client.examples,
+        composition.build_optimizer('sgd', config.personal_learning_rate),
+        **_options(config, config.personal_epochs, client.seed),
+    )
+    return client_work.ClientOutput(
+        weights_lib.subtract(weights, trained),
+        few_round.client_weight(tf.size(client.examples.y), config.uniform),
+        report,
+        memory=memory_of(personal, state),
+    )
+
+  return composition.build_learning_process(
+      initial_weights,
+      model.input_shape,
+      client_update,
+      seed=seed,
+      aggregator=aggregator,
+      server_optimizer=server_optimizer,
+      memory=initial_memory,
+  )
+
+
+def _options(config, length, seed) -> dict[str, Any]:
+  """How long, and on which minibatches, a model is trained in a round."""
+  return dict(
+      batch_size=config.batch_size,
+      num_epochs=length,  # An epoch has at least one step.
+      max_steps=length if config.local_unit == 'steps' else None,
+      seed=seed,
+  )
+
+
+def _pulled_loss(classifier, config, anchor) -> Callable[..., tf.Tensor]:
+  """Returns h of the paper: the loss, and `lambda / 2 * ||v - w||^2`."""
+
+  def loss(weights, batch):
+    pull = proximal.proximal(weights, anchor, config.proximal_weight)
+    return classifier.loss(weights, batch) + pull
+
+  return loss
+
+
+def build_ditto_known_client(
+    model: model_lib.Model, config: DittoConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A known client has its personal model, the server's if never sampled.
+
+  Args:
+    model: The network.
+    config: Not used: nothing is trained.
+    num_classes: Number of classes of the clients' labels.
+
+  Returns:
+    A `ClientPersonalizer` that trains nothing.
+  """
+  del config
+
+  def start(weights, memory):
+    personal = memory.value['personal']
+    return memory._replace(value=personal).value_or(weights)
+
+  return personal_head.build_client_personalizer(
+      few_round.LinearClassifier(model, num_classes),
+      start,
+      lambda own, examples, seed: own,
+  )
+
+
+def build_ditto_new_client(
+    model: model_lib.Model, config: DittoConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A new client fine-tunes the server's model, as in CAFeMe's code.
+
+  Args:
+    model: The network.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+
+  Returns:
+    A `ClientPersonalizer` that uses no memory; its curve has
+    `fine_tuning_steps + 1` points.
+  """
+  return fine_tuning.build_classifier_personalizer(
+      fine_tuning.of_config(config),
+      few_round.LinearClassifier(model, num_classes),
+  )
