@@ -636,6 +636,7 @@ _RMNIST = {
         ('Per-FedAvg', 'per_fed_avg'),
         ('FedAvg-FT', 'fed_avg_ft'),
         ('FedRep', 'fed_rep'),
+        ('Ditto', 'ditto'),
     ],
 )
 def test_cafeme(resolve, row, flag_file, setting):
@@ -647,7 +648,9 @@ def test_cafeme(resolve, row, flag_file, setting):
   assert config == resolve([f'--flagfile=binaries/presets/{name}.flags'])
 
 
-@pytest.mark.parametrize('row', ['CAFeMe', 'Per-FedAvg', 'FedAvg-FT', 'FedRep'])
+@pytest.mark.parametrize(
+    'row', ['CAFeMe', 'Per-FedAvg', 'FedAvg-FT', 'FedRep', 'Ditto']
+)
 @pytest.mark.parametrize(
     'data, setting, field, option',
     [
@@ -693,6 +696,7 @@ def test_cafeme_on_other_data(resolve, table, setting, name):
         ('Per-FedAvg', ('fine_tuning_learning_rate', 0.01)),
         ('FedAvg-FT', ('deployment_learning_rate', 0.01)),
         ('FedRep', ('fine_tuning_learning_rate', 0.01)),
+        ('Ditto', ('fine_tuning_learning_rate', 0.01)),
     ],
 )
 def test_cafeme_on_meta_dataset(resolve, row, fine_tuning):

@@ -70,7 +70,7 @@ _COMPARED = [
     ),
     *(
         (f'{algorithm}_rmnist_{cell}', f'cafeme_rmnist_{cell}')
-        for algorithm in ('fed_avg_ft', 'fed_rep', 'per_fed_avg')
+        for algorithm in ('ditto', 'fed_avg_ft', 'fed_rep', 'per_fed_avg')
         for cell in _RMNIST
     ),
 ]
@@ -95,7 +95,7 @@ def test_per_fed_avg_of_fedec_is_tested_in_the_rounds_that_count(resolve):
 
 def test_how_many_baselines_there_are():
   """The four papers' own tables: MetaVers, FedEC, FedMeta-Per, CAFeMe."""
-  assert len(_COMPARED) == 10 + 6 + 4 + 15
+  assert len(_COMPARED) == 10 + 6 + 4 + 20
 
 
 @pytest.mark.parametrize('algorithm', ['fed_per', 'fed_per_meta'])
@@ -161,7 +161,7 @@ def test_settings_of_the_code_of_fed_rep(resolve):
 @pytest.mark.parametrize('cell', _RMNIST)
 def test_curves_of_51_points(resolve, cell):
   """CAFeMe's code: 50 steps at 0.001, falling by 0.8 every five steps."""
-  for algorithm in ('fed_avg_ft', 'fed_rep', 'per_fed_avg'):
+  for algorithm in ('ditto', 'fed_avg_ft', 'fed_rep', 'per_fed_avg'):
     config = resolve(f'{algorithm}_rmnist_{cell}')
     hparams = config.hparams
     assert config.curve and config.protocols == ('new_clients',)
