@@ -7,10 +7,10 @@ heterogeneity; those of Tables 1 and 2 (CIFAR-10, FEMNIST, Meta-Dataset) and of
 Figure 5 (Meta-Dataset; here also on rotated MNIST) could not be recovered.
 
 Left open by the paper: the range of rotations and every rate (ours are those of
-the released code), and what its FedRep does, which the code trains with both
-parts averaged and optimizers that a client keeps. The released code trains the
-baselines one after the other, each from the weights of the last; here every run
-begins anew.
+the released code), and what its FedRep and Ditto do: the code trains FedRep
+with both parts averaged, and both with optimizers that a client keeps; new
+clients fine-tune the averaged model. The released code trains the baselines one
+after the other, each from the weights of the last; here every run begins anew.
 """
 
 from binaries.experiments import flag_files

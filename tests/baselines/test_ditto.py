@@ -27,6 +27,7 @@ EPOCHS = dataclasses.replace(
     batch_size=4,
     uniform=False,
 )
+VELOCITY = dataclasses.replace(EPOCHS, client_optimizer_state='persist')
 PERSISTENT = dataclasses.replace(
     EPOCHS,
     optimizer='adam',
@@ -133,7 +134,9 @@ def naive_round(config, w, own, client, seed, state):
 
 
 @pytest.mark.parametrize(
-    'config', [EPOCHS, PERSISTENT], ids=['epochs', 'persistent']
+    'config',
+    [EPOCHS, VELOCITY, PERSISTENT],
+    ids=['epochs', 'velocity', 'persistent'],
 )
 def test_two_rounds_by_a_naive_implementation(config):
   """Clients of the first round come again: with their models and moments."""
@@ -169,7 +172,7 @@ def test_two_rounds_by_a_naive_implementation(config):
           oracle.to_vector(memory['personal']), own[salt], **tolerance
       )
       assert ('optimizer' in memory) == persists
-      if persists:
+      if config.optimizer == 'adam':
         assert memory['optimizer']['step'] == states[salt]['t']
     metrics = result.metrics[round_num]
     np.testing.assert_allclose(metrics['loss'], loss_sum / count, rtol=1e-4)
@@ -193,6 +196,38 @@ def test_the_server_learns_what_it_would_without():
   actual = personal.run(build(EPOCHS), COHORTS)
   for mine, their in zip(actual.weights, expected.weights, strict=True):
     personal.assert_same(mine, their)
+
+
+def test_without_epochs_a_model_stays():
+  """The server's, and the personal one, each by itself."""
+  server, own = (
+      personal.run(build(dataclasses.replace(EPOCHS, **change)), COHORTS[:1])
+      for change in ({'epochs': 0}, {'personal_epochs': 0})
+  )
+  first = server.weights[0]
+  personal.assert_same(server.weights[1], first)
+  for salt in (1, 2):
+    trained = server.heads[0][salt]['personal']
+    assert np.ptp(oracle.to_vector(trained) - oracle.to_vector(first)) > 0.1
+    personal.assert_same(own.heads[0][salt]['personal'], first)
+  assert np.ptp(oracle.to_vector(own.weights[1]) - initial_vector()) > 0.1
+
+
+def test_a_client_whose_personal_model_diverges_is_left_out():
+  """Like one whose update is not finite: the others are averaged."""
+  config = dataclasses.replace(
+      EPOCHS, proximal_weight=0.0, personal_learning_rate=3e38
+  )
+  result = personal.run(build(config), [CLIENTS])
+  left = [client for client in CLIENTS if client.salt in result.heads[0]]
+  assert 0 < len(left) < 3
+  assert result.metrics[0]['num_non_finite_clients'] == 3 - len(left)
+  expected = personal.run(build(EPOCHS), [left])
+  np.testing.assert_allclose(
+      oracle.to_vector(result.weights[1]),
+      oracle.to_vector(expected.weights[1]),
+      rtol=1e-6,
+  )
 
 
 def test_without_a_pull_the_personal_model_is_local_trainings():
@@ -281,7 +316,9 @@ def test_presets():
     [
         ({'momentum': 1.0}, '`momentum`.*found 1.0'),
         ({'batch_size': 0}, '`batch_size` of at least 1, found 0'),
+        ({'fine_tuning_decay_steps': 0}, '`fine_tuning_decay_steps`.*found 0'),
         ({'proximal_weight': -1.0}, '`proximal_weight`.*found -1.0'),
+        ({'proximal_weight': 40.0}, 'below 2, found 40.0 times 0.05'),
         (
             {'client_optimizer_state': 'persist'},
             "SGD without momentum.*found 'persist'",

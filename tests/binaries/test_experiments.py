@@ -689,6 +689,19 @@ def test_cafeme_on_other_data(resolve, table, setting, name):
     )
 
 
+def test_steps_and_batches_of_ditto(resolve):
+  """Section 2.3: tau = 8 on FEMNIST; batches of 50, and 30 on Meta-Dataset."""
+  for table, setting, steps, batch_size in (
+      ('cafeme_cifar10', 'Shards', 5, 50),
+      ('cafeme_femnist', 'Writers', 8, 50),
+      ('cafeme_meta_dataset', 'Sources', 5, 30),
+  ):
+    config = _config(resolve, table, 'paper', 'Ditto', setting)
+    hparams = config.hparams
+    assert hparams.epochs == hparams.personal_epochs == steps
+    assert hparams.batch_size == batch_size
+
+
 @pytest.mark.parametrize(
     'row, fine_tuning',
     [

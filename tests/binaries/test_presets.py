@@ -159,6 +159,20 @@ def test_settings_of_the_code_of_fed_rep(resolve):
 
 
 @pytest.mark.parametrize('cell', _RMNIST)
+def test_settings_of_ditto_in_the_code_of_cafeme(resolve, cell):
+  """Five steps of a kept Adam, five of SGD; all rates 0.001, mu 0.1."""
+  hparams = resolve(f'ditto_rmnist_{cell}').hparams
+  assert (hparams.optimizer, hparams.client_optimizer_state) == (
+      'adam',
+      'persist',
+  )
+  assert hparams.learning_rate == hparams.personal_learning_rate == 0.001
+  assert (hparams.local_unit, hparams.epochs) == ('steps', 5)
+  assert hparams.personal_epochs == 5 and hparams.uniform
+  assert hparams.proximal_weight == 0.1
+
+
+@pytest.mark.parametrize('cell', _RMNIST)
 def test_curves_of_51_points(resolve, cell):
   """CAFeMe's code: 50 steps at 0.001, falling by 0.8 every five steps."""
   for algorithm in ('ditto', 'fed_avg_ft', 'fed_rep', 'per_fed_avg'):

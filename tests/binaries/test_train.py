@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import fcntl
 import json
+import os
 import re
 import sys
 
@@ -122,6 +123,9 @@ def test_a_run_leaves_everything_a_reader_needs(call, tmp_path, monkeypatch):
   assert content['config']['way'] == 3
   assert content['data']['fingerprint']
   assert content['versions']['tensorflow-federated'] == '0.87.0'
+  assert content['environment'] == {
+      'TF_ENABLE_ONEDNN_OPTS': os.environ['TF_ENABLE_ONEDNN_OPTS']
+  }
   config = run_config.from_json(content['config'])
   assert config.to_json() == content['config']
 

@@ -217,6 +217,7 @@ def test_a_damaged_checkpoint_and_cut_metrics_are_survived(whole, tmp_path):
   directory.mkdir()
   config = json.loads((whole / 'config.json').read_text())
   config['versions']['numpy'] = '0.1'
+  del config['environment']  # As before it was written.
   (directory / 'config.json').write_text(json.dumps(config))
   (directory / 'checkpoints').mkdir()
   for path in (whole / 'checkpoints').iterdir():
@@ -235,7 +236,8 @@ def test_a_damaged_checkpoint_and_cut_metrics_are_survived(whole, tmp_path):
   log = _log(directory)
   assert f'Checkpoint {newest} cannot be used' in log
   assert 'Continuing after round 60' in log
-  assert 'the code has changed since (versions.numpy: "0.1" ->' in log
+  assert 'has changed since (versions.numpy: "0.1" ->' in log
+  assert 'environment' in log.split('has changed since')[1].splitlines()[0]
 
 
 def test_a_run_without_a_good_checkpoint_starts_over_and_says_so(

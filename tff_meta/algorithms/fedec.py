@@ -168,7 +168,6 @@ def inner_update(
   held_to = last
   if config.constrain == 'first':
     held_to = client_work.ClientMemory(~last.present, initial)
-  # With at least a minibatch an epoch, tau epochs have tau steps.
   return local_sgd.local_sgd(
       lambda weights, batch: client_loss(
           network, config, weights, batch, held_to
@@ -179,9 +178,8 @@ def inner_update(
           config.optimizer, config.inner_learning_rate, config.momentum
       ),
       batch_size=config.batch_size or None,
-      num_epochs=config.tau,
-      max_steps=config.tau if config.tau_unit == 'steps' else None,
       seed=seed,
+      **local_sgd.length_of(config.tau, config.tau_unit),
   )
 
 

@@ -3,9 +3,10 @@
 A client does two things with what it downloads. It trains the model further and
 uploads it, as in federated averaging; and it trains a model of its own, which
 it keeps, on its loss and the squared distance to the downloaded weights. The
-personal model never reaches the server, so the server learns what it would
-without. A known client uses its personal model; a new one has none and
-fine-tunes the server's.
+personal model never reaches the server, which learns what it would without,
+unless a personal model diverges: such a client is left out of the round, as any
+whose results are not finite. A known client uses its personal model; a new one
+has none and fine-tunes the server's.
 
 CAFeMe's code counts steps instead of epochs and lets clients keep the moments
 of the Adam with which they train the server's model (`local_unit`,
@@ -20,7 +21,7 @@ Deviations: BUILD_NOTES.md, Ditto.
 import collections
 from collections.abc import Callable
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -55,7 +56,9 @@ class DittoConfig:
     batch_size: Examples of a minibatch, at least 1; both models have the same
       minibatches.
     proximal_weight: lambda, of the pull towards the downloaded weights; with 0
-      the personal model is one of local training.
+      the personal model is one of local training. Times
+      `personal_learning_rate` it is below 2: steps beyond the double distance
+      diverge.
     uniform: Clients count alike; otherwise by their number of examples.
     fine_tuning_steps: SGD steps of a new client on the server's model.
     fine_tuning_learning_rate: Of the first of them.
@@ -84,6 +87,12 @@ class DittoConfig:
     for name in ('batch_size', 'fine_tuning_decay_steps'):
       config_checks.check_at_least_one(self, name)
     config_checks.check_client_optimizer_state(self)
+    if self.personal_learning_rate * self.proximal_weight >= 2:
+      raise ValueError(
+          'Expected `proximal_weight` times `personal_learning_rate` below 2,'
+          f' found {self.proximal_weight} times {self.personal_learning_rate}:'
+          ' the pull alone would make personal models diverge.'
+      )
     composition.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
@@ -154,6 +163,7 @@ def build_ditto(
 
   def client_update(weights, client):
     kept = client.memory.value
+    minibatches = dict(batch_size=config.batch_size, seed=client.seed)
     state = (
         kept['optimizer']
         if persists
@@ -165,14 +175,16 @@ def build_ditto(
         state,
         client.examples,
         optimizer,
-        **_options(config, config.epochs, client.seed),
+        **minibatches,
+        **local_sgd.length_of(config.epochs, config.local_unit),
     )
     personal, _ = local_sgd.local_sgd(
         _pulled_loss(classifier, config, weights),
         kept['personal'],
         client.examples,
         composition.build_optimizer('sgd', config.personal_learning_rate),
-        **_options(config, config.personal_epochs, client.seed),
+        **minibatches,
+        **local_sgd.length_of(config.personal_epochs, config.local_unit),
     )
     return client_work.ClientOutput(
         weights_lib.subtract(weights, trained),
@@ -189,16 +201,6 @@ def build_ditto(
       aggregator=aggregator,
       server_optimizer=server_optimizer,
       memory=initial_memory,
-  )
-
-
-def _options(config, length, seed) -> dict[str, Any]:
-  """How long, and on which minibatches, a model is trained in a round."""
-  return dict(
-      batch_size=config.batch_size,
-      num_epochs=length,  # An epoch has at least one step.
-      max_steps=length if config.local_unit == 'steps' else None,
-      seed=seed,
   )
 
 

@@ -216,8 +216,7 @@ def _train_head_then_body(classifier, config, weights, states, examples, seed):
         weights,
         states[part],
         examples,
-        num_epochs=length,  # An epoch has at least one step.
-        max_steps=length if config.local_unit == 'steps' else None,
+        **local_sgd.length_of(length, config.local_unit),
         **_options(config, part, part_seed),
     )
     reports.append(report)

@@ -181,6 +181,20 @@ def resume_local_sgd(
   return _merge(weights, learned, fixed), state, report
 
 
+def length_of(number: int, unit: str) -> dict[str, int | None]:
+  """How long to train, as arguments of `local_sgd`.
+
+  Args:
+    number: How many, at least 0.
+    unit: `'epochs'`, or `'steps'` of minibatches.
+
+  Returns:
+    `num_epochs` and `max_steps`.
+  """
+  # An epoch has at least one step.
+  return dict(num_epochs=number, max_steps=number if unit == 'steps' else None)
+
+
 def _partition(weights, trainable):
   """The parts that learn and the parts that do not."""
   if trainable is None:

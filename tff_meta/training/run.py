@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import importlib.metadata
 import json
+import os
 import pathlib
 import platform
 import subprocess
@@ -26,6 +27,7 @@ from tff_meta.training import run_directory
 from tff_meta.training import stop_signals
 
 _VERSIONS_OF = ('tensorflow', 'tensorflow-federated', 'numpy')
+_ONEDNN = 'TF_ENABLE_ONEDNN_OPTS'
 _SHOWN_DIFFERENCES = 5
 
 
@@ -339,18 +341,19 @@ def _read_config_file(directory, run_identity) -> dict[str, Any] | None:
 
 
 def _report_other_code(old_file, new_file, report):
-  """Says so if the run goes on with other code than it was on so far."""
+  """Says so if a run goes on with other code, or kernels, than so far."""
   changes = [
       change
-      for part in ('versions', 'git_commit')
+      for part in ('versions', 'environment', 'git_commit')
       for change in run_directory.differences(
           {part: (old_file or {}).get(part)}, {part: new_file[part]}
       )
   ]
   if changes:
     report(
-        f'Note: the code has changed since ({"; ".join(changes)}), so the'
-        ' results may not be those of an uninterrupted run.'
+        f'Note: the code or its environment has changed since'
+        f' ({"; ".join(changes)}), so the results may not be those of an'
+        ' uninterrupted run.'
     )
 
 
@@ -371,6 +374,8 @@ def _config_file(experiment) -> dict[str, Any]:
           'tff_meta': tff_meta.__version__,
           **{name: importlib.metadata.version(name) for name in _VERSIONS_OF},
       },
+      # Other kernels, other last digits. Null: as TensorFlow sees fit.
+      'environment': {_ONEDNN: os.environ.get(_ONEDNN)},
       'git_commit': _git_commit(),
   }
 
