@@ -488,15 +488,23 @@ def group(clients=CLIENTS):
   return tf.nest.map_structure(tf.constant, support), salts
 
 
-def adapt(config, way=oracle.NUM_CLASSES, weights=None):
-  """What the personalizer makes of the group from fixed weights."""
-  weights = weights or oracle.build_model().initialize(tf.constant([1, 2]))
-  deployed = frl.build_frl_personalizer(oracle.build_model(), config, way=way)
+def adapt_from(weights, config):
+  """What the personalizer makes of the group."""
+  deployed = frl.build_frl_personalizer(
+      oracle.build_model(), config, way=oracle.NUM_CLASSES
+  )
   support, salts = group()
   theta, prototypes = deployed.adapt(
       weights, support, salts, tf.constant([3, 4])
   )
   return oracle.to_vector(theta), prototypes
+
+
+@functools.cache  # It takes seconds.
+def adapt(config):
+  """The same from fixed weights."""
+  weights = oracle.build_model().initialize(tf.constant([1, 2]))
+  return adapt_from(weights, config)
 
 
 @pytest.mark.parametrize('preset', [PAPER, RELEASE], ids=['paper', 'release'])
@@ -515,7 +523,7 @@ def test_deployment_is_the_rounds_of_an_episode(preset):
   )
   states, _ = run(config, 3)
   phi = tf.nest.map_structure(tf.constant, states[0].global_model_weights.phi)
-  theta, prototypes = adapt(config, weights=phi)
+  theta, prototypes = adapt_from(phi, config)
   trained = states[2].global_model_weights
   # The server adds mean differences there and averages weights here.
   np.testing.assert_allclose(theta, theta_of(states[2]), rtol=1e-5, atol=1e-6)

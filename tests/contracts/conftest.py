@@ -579,6 +579,12 @@ def _first_of_each(key):
 
 _PROCESSES = _first_of_each(lambda c: (c.spec.build, c.config, c.network))
 _BUILDERS = _first_of_each(lambda c: c.spec.build)
+_NOT_ALIKE = tuple(
+    case
+    for case in _BUILDERS
+    if case.spec.module_name.startswith('tff_meta.algorithms.')
+    or case.algorithm == 'fed_avg'
+)
 
 
 def _with_marks(cases, is_slow=lambda case: case.is_slow):
@@ -620,6 +626,20 @@ def stateful_subject(subject) -> Subject:
 )
 def thrifty_subject(request) -> Subject:
   """Every process in turn; but for one of each builder they are slow tests."""
+  return _subject(request.param)
+
+
+@pytest.fixture(
+    scope='session',
+    params=_with_marks(_PROCESSES, lambda case: case not in _NOT_ALIKE),
+    ids=str,
+)
+def interop_subject(request) -> Subject:
+  """Every process in turn; but for one of each system they are slow tests.
+
+  For what is costly and depends on what a process is made of: the baselines are
+  made of what FedAvg (no memory) and FedEC (memory) have.
+  """
   return _subject(request.param)
 
 

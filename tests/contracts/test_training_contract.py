@@ -142,7 +142,8 @@ def test_same_seed_same_states(thrifty_subject):
     _assert_identical(output.metrics, expected.metrics)
 
 
-def test_native_and_in_process_execution_agree(subject, native_context):
+def test_native_and_in_process_execution_agree(thrifty_subject, native_context):
+  subject = thrifty_subject
   with tff.framework.get_context_stack().install(native_context):
     outputs = subject.run(subject.cohort)
 
