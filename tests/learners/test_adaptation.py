@@ -213,7 +213,11 @@ def relative_distance(a, b):
 
 
 @pytest.mark.parametrize(
-    'name, kind', [('mlp', 'head'), ('conv4', 'prototypes')]
+    'name, kind',
+    [
+        ('mlp', 'head'),
+        pytest.param('conv4', 'prototypes', marks=pytest.mark.slow),
+    ],
 )
 def test_second_order_against_finite_differences(name, kind):
   """Along random directions of the weights and of per-parameter rates."""
