@@ -8,9 +8,8 @@ unless a personal model diverges: such a client is left out of the round, as any
 whose results are not finite. A known client uses its personal model; a new one
 has none and fine-tunes the server's.
 
-CAFeMe's code counts steps instead of epochs and lets clients keep the moments
-of the Adam with which they train the server's model (`local_unit`,
-`client_optimizer_state`).
+In CAFeMe's code clients keep the moments of the Adam with which they train the
+server's model (`client_optimizer_state`).
 
 Source: Tian Li, Shengyuan Hu, Ahmad Beirami and Virginia Smith, "Ditto: Fair
 and Robust Federated Learning Through Personalization", ICML 2021,
