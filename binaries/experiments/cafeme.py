@@ -231,9 +231,9 @@ RMNIST = tables.Table(
             (90.44, 1.89),
         ),
     ),
-    # From the medians of rounds: CAFeMe's, Per-FedAvg's and FedRep's of all,
-    # FedAvg-FT's of 40.
-    scales=_scales(1000, cpu_rounds=150, hours=(1.6, 39)),
+    # From the medians of rounds, in runs of one core each; FedAvg-FT's and
+    # Ditto's of one run.
+    scales=_scales(1000, cpu_rounds=150, hours=(2.2, 59)),
     spread='standard deviation over 5 runs',
     notes=_NOTES,
 )
