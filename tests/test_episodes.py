@@ -159,6 +159,7 @@ def test_minibatches_of_a_size_known_at_run_time():
   traced = tf.function(
       lambda n: episodes.minibatches(n, 3, SEED, 2),
       input_signature=[tf.TensorSpec([], tf.int32)],
+      autograph=False,
   )
   for num_examples in (0, 1, 7):
     for part, expected in zip(
@@ -294,6 +295,7 @@ def test_an_episode_of_a_size_known_at_run_time():
           tf.TensorSpec([None, 1], tf.float32),
           tf.TensorSpec([None], tf.int32),
       ],
+      autograph=False,
   )
   for sizes in ((), (4, 9), (5, 5)):
     examples = numbered_examples(labels(*sizes) if sizes else [])

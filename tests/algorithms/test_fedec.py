@@ -412,7 +412,7 @@ def adapted(config, a, tau):
   last = client_work.ClientMemory(tf.constant(True), another_model())
   weights = network(4).initialize(tf.constant([1, 2]))
 
-  @tf.function
+  @tf.function(autograph=False)
   def train():
     return fedec.inner_update(
         network(4),

@@ -297,7 +297,8 @@ def test_outer_gradient_against_finite_differences(network, input_shape):
   outer = tf.function(
       lambda w: fedmeta_per.outer_gradient(
           model, config, w, support, query, seed
-      )
+      ),
+      autograph=False,
   )
   _, gradient = outer(weights)
   for part in ('body', 'head', 'rates'):
@@ -545,7 +546,9 @@ def test_a_new_client_adapts_under_the_head_that_fits_best(config):
   seed = tf.constant([8, 1])
   for shift in range(3):  # The best head comes first, second and third.
     shifted = rolled(bank, shift)
-    adapted = tf.function(use.adapt)(shared, shifted, client.examples(), seed)
+    adapted = tf.function(use.adapt, autograph=False)(
+        shared, shifted, client.examples(), seed
+    )
     results = naive_scores(config, shared, shifted, client, seed)
     best = np.argmin([score for _, score in results])
     np.testing.assert_allclose(
@@ -634,7 +637,9 @@ def test_a_known_client_adapts_under_its_own_head(name):
   batches = oracle.batches_of(
       client.pairs(), config.inner_batch_size, seed, config.inner_epochs
   )
-  adapted = tf.function(use.adapt)(weights, memory, client.examples(), seed)
+  adapted = tf.function(use.adapt, autograph=False)(
+      weights, memory, client.examples(), seed
+  )
   np.testing.assert_allclose(
       oracle.to_vector(adapted),
       inner(w, rates, batches),

@@ -133,7 +133,7 @@ def test_fine_tuning(fine_tuned, part, batch_size):
   query = oracle.make_client((6, 7, 8), salt=9)
 
   use = fed_babu.build_fed_babu_client(model, config, num_classes=4)
-  adapt = tf.function(use.adapt)
+  adapt = tf.function(use.adapt, autograph=False)
 
   personal.assert_same(use.start(weights, ()), weights)
   empty = personal.EMPTY_CLIENT.examples()

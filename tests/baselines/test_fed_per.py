@@ -233,7 +233,7 @@ def test_use(known, head_of_evaluation, fine_tuning_epochs):
   query = oracle.make_client((6, 7, 8), salt=9)
 
   use = builder(model, config, num_classes=4)
-  adapt = tf.function(use.adapt)
+  adapt = tf.function(use.adapt, autograph=False)
 
   np.testing.assert_array_equal(
       oracle.to_vector(use.start(weights, memory)), start

@@ -229,7 +229,7 @@ def test_use(builder, averaged, start_head, num_epochs):
   query = oracle.make_client((6, 7, 8), salt=9)
 
   use = builder(model, config, num_classes=num_classes)
-  adapt = tf.function(use.adapt)
+  adapt = tf.function(use.adapt, autograph=False)
 
   np.testing.assert_array_equal(
       oracle.to_vector(use.start(weights, memory)), start

@@ -561,7 +561,7 @@ class Subject:
     """`(weights, support, salts, query, seed) -> (adapted, labels)`."""
     adapt, predict = self.group_personalizer
 
-    @tf.function
+    @tf.function(autograph=False)
     def use(weights, support, salts, query, seed):
       adapted = adapt(weights, support, salts, seed)
       return adapted, predict(adapted, query)

@@ -226,9 +226,12 @@ def test_second_order_against_finite_differences(name, kind):
       lambda w: 0.05 + 0.01 * tf.constant(RNG.normal(size=w.shape)),
       problem.weights,
   )
-  gradient = tf.function(lambda: problem.meta_gradient(rates, 2))()
+  gradient = tf.function(
+      lambda: problem.meta_gradient(rates, 2), autograph=False
+  )()
   query_loss = tf.function(
-      lambda weights, rates: problem.query_loss(problem.adapt(weights, rates))
+      lambda weights, rates: problem.query_loss(problem.adapt(weights, rates)),
+      autograph=False,
   )
   direction = problem.random_like_weights()
   norm = tf.sqrt(weights_lib.squared_norm(direction))
@@ -328,7 +331,9 @@ def test_one_step_rate_gradient_is_minus_the_product_of_gradients():
 def test_graphs_agree_with_eager(order):
   problem = Problem('mlp', 'head')
   eager = problem.meta_gradient(0.05, order)
-  graph = tf.function(lambda: problem.meta_gradient(0.05, order))()
+  graph = tf.function(
+      lambda: problem.meta_gradient(0.05, order), autograph=False
+  )()
   # Float64 sums in another order.
   np.testing.assert_allclose(graph.loss, eager.loss, rtol=1e-12)
   assert relative_distance(graph.weights, eager.weights) < 1e-12

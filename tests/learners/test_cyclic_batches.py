@@ -117,7 +117,8 @@ def predict(x, mask, batch_size):
   labels = tf.function(
       lambda: cyclic_batches.predict_in_batches(
           batch_sum_labels, 1000, query, batch_size
-      )
+      ),
+      autograph=False,
   )()
   return labels.numpy().tolist()
 

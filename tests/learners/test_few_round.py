@@ -256,7 +256,8 @@ def compiled(num_rounds, **changes):
           support,
           salts,
           tf.constant([5, 6]),
-      )
+      ),
+      autograph=False,
   )
 
 

@@ -257,7 +257,7 @@ def test_a_network_trains_inside_a_tff_graph(name, optimizer):
   dataset = tf.data.Dataset.from_tensors(
       collections.OrderedDict(x=x.astype(np.float32), y=y)
   )
-  weights, report = tf.function(train_network)(dataset)
+  weights, report = tf.function(train_network, autograph=False)(dataset)
   examples = episodes.to_examples(dataset)
   before = loss_fn(model.initialize(SEED), examples)
   assert loss_fn(weights, examples) < 0.7 * before

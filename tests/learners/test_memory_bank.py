@@ -24,7 +24,7 @@ def test_the_least_score_is_taken(scores, best):
 
   use = memory_bank.build_client_personalizer(adapt, lambda *_: None)
   bank = {'id': tf.constant([0.0, 1.0, 2.0]), 'score': tf.constant(scores)}
-  adapted = tf.function(use.adapt)(
+  adapted = tf.function(use.adapt, autograph=False)(
       tf.constant(10.0), bank, tf.constant(100.0), tf.constant(1000.0)
   )
   assert float(adapted) == 1110 + best

@@ -87,7 +87,7 @@ def test_a_client_learns_its_prototypes_and_nothing_else(halving_client):
   )
   assert halving_client.start is None and not halving_client.uses_bank
 
-  @tf.function(reduce_retracing=True)
+  @tf.function(autograph=False, reduce_retracing=True)
   def use(examples, query):
     adapted = halving_client.adapt(weights, (), examples, tf.constant([1, 2]))
     return adapted, halving_client.predict(adapted, query)

@@ -88,7 +88,7 @@ def embed_test_examples(
 def build_embed(model: model_lib.Model) -> Any:
   """Returns the traced `(body, x [n, ...]) -> embeddings [n, D]`."""
 
-  @tf.function(reduce_retracing=True)
+  @tf.function(autograph=False, reduce_retracing=True)
   def embed(body, x):
     x = tf.ensure_shape(x, [None, *model.input_shape])
     return model.embed(body, x, tf.ones(tf.shape(x)[:1]))

@@ -103,7 +103,7 @@ def view_client(
   settings = frl.deployment_settings(config)
   last_round = config.rounds - 1
 
-  @tf.function
+  @tf.function(autograph=False)
   def views(weights, group, seed):
     rounds_seed = tf.random.experimental.stateless_split(seed)[1]
     support = episodes.Examples(

@@ -255,7 +255,7 @@ class Attack:
     if victim.hidden_prototypes is not None:
       self._shapes.append(victim.hidden_prototypes)
     self._sizes = [math.prod(shape) for shape in self._shapes]
-    self._compiled = tf.function(self._value_and_gradient)
+    self._compiled = tf.function(self._value_and_gradient, autograph=False)
 
   @property
   def num_unknowns(self) -> int:

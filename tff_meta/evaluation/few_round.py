@@ -75,7 +75,7 @@ def build_group_test(
     group, padding among them.
   """
 
-  @tf.function
+  @tf.function(autograph=False)
   def group_test(weights, group, seed):
     support = episodes.Examples(
         group.support_x, group.support_y, group.support_mask

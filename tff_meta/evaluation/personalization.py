@@ -138,7 +138,7 @@ def build_client_test(
   """
   personalizer = client_personalizer
 
-  @tf.function
+  @tf.function(autograph=False)
   def client_test(weights, memory, support, query, seed):
     before, curve = None, None
     if personalizer.start is not None:

@@ -1,7 +1,8 @@
 """What a trained model is used for: the interface evaluation relies on.
 
 A personalizer is a pair of pure TensorFlow functions. Evaluation never
-re-implements adaptation; it only calls these.
+re-implements adaptation; it only calls these, traced without AutoGraph: as in
+TFF's computations, Python's `if` and `for` do not work on tensors.
 """
 
 from collections.abc import Callable
