@@ -69,10 +69,13 @@ _METHODS = {
         '--hparams=weight_decay=1e-4',
     ),
     'FedPer': ('--algorithm=fed_per',),
+    'LG-FedAvg': ('--algorithm=lg_fed_avg',),
+    'APFL': ('--algorithm=apfl',),
     'FedRep': ('--algorithm=fed_rep', '--preset=release'),
     # Everybody adapts, which takes far longer than a round: no test before the
     # last ten rounds.
     'Per-FedAvg': ('--algorithm=per_fed_avg', '--eval_from=91'),
+    'pFedMe': ('--algorithm=pfedme', '--hparams=', '--eval_from=91'),
 }
 _BATCH = 10
 
@@ -85,14 +88,24 @@ def _hparams(method: str, setting: str) -> tuple[str, ...]:
   # An epoch at the test, and in training, where a step takes three batches.
   steps = round(num_examples / _BATCH)
   local_steps = round(num_examples / (3 * _BATCH))
+  # As many epochs as FedRep has, ten of them on the head.
+  epochs = 10 + body_epochs
   return {
       'Local Only': (f'--clients_per_round={num_clients}',),
       'FedPer': (
           (
               f'--hparams=momentum=0.5,weight_decay=1e-4,batch_size={_BATCH}'
-              f',epochs={10 + body_epochs}'
+              f',epochs={epochs}'
           ),
       ),
+      # FedRep's code averages the last two of three dense layers.
+      'LG-FedAvg': (
+          (
+              '--hparams=learning_rate=0.01,weight_decay=1e-4,uniform=false'
+              f',batch_size={_BATCH},epochs={epochs},shared_layers=2'
+          ),
+      ),
+      'APFL': (f'--hparams=epochs={epochs}',),
       'FedRep': (f'--hparams=known_client_epochs=0,body_epochs={body_epochs}',),
       'Per-FedAvg': (
           (

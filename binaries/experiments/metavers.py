@@ -83,6 +83,15 @@ _METHODS = {
         ),
     ),
     'Per-FedAvg': ('--algorithm=per_fed_avg', '--preset=paper', '--hparams='),
+    # 1000 rounds of FedAvg, which may not end early, and 200 after them.
+    'LG-FedAvg': (
+        '--algorithm=lg_fed_avg',
+        '--preset=paper',
+        '--hparams=averaged_rounds=1000',
+        '--rounds=1200',
+        '--patience=0',
+    ),
+    'pFedMe': ('--algorithm=pfedme', '--preset=paper', '--hparams='),
     'FedAvg-Proto': ('--algorithm=fed_avg_proto', '--hparams='),
     'FedBABU-Proto': (
         '--algorithm=fed_babu_proto',

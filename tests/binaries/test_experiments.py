@@ -444,7 +444,7 @@ def test_metavers(resolve, data):
   """Section 1.3: 1001 rounds of 5 clients, seeds 0, 21 and 42."""
   table = experiments.get(f'metavers_{data}')
   assert table.scale('paper').seeds == (0, 21, 42)
-  assert len(tables.cells(table, 'paper')) == 9 * 3 * 3
+  assert len(tables.cells(table, 'paper')) == 11 * 3 * 3
   for i, num_clients in enumerate((50, 100, 500)):
     for row in ('MetaVers', 'Only triplet', 'Only CE', 'FedAvg', 'FedBABU'):
       config = _config(
@@ -519,8 +519,8 @@ def test_new_classes_of_metavers(resolve, setting):
 def test_fedec(resolve):
   """Section 3.3: 100 rounds, a tenth of the clients in each."""
   for name, num_cells in (
-      ('fedec_cifar10_100_2', 9),
-      ('fedec_table2_others', 5 * 9),
+      ('fedec_cifar10_100_2', 12),
+      ('fedec_table2_others', 5 * 12),
   ):
     table = experiments.get(name)
     cells = tables.cells(table, 'paper', seeds=[0])
@@ -589,6 +589,9 @@ def test_grid_of_fedec(resolve):
         ('FedPer', '_fed_per'),
         ('FedRep', '_fed_rep'),
         ('Per-FedAvg', '_per_fed_avg'),
+        ('LG-FedAvg', '_lg_fed_avg'),
+        ('pFedMe', '_pfedme'),
+        ('APFL', '_apfl'),
     ],
 )
 def test_rows_of_fedec_are_its_flag_files(resolve, row, flag_file):
@@ -610,6 +613,7 @@ def test_rows_of_fedec_are_its_flag_files(resolve, row, flag_file):
         ('FedRep', 'fed_rep'),
         ('FedBABU', 'fed_babu'),
         ('Per-FedAvg', 'per_fed_avg'),
+        ('pFedMe', 'pfedme'),
     ],
 )
 def test_rows_of_metavers_are_its_flag_files(resolve, row, flag_file):
@@ -617,6 +621,18 @@ def test_rows_of_metavers_are_its_flag_files(resolve, row, flag_file):
   assert _config(
       resolve, 'metavers_cifar10', 'paper', row, '50 clients'
   ) == resolve([f'--flagfile=binaries/presets/{name}.flags', '--patience=10'])
+
+
+def test_lg_fed_avg_of_metavers(resolve):
+  """Section 6: 200 rounds after 1000 of FedAvg, which may not end early."""
+  config = _config(
+      resolve, 'metavers_cifar10', 'paper', 'LG-FedAvg', '50 clients'
+  )
+  assert config == resolve(
+      ['--flagfile=binaries/presets/metavers_cifar10_lg_fed_avg.flags']
+  )
+  assert (config.rounds, config.hparams.averaged_rounds) == (1200, 1000)
+  assert config.patience == 0
 
 
 _RMNIST = {

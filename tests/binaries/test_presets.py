@@ -61,7 +61,7 @@ _COMPARED = [
         for name in _NAMES
         if name.startswith('metavers_cifar10_')
         and not name[-1].isdigit()
-        and not name.endswith('_local')
+        and not name.endswith(('_local', '_lg_fed_avg'))
     ),
     *(
         (name, _FEDEC)
@@ -76,26 +76,31 @@ _COMPARED = [
 ]
 
 
+# Everybody adapts at the test.
+_TESTED_LATE = (f'{_FEDEC}_per_fed_avg', f'{_FEDEC}_pfedme')
+
+
 @pytest.mark.parametrize('baseline, compared_with', _COMPARED)
 def test_a_baseline_sees_the_same_data(resolve, baseline, compared_with):
   """Clients, rounds and evaluation are those of what it is compared with."""
   allowed = {'algorithm', 'preset', 'hparams'}
   if '_rmnist_' in baseline:
     allowed.add('model')  # The same network without gates.
-  if baseline == f'{_FEDEC}_per_fed_avg':
+  if baseline in _TESTED_LATE:
     allowed.add('eval_from')  # Only the last ten rounds count.
   differences = _differences(resolve(baseline), resolve(compared_with))
   assert 'algorithm' in differences and differences <= allowed
 
 
-def test_per_fed_avg_of_fedec_is_tested_in_the_rounds_that_count(resolve):
-  config = resolve(f'{_FEDEC}_per_fed_avg')
+@pytest.mark.parametrize('baseline', _TESTED_LATE)
+def test_long_tests_are_in_the_rounds_that_count(resolve, baseline):
+  config = resolve(baseline)
   assert (config.rounds, config.eval_every, config.eval_from) == (100, 1, 91)
 
 
 def test_how_many_baselines_there_are():
   """The four papers' own tables: MetaVers, FedEC, FedMeta-Per, CAFeMe."""
-  assert len(_COMPARED) == 10 + 6 + 4 + 20
+  assert len(_COMPARED) == 11 + 9 + 4 + 20
 
 
 @pytest.mark.parametrize('algorithm', ['fed_per', 'fed_per_meta'])
@@ -149,7 +154,8 @@ def test_other_cells_of_a_table_by_one_flag(resolve):
 
 def test_settings_of_the_code_of_fed_rep(resolve):
   """FedRep's code: SGD 0.01, momentum 0.5, batches of 10."""
-  for method in ('fed_avg', 'fed_per', 'fed_rep', 'local'):
+  methods = ('apfl', 'fed_avg', 'fed_per', 'fed_rep', 'lg_fed_avg', 'local')
+  for method in methods:
     hparams = resolve(f'{_FEDEC}_{method}').hparams
     assert (hparams.learning_rate, hparams.momentum) == (0.01, 0.5)
     assert hparams.batch_size == 10

@@ -89,6 +89,15 @@ _TOY_SETTINGS = {
     'fed_babu': _FED_BABU,
     'fed_babu_proto': _FED_BABU,
     'ditto': _DITTO,
+    'lg_fed_avg': _FED_PER | dict(averaged_rounds=2),
+    'apfl': dict(learning_rate=0.1, epochs=2, batch_size=4),
+    'pfedme': dict(
+        learning_rate=0.1,
+        personal_learning_rate=0.1,
+        local_rounds=5,
+        proximal_weight=5.0,
+        batch_size=4,
+    ),
 }
 _TOY_SETTINGS = {**_TOY_SETTINGS, 'fed_avg_ft': _TOY_SETTINGS['fed_avg']}
 _TOY_SETTINGS['fed_avg_proto'] = _TOY_SETTINGS['fed_avg']
@@ -209,6 +218,9 @@ _VARIANTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
             'mlp',
         ),
     },
+    'apfl': {
+        'adaptive': ('paper', dict(adaptive=True, weight_decay=0.0), 'mlp'),
+    },
     'fed_babu': {
         'falling_rate': ('paper', dict(decay_rounds=40), 'mlp'),
     },
@@ -298,6 +310,9 @@ _SAME_BUT_FOR_NUMBERS = (
     'fed_babu_proto',
     'per_fed_avg',
     'ditto',
+    'lg_fed_avg',
+    'apfl',
+    'pfedme',
     'local',
 )
 # Algorithms and cases made of what others have: all of their contracts are.
@@ -311,6 +326,7 @@ _MADE_OF_OTHERS = (
     'personalized_fl-linear',
     'fed_babu-falling_rate',
     'per_fed_avg-first_order',
+    'apfl-adaptive',
 )
 
 

@@ -1,0 +1,238 @@
+"""LG-FedAvg: every client keeps its own first layers, the last are averaged.
+
+It is FedPer the other way round: a client puts the server's last dense layers
+onto its own layers before them, trains all, keeps its own and uploads the last
+ones. A known client is tested with its own layers under the server's.
+
+Both the authors and MetaVers start from a model of federated averaging:
+`averaged_rounds` are rounds in which all layers are averaged, after which every
+client has the server's first layers to begin with. (What is uploaded of these
+layers afterwards is zero, as everybody's update has one type.)
+
+Source: Paul Pu Liang, Terrance Liu, Liu Ziyin, Ruslan Salakhutdinov and
+Louis-Philippe Morency, "Think Locally, Act Globally: Federated Learning with
+Local and Global Representations", 2020, https://arxiv.org/abs/2001.01523.
+Deviations: BUILD_NOTES.md, LG-FedAvg.
+"""
+
+import collections
+import dataclasses
+from typing import Literal
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta import composition
+from tff_meta import config_checks
+from tff_meta import weights as weights_lib
+from tff_meta.client_works import client_work
+from tff_meta.learners import few_round
+from tff_meta.learners import local_sgd
+from tff_meta.learners import personal_head
+from tff_meta.learners import personal_layers
+from tff_meta.learners import personalizer
+from tff_meta.models import model as model_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class LgFedAvgConfig:
+  """Configuration; the defaults are the `paper` preset.
+
+  Attributes:
+    optimizer: Of the clients; its state starts anew every round.
+    learning_rate: Of all layers.
+    momentum: Of SGD, in [0, 1).
+    epochs: Local epochs of a round, on all layers together.
+    batch_size: Examples of a minibatch; 0 is the whole set.
+    weight_decay: Coupled L2 coefficient.
+    uniform: Clients count alike; otherwise by their number of examples.
+    shared_layers: How many dense layers, counted from the output, are averaged;
+      at least 1, the classifier.
+    averaged_rounds: Rounds at the beginning in which all layers are averaged.
+    new_client_epochs: Epochs in which a new client trains the server's model;
+      its first layers are those of the averaged rounds, or the initial ones.
+  """
+
+  optimizer: Literal['sgd', 'adam'] = 'sgd'
+  learning_rate: float = 0.1
+  momentum: float = 0.5
+  epochs: int = 1
+  batch_size: int = 50
+  weight_decay: float = 0.0
+  uniform: bool = True
+  shared_layers: int = 1
+  averaged_rounds: int = 0
+  new_client_epochs: int = 10
+
+  def __post_init__(self):
+    config_checks.check_fields(self)
+    config_checks.check_at_least_one(self, 'shared_layers')
+    composition.build_optimizer(
+        self.optimizer, self.learning_rate, self.momentum
+    )
+
+
+# The authors' code on CIFAR-10 (B = 50, one epoch, SGD 0.1), where clients
+# count alike; it averages the three dense layers of its network, FedBABU's code
+# the last one, which every network here has.
+PAPER = LgFedAvgConfig()
+RELEASE = PAPER
+# For the demonstration on the embedded digits only.
+DEMO = dataclasses.replace(PAPER, batch_size=16, averaged_rounds=100)
+
+
+def build_lg_fed_avg(
+    model: model_lib.Model,
+    config: LgFedAvgConfig,
+    *,
+    num_classes: int,
+    seed: int = 0,
+    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
+    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
+) -> composition.StatefulLearningProcess:
+  """Builds LG-FedAvg.
+
+  Args:
+    model: The network; it gets a head of `num_classes`.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+    seed: The run's seed, in the int32 range.
+    aggregator: Of the models; by default the weighted mean.
+    server_optimizer: By default SGD of rate 1, the plain average.
+
+  Returns:
+    A `StatefulLearningProcess`. A client's memory is `OrderedDict(layers,
+    num_rounds)`: its first layers, and the rounds since the averaged ones that
+    it has taken part in, int32. Before the first of these it works with the
+    server's layers.
+
+  Raises:
+    ValueError: The network has fewer dense layers than `shared_layers`, or no
+      other.
+  """
+  classifier = few_round.LinearClassifier(model, num_classes)
+  shared = _shared_parameters(model, config, num_classes)
+
+  def initial_weights():
+    return classifier.initialize(composition.initial_seed(seed))
+
+  def initial_memory():
+    return collections.OrderedDict(
+        layers=personal_layers.split(initial_weights(), shared)[0],
+        num_rounds=tf.constant(0),
+    )
+
+  def client_update(weights, client):
+    is_local = tf.cast(client.message >= config.averaged_rounds, tf.int32)
+    local = _with_own_layers(weights, shared, client.memory)
+    trained, report = _train(
+        classifier, config, local, client.examples, client.seed, config.epochs
+    )
+    layers, last = personal_layers.split(
+        weights_lib.subtract(weights, trained), shared
+    )
+    layers = weights_lib.scale(layers, tf.cast(1 - is_local, tf.float32))
+    return client_work.ClientOutput(
+        personal_layers.merge(layers, last),
+        few_round.client_weight(tf.size(client.examples.y), config.uniform),
+        report,
+        memory=collections.OrderedDict(
+            layers=personal_layers.split(trained, shared)[0],
+            num_rounds=client.memory.value['num_rounds'] + is_local,
+        ),
+    )
+
+  return composition.build_learning_process(
+      initial_weights,
+      model.input_shape,
+      client_update,
+      seed=seed,
+      aggregator=aggregator,
+      server_optimizer=server_optimizer,
+      memory=initial_memory,
+      state=client_work.ClientWorkState(
+          initialize=lambda: tf.constant(0),
+          message=lambda round_num: round_num,
+          next=lambda round_num, aggregate: round_num + 1,
+      ),
+  )
+
+
+def _shared_parameters(model, config, num_classes):
+  """The parameters that are averaged, as pairs of part and name."""
+  return personal_layers.parameters(
+      model.with_head(num_classes), config.shared_layers
+  )
+
+
+def _with_own_layers(weights, shared, memory):
+  """The server's last layers on those of the client, or on the server's."""
+  layers, last = personal_layers.split(weights, shared)
+  own = client_work.ClientMemory(
+      memory.value['num_rounds'] > 0, memory.value['layers']
+  )
+  return personal_layers.merge(own.value_or(layers), last)
+
+
+def _train(classifier, config, weights, examples, seed, num_epochs):
+  """Epochs on all layers: the weights and a `LocalReport`."""
+  return local_sgd.local_sgd(
+      classifier.loss,
+      weights,
+      examples,
+      composition.build_optimizer(
+          config.optimizer, config.learning_rate, config.momentum
+      ),
+      batch_size=config.batch_size or None,
+      num_epochs=num_epochs,
+      seed=seed,
+      weight_decay=config.weight_decay,
+  )
+
+
+def build_lg_fed_avg_known_client(
+    model: model_lib.Model, config: LgFedAvgConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A known client has its own layers under the server's.
+
+  Args:
+    model: The network.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+
+  Returns:
+    A `ClientPersonalizer` that trains nothing.
+  """
+  shared = _shared_parameters(model, config, num_classes)
+  return personal_head.build_client_personalizer(
+      few_round.LinearClassifier(model, num_classes),
+      lambda weights, memory: _with_own_layers(weights, shared, memory),
+      lambda own, examples, seed: own,
+  )
+
+
+def build_lg_fed_avg_new_client(
+    model: model_lib.Model, config: LgFedAvgConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A new client trains the server's model.
+
+  (The paper classifies its examples by the mean of all clients' models.)
+
+  Args:
+    model: The network.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+
+  Returns:
+    A `ClientPersonalizer` that uses no memory.
+  """
+  classifier = few_round.LinearClassifier(model, num_classes)
+
+  def train(weights, examples, seed):
+    return _train(
+        classifier, config, weights, examples, seed, config.new_client_epochs
+    )[0]
+
+  return personal_head.build_client_personalizer(
+      classifier, lambda weights, memory: weights, train
+  )
