@@ -98,7 +98,7 @@ def _hparams(method: str, setting: str) -> tuple[str, ...]:
               f',epochs={epochs}'
           ),
       ),
-      # FedRep's code averages the last two of three dense layers.
+      # FedRep's code averages the last two of five layers.
       'LG-FedAvg': (
           (
               '--hparams=learning_rate=0.01,weight_decay=1e-4,uniform=false'

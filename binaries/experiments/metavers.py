@@ -87,7 +87,7 @@ _METHODS = {
     'LG-FedAvg': (
         '--algorithm=lg_fed_avg',
         '--preset=paper',
-        '--hparams=averaged_rounds=1000',
+        '--hparams=averaged_rounds=1000,shared_layers=2',
         '--rounds=1200',
         '--patience=0',
     ),

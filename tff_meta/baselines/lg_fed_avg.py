@@ -73,7 +73,7 @@ class LgFedAvgConfig:
 
 
 # The authors' code on CIFAR-10 (B = 50, one epoch, SGD 0.1), where clients
-# count alike; it averages the three dense layers of its network, FedBABU's code
+# count alike; it averages the last two layers of its network, FedBABU's code
 # the last one, which every network here has.
 PAPER = LgFedAvgConfig()
 RELEASE = PAPER
