@@ -51,8 +51,14 @@ _DEFAULTS = dict(
     curve=False,
     execution='native',
 )
+# A new group has one round: tracing a group's rounds takes most of the time.
 _FEW_ROUND = dict(
-    partition='few_round', test_fraction=None, num_clients=3, num_new_clients=0
+    partition='few_round',
+    test_fraction=None,
+    num_clients=3,
+    num_new_clients=0,
+    hparams='rounds=1',
+    reference_hparams='rounds=1',
 )
 
 
