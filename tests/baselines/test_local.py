@@ -106,12 +106,15 @@ def episode_of(config, pairs):
 def naive_episodes(config, w, client, seed):
   """Steps on episodes, each of another order of the examples."""
 
-  def loss(w, pairs):
-    support, query = episode_of(config, pairs)
+  def loss(w, episode):
+    support, query = episode
     return oracle.distance_loss(w, query, oracle.class_means(w, support))
 
-  orders = oracle.batches_of(client.pairs(), 0, seed, config.episodes)
-  return oracle.descend(loss, w, orders, sgd, config.weight_decay)[0]
+  drawn = [
+      episode_of(config, pairs)
+      for pairs in oracle.batches_of(client.pairs(), 0, seed, config.episodes)
+  ]
+  return oracle.descend(loss, w, drawn, sgd, config.weight_decay)[0]
 
 
 @pytest.mark.parametrize(
