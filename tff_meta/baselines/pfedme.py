@@ -81,7 +81,11 @@ PAPER = PFedMeConfig()
 RELEASE = PAPER
 # For the demonstration on the embedded digits only.
 DEMO = dataclasses.replace(
-    PAPER, learning_rate=0.05, personal_learning_rate=0.1, batch_size=16
+    PAPER,
+    learning_rate=0.05,
+    local_rounds=5,
+    personal_learning_rate=0.1,
+    batch_size=16,
 )
 
 
