@@ -15,6 +15,7 @@ import tensorflow_federated as tff
 
 from tff_meta import episodes
 from tff_meta.client_works import client_work as client_work_lib
+from tff_meta.learners import local_sgd
 
 
 def mean_factory() -> tff.aggregators.WeightedAggregationFactory:
@@ -60,6 +61,43 @@ def build_optimizer(
     return tff.learning.optimizers.build_rmsprop(learning_rate, 0.99, 1e-8)
   raise ValueError(
       f"Expected optimizer 'sgd', 'adam' or 'rmsprop', found {name!r}."
+  )
+
+
+def train_epochs(
+    loss_fn: Callable[[Any, episodes.Examples], tf.Tensor],
+    config: Any,
+    weights: Any,
+    examples: episodes.Examples,
+    seed: tf.Tensor,
+    num_epochs: int,
+    **options: Any,
+) -> tuple[Any, local_sgd.LocalReport]:
+  """Local epochs with the optimizer of a configuration.
+
+  Args:
+    loss_fn: As in `local_sgd.local_sgd`.
+    config: Has the fields `optimizer`, `learning_rate`, `momentum`,
+      `weight_decay` and `batch_size`, where 0 is the whole set.
+    weights: Where training begins.
+    examples: The client's.
+    seed: int32 `[2]`.
+    num_epochs: How many.
+    **options: Of `local_sgd.local_sgd`.
+
+  Returns:
+    The weights after the last step, and a report.
+  """
+  return local_sgd.local_sgd(
+      loss_fn,
+      weights,
+      examples,
+      build_optimizer(config.optimizer, config.learning_rate, config.momentum),
+      batch_size=config.batch_size or None,
+      num_epochs=num_epochs,
+      seed=seed,
+      weight_decay=config.weight_decay,
+      **options,
   )
 
 

@@ -89,3 +89,22 @@ def check_client_optimizer_state(config: Any) -> None:
         "Expected `client_optimizer_state` as 'reset' where the optimizer is"
         " SGD without momentum, which has nothing to keep, found 'persist'."
     )
+
+
+def check_pull(config: Any, name: str) -> None:
+  """Checks that a pull towards other weights does not overshoot for good.
+
+  Args:
+    config: Has the field `proximal_weight`, the strength of the pull.
+    name: The field of the learning rate of what is pulled.
+
+  Raises:
+    ValueError: If the two multiply to 2 or more.
+  """
+  rate = getattr(config, name)
+  if rate * config.proximal_weight >= 2:
+    raise ValueError(
+        f'Expected `proximal_weight` times `{name}` below 2, found'
+        f' {config.proximal_weight} times {rate}: the pull alone would make'
+        ' models diverge.'
+    )

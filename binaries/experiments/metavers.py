@@ -83,13 +83,13 @@ _METHODS = {
         ),
     ),
     'Per-FedAvg': ('--algorithm=per_fed_avg', '--preset=paper', '--hparams='),
-    # 1000 rounds of FedAvg, which may not end early, and 200 after them.
+    # 1000 rounds of FedAvg, which are not tested, and 200 after them.
     'LG-FedAvg': (
         '--algorithm=lg_fed_avg',
         '--preset=paper',
         '--hparams=averaged_rounds=1000,shared_layers=2',
         '--rounds=1200',
-        '--patience=0',
+        '--eval_from=1001',
     ),
     'pFedMe': ('--algorithm=pfedme', '--preset=paper', '--hparams='),
     'FedAvg-Proto': ('--algorithm=fed_avg_proto', '--hparams='),
@@ -154,16 +154,23 @@ _NOTES = (
 _PATIENCE = '--patience=10'  # Ends training early, as the released code does.
 _SMOKE = tables.Scale(
     seeds=(0,),
-    flags=('--rounds=2', '--eval_every=1', '--clients_per_round=5'),
+    flags=(
+        '--rounds=2',
+        '--eval_every=1',
+        '--eval_from=0',
+        '--clients_per_round=5',
+    ),
     changes=(
         '2 rounds of 5 clients, also of Local, whose other clients stay'
-        ' untrained; an evaluation after each; 50 clients only; seed 0 only.'
+        ' untrained, and of LG-FedAvg, which averages all layers in them; an'
+        ' evaluation after each; 50 clients only; seed 0 only.'
     ),
     settings=(_clients(50),),
 )
 _ROUNDS = (
     'Tested after rounds 50, 100, ..., 1000; the released code tests after 1,'
-    ' 51, ..., 1001.'
+    ' 51, ..., 1001. LG-FedAvg has 1000 rounds of FedAvg and 200 of its own,'
+    ' which alone are tested.'
 )
 _ONE_SEED = tables.Scale(
     seeds=(0,), changes=f'Seed 0 only, of 0, 21 and 42. {_ROUNDS}'

@@ -121,7 +121,7 @@ def test_one_full_batch_is_tff_s_own_federated_averaging():
     body, head = weights['body'], weights['head']
     return body['kernel'], body['bias'], head['kernel'], head['bias']
 
-  @tf.function
+  @tf.function(autograph=False)
   def predict_on_batch(weights, x, training):
     del training
     kernel, bias, head_kernel, head_bias = weights[0]

@@ -140,6 +140,45 @@ def test_which_layers_stay(shared_layers, own):
   assert process.initial_memory['num_rounds'] == 0
 
 
+def test_rounds_with_two_shared_layers():
+  """Of three: the first is averaged in the first round only."""
+  model = models.build('fedec_mlp', (4, 4, 1), None)
+  process = lg_fed_avg.build_lg_fed_avg(
+      model,
+      lg_fed_avg.LgFedAvgConfig(shared_layers=2, averaged_rounds=1),
+      num_classes=3,
+  )
+  rng = np.random.default_rng(0)
+  clients = [
+      oracle.Client(
+          rng.normal(size=(9, 4, 4, 1)).astype(np.float32),
+          np.arange(9, dtype=np.int32) % 3,
+          salt,
+      )
+      for salt in (1, 2)
+  ]
+  result = personal.run(process, [clients] * 3)
+  for kind in ('kernel', 'bias'):
+    first, second, head = (
+        [w[part][name] for w in result.weights]
+        for part, name in (
+            ('body', f'dense1_{kind}'),
+            ('body', f'dense2_{kind}'),
+            ('head', kind),
+        )
+    )
+    assert not np.array_equal(first[0], first[1])
+    np.testing.assert_array_equal(first[1], first[3])
+    for before, after in zip(second[:-1], second[1:], strict=True):
+      assert not np.array_equal(before, after)
+    for before, after in zip(head[:-1], head[1:], strict=True):
+      assert not np.array_equal(before, after)
+    own = [result.heads[-1][salt]['layers']['body'] for salt in (1, 2)]
+    assert list(own[0]) == ['dense1_kernel', 'dense1_bias']
+    assert not np.array_equal(own[0][f'dense1_{kind}'], first[3])
+    assert not np.array_equal(*(layers[f'dense1_{kind}'] for layers in own))
+
+
 def two_models():
   initialize = oracle.build_model().with_head(oracle.NUM_CLASSES).initialize
   return initialize(tf.constant([1, 2])), initialize(tf.constant([3, 4]))
@@ -187,12 +226,14 @@ def test_a_new_client_trains_the_servers_model():
 
 
 def test_presets():
-  """The authors' code on CIFAR-10, but for the layers of another network."""
+  """The authors' code on CIFAR-10, but for what is averaged."""
   paper = lg_fed_avg.PAPER
   assert lg_fed_avg.RELEASE == paper
   assert (paper.optimizer, paper.learning_rate) == ('sgd', 0.1)
+  assert (paper.momentum, paper.weight_decay) == (0.5, 0.0)
   assert (paper.epochs, paper.batch_size) == (1, 50)
   assert paper.uniform and paper.averaged_rounds == 0
+  assert paper.shared_layers == 1
 
 
 @pytest.mark.parametrize(
@@ -210,7 +251,10 @@ def test_impossible_configurations_are_named(change, message):
 
 
 def test_layers_that_are_not_there_are_named():
-  with pytest.raises(ValueError, match='leave some layer.*found 4'):
+  with pytest.raises(
+      ValueError,
+      match='`shared_layers`.*leave some other layer of .lenet., found 4',
+  ):
     lg_fed_avg.build_lg_fed_avg(
         models.build('lenet', (28, 28, 1), None),
         lg_fed_avg.LgFedAvgConfig(shared_layers=4),

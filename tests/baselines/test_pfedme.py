@@ -131,7 +131,6 @@ def test_two_rounds_by_a_naive_implementation(config):
 
 
 def test_without_a_pull_the_server_stays():
-  """And personal models are those of plain local steps."""
   config = dataclasses.replace(CONFIG, proximal_weight=0.0)
   result = run(config)
   personal.assert_same(result.weights[-1], result.weights[0])

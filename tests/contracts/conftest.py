@@ -218,9 +218,6 @@ _VARIANTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
             'mlp',
         ),
     },
-    'apfl': {
-        'adaptive': ('paper', dict(adaptive=True, weight_decay=0.0), 'mlp'),
-    },
     'fed_babu': {
         'falling_rate': ('paper', dict(decay_rounds=40), 'mlp'),
     },
@@ -326,7 +323,6 @@ _MADE_OF_OTHERS = (
     'personalized_fl-linear',
     'fed_babu-falling_rate',
     'per_fed_avg-first_order',
-    'apfl-adaptive',
 )
 
 

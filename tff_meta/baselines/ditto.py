@@ -86,12 +86,7 @@ class DittoConfig:
     for name in ('batch_size', 'fine_tuning_decay_steps'):
       config_checks.check_at_least_one(self, name)
     config_checks.check_client_optimizer_state(self)
-    if self.personal_learning_rate * self.proximal_weight >= 2:
-      raise ValueError(
-          'Expected `proximal_weight` times `personal_learning_rate` below 2,'
-          f' found {self.proximal_weight} times {self.personal_learning_rate}:'
-          ' the pull alone would make personal models diverge.'
-      )
+    config_checks.check_pull(self, 'personal_learning_rate')
     composition.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
@@ -235,7 +230,7 @@ def build_ditto_known_client(
   return personal_head.build_client_personalizer(
       few_round.LinearClassifier(model, num_classes),
       start,
-      lambda own, examples, seed: own,
+      personal_head.as_it_is,
   )
 
 

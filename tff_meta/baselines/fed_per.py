@@ -26,7 +26,6 @@ from tff_meta import config_checks
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import few_round
-from tff_meta.learners import local_sgd
 from tff_meta.learners import personal_head
 from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
@@ -117,8 +116,13 @@ def build_fed_per(
 
   def client_update(weights, client):
     local = _with_own_head(config, weights, client.memory)
-    trained, report = _train(
-        classifier, config, local, client.examples, client.seed, config.epochs
+    trained, report = composition.train_epochs(
+        classifier.loss,
+        config,
+        local,
+        client.examples,
+        client.seed,
+        config.epochs,
     )
     return client_work.ClientOutput(
         weights_lib.subtract(weights, _server_part(config, trained)),
@@ -152,27 +156,13 @@ def _with_own_head(config, weights, memory):
   return personal_head.merge(weights, memory.value)
 
 
-def _train(classifier, config, weights, examples, seed, num_epochs):
-  """Epochs on body and head together: the weights and a `LocalReport`."""
-  return local_sgd.local_sgd(
-      classifier.loss,
-      weights,
-      examples,
-      composition.build_optimizer(
-          config.optimizer, config.learning_rate, config.momentum
-      ),
-      batch_size=config.batch_size or None,
-      num_epochs=num_epochs,
-      seed=seed,
-      weight_decay=config.weight_decay,
-  )
-
-
 def _build_client(classifier, config, start, num_epochs):
   """A client that trains for some epochs, from `start(weights, memory)`."""
 
   def train(weights, examples, seed):
-    trained, _ = _train(classifier, config, weights, examples, seed, num_epochs)
+    trained, _ = composition.train_epochs(
+        classifier.loss, config, weights, examples, seed, num_epochs
+    )
     return trained
 
   return personal_head.build_client_personalizer(classifier, start, train)

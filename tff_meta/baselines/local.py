@@ -216,7 +216,7 @@ def build_local_known_client(
       config,
       num_classes,
       lambda weights, memory: memory.value_or(weights),
-      lambda own, examples, seed: own,
+      personal_head.as_it_is,
   )
 
 

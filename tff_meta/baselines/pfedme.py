@@ -66,13 +66,7 @@ class PFedMeConfig:
     for name in ('personal_steps', 'batch_size'):
       config_checks.check_at_least_one(self, name)
     for name in ('learning_rate', 'personal_learning_rate'):
-      rate = getattr(self, name)
-      if rate * self.proximal_weight >= 2:
-        raise ValueError(
-            f'Expected `proximal_weight` times `{name}` below 2, found'
-            f' {self.proximal_weight} times {rate}: the pull alone would make'
-            ' models diverge.'
-        )
+      config_checks.check_pull(self, name)
 
 
 # The authors' code: lambda = 15, R = 20, K = 5, B = 20, eta = 0.005; 0.09 is

@@ -16,40 +16,41 @@ Weights = collections.OrderedDict
 
 
 def parameters(
-    model: model_lib.Model, num_layers: int
+    model: model_lib.Model, num_layers: int, name: str = 'personal_layers'
 ) -> frozenset[tuple[str, str]]:
-  """The parameters of the personal layers, as pairs of part and name.
+  """The parameters of the last dense layers, as pairs of part and name.
 
   Args:
     model: The network, with a head.
     num_layers: How many dense layers, counted from the output: 0 is none, 1 the
       head, more reach into the body.
+    name: What an error calls that number.
 
   Returns:
     Pairs such as `('head', 'kernel')` and `('body', 'dense2_bias')`.
 
   Raises:
-    ValueError: If the network does not end in so many dense layers, or would
-      have nothing left to share.
+    ValueError: If the network does not end in so many dense layers, or has no
+      other.
   """
   if not num_layers:
     return frozenset()
   with tf.Graph().as_default():
     weights = model.initialize(tf.constant([0, 0]))
   # `dense2_kernel` and `dense2_bias` are parameters of the layer `dense2`.
-  layer = {name: name.rpartition('_')[0] for name in weights['body']}
+  layer = {param: param.rpartition('_')[0] for param in weights['body']}
   layers = list(dict.fromkeys(layer.values()))
   num_shared = len(layers) - (num_layers - 1)
   own = layers[max(num_shared, 0) :]
-  if num_shared < 1 or not all(name.startswith('dense') for name in own):
+  if num_shared < 1 or not all(found.startswith('dense') for found in own):
     raise ValueError(
-        'Expected `personal_layers` to count dense layers from the output and'
-        f' to leave some layer of {model.name!r} to share, found {num_layers};'
+        f'Expected `{name}` to count dense layers from the output and to leave'
+        f' some other layer of {model.name!r}, found {num_layers};'
         f' before the head it has {", ".join(weights["body"])}. Tip: 1 is the'
         ' head.'
     )
-  body = {('body', name) for name in layer if layer[name] in own}
-  return frozenset(body | {('head', name) for name in weights['head']})
+  body = {('body', param) for param in layer if layer[param] in own}
+  return frozenset(body | {('head', param) for param in weights['head']})
 
 
 def split(
