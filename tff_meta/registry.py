@@ -362,6 +362,15 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_client_personalizer='build_ditto_new_client',
         ),
         AlgorithmSpec(
+            name='scaffold',
+            summary="Control variates correct the drift of clients' training",
+            paper='Karimireddy et al., ICML 2020',
+            module_name='tff_meta.baselines.scaffold',
+            builder='build_scaffold',
+            known_client_personalizer='build_scaffold_client',
+            new_client_personalizer='build_scaffold_client',
+        ),
+        AlgorithmSpec(
             name='per_fed_avg',
             summary='Per-FedAvg: a start from which one step personalizes',
             paper='Fallah et al., NeurIPS 2020',

@@ -71,6 +71,7 @@ _METHODS = {
     'FedPer': ('--algorithm=fed_per',),
     'LG-FedAvg': ('--algorithm=lg_fed_avg',),
     'APFL': ('--algorithm=apfl',),
+    'SCAFFOLD': ('--algorithm=scaffold', '--preset=release'),
     'FedRep': ('--algorithm=fed_rep', '--preset=release'),
     # Everybody adapts, which takes far longer than a round: no test before the
     # last ten rounds.
@@ -106,6 +107,7 @@ def _hparams(method: str, setting: str) -> tuple[str, ...]:
           ),
       ),
       'APFL': (f'--hparams=epochs={epochs}',),
+      'SCAFFOLD': (f'--hparams=num_clients={num_clients},epochs={epochs}',),
       'FedRep': (f'--hparams=known_client_epochs=0,body_epochs={body_epochs}',),
       'Per-FedAvg': (
           (

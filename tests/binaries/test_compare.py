@@ -118,8 +118,8 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
             'run of frl in Known clients, found none. Tip: frl has New',
         ),
         (
-            ['--experiment=fedec_cifar10_100_2', '--rows=SCAFFOLD'],
-            'SCAFFOLD in any setting, found none. Tip: there are published',
+            ['--experiment=fedec_cifar10_100_2', '--rows=L2GD'],
+            'L2GD in any setting, found none. Tip: there are published',
         ),
     ],
 )

@@ -592,6 +592,7 @@ def test_grid_of_fedec(resolve):
         ('LG-FedAvg', '_lg_fed_avg'),
         ('pFedMe', '_pfedme'),
         ('APFL', '_apfl'),
+        ('SCAFFOLD', '_scaffold'),
     ],
 )
 def test_rows_of_fedec_are_its_flag_files(resolve, row, flag_file):

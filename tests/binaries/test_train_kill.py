@@ -144,6 +144,7 @@ def whole(tmp_path_factory):
   return directory
 
 
+@pytest.mark.slow
 def test_killed_interrupted_and_continued_is_the_whole_run(whole, tmp_path):
   directory = tmp_path / 'run'
   _kill_interrupt_and_finish(directory, _FLAGS)

@@ -98,6 +98,7 @@ _TOY_SETTINGS = {
         proximal_weight=5.0,
         batch_size=4,
     ),
+    'scaffold': dict(learning_rate=0.3, num_clients=3, epochs=2, batch_size=4),
 }
 _TOY_SETTINGS = {**_TOY_SETTINGS, 'fed_avg_ft': _TOY_SETTINGS['fed_avg']}
 _TOY_SETTINGS['fed_avg_proto'] = _TOY_SETTINGS['fed_avg']
@@ -310,6 +311,7 @@ _SAME_BUT_FOR_NUMBERS = (
     'lg_fed_avg',
     'apfl',
     'pfedme',
+    'scaffold',
     'local',
 )
 # Algorithms and cases made of what others have: all of their contracts are.
@@ -454,9 +456,9 @@ class Subject:
   def restored(self) -> Any:
     """The process of a program that goes on: a new one, which takes seconds.
 
-    Only in one case of each builder; in the others it is the process itself.
+    Only in one case of each system; in the others it is the process itself.
     """
-    return self.build(copy=1) if self.case in _BUILDERS else self.process
+    return self.build(copy=1) if self.case in _NOT_ALIKE else self.process
 
   def build_with(self, **options: Any) -> Any:
     """Returns a process with options of the builder."""
@@ -633,20 +635,10 @@ def stateful_subject(subject) -> Subject:
 
 @pytest.fixture(
     scope='session',
-    params=_with_marks(_PROCESSES, lambda case: case not in _BUILDERS),
-    ids=str,
-)
-def thrifty_subject(request) -> Subject:
-  """Every process in turn; but for one of each builder they are slow tests."""
-  return _subject(request.param)
-
-
-@pytest.fixture(
-    scope='session',
     params=_with_marks(_PROCESSES, lambda case: case not in _NOT_ALIKE),
     ids=str,
 )
-def interop_subject(request) -> Subject:
+def thrifty_subject(request) -> Subject:
   """Every process in turn; but for one of each system they are slow tests.
 
   For what is costly and depends on what a process is made of: the baselines are
@@ -655,9 +647,13 @@ def interop_subject(request) -> Subject:
   return _subject(request.param)
 
 
-@pytest.fixture(scope='session', params=_BUILDERS, ids=str)
+@pytest.fixture(
+    scope='session',
+    params=_with_marks(_BUILDERS, lambda case: case not in _NOT_ALIKE),
+    ids=str,
+)
 def builder_subject(request) -> Subject:
-  """A case of every builder, for what needs a process of its own."""
+  """The first case of every builder; those of baselines are slow tests."""
   return _subject(request.param)
 
 
@@ -742,11 +738,11 @@ _client_use = functools.cache(ClientUse)
 
 @pytest.fixture(
     scope='session',
-    params=_client_uses(),
+    params=_with_marks(_client_uses(), lambda use: use[0].is_slow),
     ids=lambda use: f'{use[0]}-{use[1]}',
 )
 def client_use(request) -> ClientUse:
-  """Every use of a single client in turn."""
+  """Every use of a single client in turn; some are slow tests."""
   return _client_use(*request.param)
 
 

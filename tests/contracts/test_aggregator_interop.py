@@ -27,18 +27,18 @@ def _distance_moved(first, last):
   return np.sqrt(sum(squares))
 
 
-def test_differential_privacy_without_noise_is_the_mean(interop_subject):
+def test_differential_privacy_without_noise_is_the_mean(thrifty_subject):
   """Nothing else is left of it where nothing is clipped."""
   aggregator = tff.aggregators.as_weighted_aggregator(
       tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
           noise_multiplier=0.0, clients_per_round=3.0, clip=1e3
       )
   )
-  process = interop_subject.build_with(aggregator=aggregator)
+  process = thrifty_subject.build_with(aggregator=aggregator)
 
-  _, actual = _run(interop_subject, process)
+  _, actual = _run(thrifty_subject, process)
 
-  _, desired = _run(interop_subject, interop_subject.process)
+  _, desired = _run(thrifty_subject, thrifty_subject.process)
   # float32 sums, divided by 3 here and by the sum of the weights there.
   for a, d in zip(actual, desired, strict=True):
     np.testing.assert_allclose(a, d, rtol=1e-5, atol=1e-5)

@@ -181,7 +181,8 @@ class _Records:
 
     path = self._files[chosen]
     try:
-      records = list(tf.data.TFRecordDataset(path).as_numpy_iterator())
+      # Deprecated, but a data set takes 40 ms for each of a thousand classes.
+      records = list(tf.compat.v1.io.tf_record_iterator(path))
       images = [
           tf.train.Example.FromString(records[row])
           .features.feature['image']

@@ -24,6 +24,8 @@ from tff_meta.execution import nodes
 from tff_meta.execution import structures
 from tff_meta.execution import tensorflow_block
 
+_SECURE = b'federated_secure_'  # How the names of secure sums begin.
+
 
 class UnsupportedComputationError(NotImplementedError):
   """A computation has something that cannot run in this process."""
@@ -47,9 +49,12 @@ class ComputationGraph:
       UnsupportedComputationError: If it has anything that is not known here;
         the message names it.
     """
-    computation = tff.backends.test.replace_secure_intrinsics_with_bodies(
-        computation
-    )
+    serialized = tff.framework.serialize_computation(computation)
+    if _SECURE in serialized.SerializeToString():
+      # Only then, as it reads the whole computation once more.
+      computation = tff.backends.test.replace_secure_intrinsics_with_bodies(
+          computation
+      )
     tree, _ = tensorflow_tree_transformations.replace_intrinsics_with_bodies(
         computation.to_building_block()
     )

@@ -290,13 +290,19 @@ class TensorFlowBlock:
 
   def _dense_readers(self) -> dict[str, DenseReader]:
     """The readers of those data sets that are made dense, by placeholder."""
+    used = {node.name for node in self._graph_def.node}
+    placeholders = [
+        name
+        for kind, name in _leaves(self._parameter)
+        if kind == 'sequence' and name.split(':')[0] in used
+    ]
+    if not placeholders:
+      return {}
     with tf.Graph().as_default() as graph:
       tf.graph_util.import_graph_def(self._graph_def, name='')
     library = {f.signature.name: f for f in self._graph_def.library.function}
     readers = {}
-    for kind, name in _leaves(self._parameter):
-      if kind != 'sequence' or not _has(graph, name):
-        continue
+    for name in placeholders:
       tensors = _dense_tensors(graph, name, library)
       if tensors:
         readers[name] = DenseReader(self._graph_def, name, tensors)
@@ -464,12 +470,6 @@ def _import(graph_def, feeds: dict[str, tf.Tensor], fetches: list[str]):
   return tf.graph_util.import_graph_def(
       graph_def, input_map, fetches, name='block'
   )
-
-
-def _has(graph: tf.Graph, tensor_name: str) -> bool:
-  """Whether the node of a tensor is in a graph."""
-  names = {op.name for op in graph.get_operations()}
-  return tensor_name.split(':')[0] in names
 
 
 def _dense_tensors(
