@@ -147,7 +147,10 @@ def test_three_rounds_by_a_naive_implementation(config):
 
 
 def test_corrections_cancel_where_everybody_takes_one_step():
-  """Then every round is a step of gradient descent on the mean loss."""
+  """Then every round is a step of gradient descent on the mean loss.
+
+  As it is without corrections; c is the mean of what clients keep.
+  """
   result = run(STEPS, (CLIENTS,) * 3)
   vectors = [oracle.to_vector(weights) for weights in result.weights]
   for before, after in zip(vectors[:-1], vectors[1:], strict=True):
@@ -169,11 +172,20 @@ def test_corrections_cancel_where_everybody_takes_one_step():
   )
 
 
-def test_who_has_no_examples_leaves_the_control_as_it_is():
-  alone = run(CONFIG, (CLIENTS[:1],) * 2)
-  beside = run(CONFIG, ((CLIENTS[0], personal.EMPTY_CLIENT),) * 2)
-  personal.assert_same(control(beside.state), control(alone.state))
-  assert personal.EMPTY_CLIENT.salt not in beside.heads[-1]
+@pytest.mark.parametrize(
+    'x, y',
+    [(np.zeros([0, 2]), []), (np.full([3, 2], np.nan), [0, 1, 1])],
+    ids=['no examples', 'not finite'],
+)
+def test_who_comes_back_and_cannot_train_leaves_the_control(x, y):
+  back = oracle.Client(np.float32(x), np.int32(y), CLIENTS[0].salt)
+  once = run(CONFIG, (CLIENTS[:2],))
+  twice = run(CONFIG, (CLIENTS[:2], (back,)))
+  assert np.abs(oracle.to_vector(control(once.state))).max() > 0.01
+  personal.assert_same(control(twice.state), control(once.state))
+  personal.assert_same(twice.weights[2], once.weights[1])
+  salt = back.salt
+  personal.assert_same(twice.heads[1][salt], once.heads[0][salt])
 
 
 def test_a_client_uses_the_servers_model():
@@ -193,7 +205,8 @@ def test_presets():
   """The paper's N and eta_g; eta_g of FedRep's code."""
   paper, release = scaffold.PAPER, scaffold.RELEASE
   assert (paper.num_clients, paper.server_learning_rate) == (100, 1.0)
-  assert release.server_learning_rate == 0.1
+  assert (release.learning_rate, release.server_learning_rate) == (0.01, 0.1)
+  assert (release.weight_decay, release.batch_size) == (1e-4, 10)
 
 
 @pytest.mark.parametrize(

@@ -456,9 +456,9 @@ class Subject:
   def restored(self) -> Any:
     """The process of a program that goes on: a new one, which takes seconds.
 
-    Only in one case of each system; in the others it is the process itself.
+    Only in one case of each builder; in the others it is the process itself.
     """
-    return self.build(copy=1) if self.case in _NOT_ALIKE else self.process
+    return self.build(copy=1) if self.case in _BUILDERS else self.process
 
   def build_with(self, **options: Any) -> Any:
     """Returns a process with options of the builder."""
@@ -597,7 +597,7 @@ _NOT_ALIKE = tuple(
     case
     for case in _BUILDERS
     if case.spec.module_name.startswith('tff_meta.algorithms.')
-    or case.algorithm == 'fed_avg'
+    or case.algorithm in ('fed_avg', 'scaffold')
 )
 
 
@@ -642,7 +642,8 @@ def thrifty_subject(request) -> Subject:
   """Every process in turn; but for one of each system they are slow tests.
 
   For what is costly and depends on what a process is made of: the baselines are
-  made of what FedAvg (no memory) and FedEC (memory) have.
+  made of what FedAvg (no memory), FedEC (memory) and SCAFFOLD (memory, and what
+  is aggregated beside the models) have.
   """
   return _subject(request.param)
 
@@ -653,7 +654,7 @@ def thrifty_subject(request) -> Subject:
     ids=str,
 )
 def builder_subject(request) -> Subject:
-  """The first case of every builder; those of baselines are slow tests."""
+  """The first case of every builder; those of most baselines are slow tests."""
   return _subject(request.param)
 
 

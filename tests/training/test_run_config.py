@@ -84,6 +84,14 @@ def test_what_is_given_is_kept():
   assert (config.way, config.group_clients, config.model) == (4, 6, 'conv4')
 
 
+def test_an_algorithm_that_has_to_know_learns_the_number_of_clients():
+  scaffold = dict(algorithm='scaffold', num_clients=7)
+  assert _resolve(hparams='', **scaffold).hparams.num_clients == 7
+  assert _resolve(hparams='num_clients=7', **scaffold).num_clients == 7
+  with pytest.raises(ValueError, match='num_clients.* of the run, 7, found 9'):
+    _resolve(hparams='num_clients=9', **scaffold)
+
+
 def test_digits_are_dealt_to_few_clients_and_learned_from_in_short_runs():
   config = _resolve(
       algorithm='fed_avg',

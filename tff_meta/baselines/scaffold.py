@@ -42,7 +42,8 @@ class ScaffoldConfig:
     server_learning_rate: eta_g, how far the server moves towards the average; 1
       is the average.
     num_clients: N, all clients of the federation, of which some take part in a
-      round: c moves by the sum of their changes over N. At least 1.
+      round: c moves by the sum of their changes over N. At least 1. A run of
+      the programs fills in its own.
     epochs: Local epochs of a round.
     batch_size: Examples of a minibatch; 0 is the whole set.
     weight_decay: Coupled L2 coefficient; part of the gradients.
@@ -63,15 +64,15 @@ class ScaffoldConfig:
     config_checks.check_at_least_one(self, 'num_clients')
 
 
-# The paper has eta_g = 1 and N = 100, five epochs in most of its tables, and
-# tunes eta_l; the rate and B are ours.
+# The paper has eta_g = 1, N = 100 and minibatches of a fifth of a client's
+# data, varies the epochs and tunes eta_l; the rate, B and five epochs are ours.
 PAPER = ScaffoldConfig()
-# FedRep's code, which has it as a baseline: eta_g = 0.1.
+# FedRep's code, which has it as a baseline, without its momentum and clipping.
 RELEASE = dataclasses.replace(
     PAPER, learning_rate=0.01, server_learning_rate=0.1, weight_decay=1e-4
 )
 # For the demonstration on the embedded digits only.
-DEMO = dataclasses.replace(PAPER, num_clients=20, epochs=1, batch_size=16)
+DEMO = dataclasses.replace(PAPER, epochs=1, batch_size=16)
 
 
 class _CorrectedSgd:
@@ -121,7 +122,8 @@ def build_scaffold(
 
   Returns:
     A `StatefulLearningProcess`. Its client work keeps c, at first zero. A
-    client's memory is its c_i, at first zero.
+    client's memory is its c_i, at first zero. It has to come back with the
+    client: of a client that comes without, c gets the whole gradient again.
   """
   classifier = few_round.LinearClassifier(model, num_classes)
 

@@ -24,7 +24,7 @@ from tff_meta.execution import nodes
 from tff_meta.execution import structures
 from tff_meta.execution import tensorflow_block
 
-_SECURE = b'federated_secure_'  # How the names of secure sums begin.
+_SECURE = b'federated_secure_'  # How the names of secure intrinsics begin.
 
 
 class UnsupportedComputationError(NotImplementedError):

@@ -163,6 +163,12 @@ class RunConfig:
           'Expected `clients_per_round` to be at most `num_clients`,'
           f' {self.num_clients}, found {self.clients_per_round}.'
       )
+    known = getattr(self.hparams, 'num_clients', self.num_clients)
+    if known != self.num_clients:
+      raise ValueError(
+          f'Expected `num_clients` of {self.algorithm} to be that of the run,'
+          f' {self.num_clients}, found {known}.'
+      )
     if self.partition == FEW_ROUND:
       self._check_few_round()
     fraction = self.eval_support_fraction
@@ -332,7 +338,10 @@ def resolve(
     way = groups.way
   if group_clients is None and groups:
     group_clients = groups.cohort_size
-  config = hyperparameters.override(algorithm_spec.presets[preset], hparams)
+  config = algorithm_spec.presets[preset]
+  if hasattr(config, 'num_clients'):  # Of the algorithm: it has to know.
+    config = dataclasses.replace(config, num_clients=num_clients)
+  config = hyperparameters.override(config, hparams)
   if eval_support_fraction is None:
     # Of the algorithm's own 0 is none.
     eval_support_fraction = getattr(config, 'eval_support_fraction', 0) or None
