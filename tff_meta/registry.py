@@ -362,6 +362,15 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_client_personalizer='build_ditto_new_client',
         ),
         AlgorithmSpec(
+            name='knn_per',
+            summary="The server's model, mixed with nearest neighbours",
+            paper='Marfoq et al., ICML 2022',
+            module_name='tff_meta.baselines.knn_per',
+            builder='build_knn_per',
+            known_client_personalizer='build_knn_per_client',
+            new_client_personalizer='build_knn_per_client',
+        ),
+        AlgorithmSpec(
             name='scaffold',
             summary="Control variates correct the drift of clients' training",
             paper='Karimireddy et al., ICML 2020',

@@ -444,7 +444,7 @@ def test_metavers(resolve, data):
   """Section 1.3: 1001 rounds of 5 clients, seeds 0, 21 and 42."""
   table = experiments.get(f'metavers_{data}')
   assert table.scale('paper').seeds == (0, 21, 42)
-  assert len(tables.cells(table, 'paper')) == 11 * 3 * 3
+  assert len(tables.cells(table, 'paper')) == 12 * 3 * 3
   for i, num_clients in enumerate((50, 100, 500)):
     for row in ('MetaVers', 'Only triplet', 'Only CE', 'FedAvg', 'FedBABU'):
       config = _config(
@@ -519,8 +519,8 @@ def test_new_classes_of_metavers(resolve, setting):
 def test_fedec(resolve):
   """Section 3.3: 100 rounds, a tenth of the clients in each."""
   for name, num_cells in (
-      ('fedec_cifar10_100_2', 12),
-      ('fedec_table2_others', 5 * 12),
+      ('fedec_cifar10_100_2', 13),
+      ('fedec_table2_others', 5 * 13),
   ):
     table = experiments.get(name)
     cells = tables.cells(table, 'paper', seeds=[0])
@@ -615,6 +615,7 @@ def test_rows_of_fedec_are_its_flag_files(resolve, row, flag_file):
         ('FedBABU', 'fed_babu'),
         ('Per-FedAvg', 'per_fed_avg'),
         ('pFedMe', 'pfedme'),
+        ('kNN-Per', 'knn_per'),
     ],
 )
 def test_rows_of_metavers_are_its_flag_files(resolve, row, flag_file):

@@ -98,6 +98,7 @@ _TOY_SETTINGS = {
         proximal_weight=5.0,
         batch_size=4,
     ),
+    'knn_per': dict(learning_rate=0.3, batch_size=4),
     'scaffold': dict(learning_rate=0.3, num_clients=3, epochs=2, batch_size=4),
 }
 _TOY_SETTINGS = {**_TOY_SETTINGS, 'fed_avg_ft': _TOY_SETTINGS['fed_avg']}
@@ -311,6 +312,7 @@ _SAME_BUT_FOR_NUMBERS = (
     'lg_fed_avg',
     'apfl',
     'pfedme',
+    'knn_per',
     'scaffold',
     'local',
 )
