@@ -87,7 +87,8 @@ def test_what_is_given_is_kept():
 def test_an_algorithm_that_has_to_know_learns_the_number_of_clients():
   scaffold = dict(algorithm='scaffold', num_clients=7)
   assert _resolve(hparams='', **scaffold).hparams.num_clients == 7
-  assert _resolve(hparams='num_clients=7', **scaffold).num_clients == 7
+  given = _resolve(hparams='num_clients=7,epochs=3', **scaffold).hparams
+  assert (given.num_clients, given.epochs) == (7, 3)
   with pytest.raises(ValueError, match='num_clients.* of the run, 7, found 9'):
     _resolve(hparams='num_clients=9', **scaffold)
 

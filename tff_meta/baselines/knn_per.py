@@ -100,7 +100,7 @@ class Memorization(NamedTuple):
     weights: Of the server's model.
     embeddings: float32 `[n, D]`, of the examples that it has stored.
     labels: int32 `[n]`.
-    share: float32 scalar, lambda.
+    share: float32 scalar in [0, 1], lambda.
   """
 
   weights: Any
@@ -130,7 +130,7 @@ def build_knn_per(
 
   Returns:
     A `LearningProcess`, in which a client trains on the examples that it does
-    not hold out.
+    not hold out. Its data should have them in one order in all rounds.
   """
   classifier = few_round.LinearClassifier(model, num_classes)
 
@@ -156,7 +156,7 @@ def build_knn_per(
 
 
 def _hold_out(examples, every):
-  """Returns the examples but for the last of so many, and these."""
+  """Returns all but every `every`-th of the examples, and those."""
   held_out = tf.equal(tf.range(tf.size(examples.y)) % every, every - 1)
 
   def those(chosen):
@@ -168,7 +168,15 @@ def _hold_out(examples, every):
 
 
 def _neighbours(config, stored, labels, embeddings, num_classes):
-  """p_knn of embeddings [Q, D]: float32 [Q, C]; 0 where nothing is stored."""
+  """p_knn of embeddings [Q, D], float32 [Q, C]; 0 where nothing is stored.
+
+  Args:
+    config: Has k and the scale.
+    stored: float32 [n, D].
+    labels: int32 [n].
+    embeddings: float32 [Q, D].
+    num_classes: C.
+  """
   distances = prototypical.squared_distances(embeddings, stored)
   k = tf.minimum(config.neighbours, tf.size(labels))
   nearness, nearest = tf.math.top_k(-distances, k)

@@ -67,7 +67,7 @@ class ClientOutput(NamedTuple):
     report: `LocalReport` of the training.
     signal: What `ClientWorkState.aggregator` aggregates; `()` for nothing.
     memory: What the client keeps for its next round; `()` for nothing. It goes
-      to no other party.
+      to no other party, unless `update` or `signal` has it, too.
   """
 
   update: Any
