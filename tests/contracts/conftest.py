@@ -99,7 +99,13 @@ _TOY_SETTINGS = {
         batch_size=4,
     ),
     'knn_per': dict(learning_rate=0.3, batch_size=4),
-    'scaffold': dict(learning_rate=0.3, num_clients=3, epochs=2, batch_size=4),
+    'scaffold': dict(
+        learning_rate=0.3,
+        server_learning_rate=1.0,
+        num_clients=3,
+        epochs=2,
+        batch_size=4,
+    ),
 }
 _TOY_SETTINGS = {**_TOY_SETTINGS, 'fed_avg_ft': _TOY_SETTINGS['fed_avg']}
 _TOY_SETTINGS['fed_avg_proto'] = _TOY_SETTINGS['fed_avg']
