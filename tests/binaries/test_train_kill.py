@@ -147,7 +147,7 @@ def whole(tmp_path_factory):
 @pytest.mark.slow
 def test_killed_interrupted_and_continued_is_the_whole_run(whole, tmp_path):
   directory = tmp_path / 'run'
-  _kill_interrupt_and_finish(directory, _FLAGS)
+  _stop_and_finish(directory, _FLAGS, _KILL, _INTERRUPT)
   _assert_same_run(directory, whole)
 
 
@@ -155,7 +155,7 @@ def test_clients_of_a_killed_run_keep_what_those_of_the_whole_run_do(tmp_path):
   """Their heads and rates, the last and those of the best round, bit by bit."""
   whole, directory = tmp_path / 'whole', tmp_path / 'run'
   _finish(whole, _STATEFUL_FLAGS)
-  _kill_interrupt_and_finish(directory, _STATEFUL_FLAGS)
+  _stop_and_finish(directory, _STATEFUL_FLAGS, _KILL)
 
   _assert_same_run(directory, whole)
   states = _client_states(directory)
@@ -170,15 +170,17 @@ def test_clients_of_a_killed_run_keep_what_those_of_the_whole_run_do(tmp_path):
     assert summaries[0][part] == summaries[1][part]
 
 
-def _kill_interrupt_and_finish(directory, base):
-  """Kills the run and then interrupts it, at random rounds."""
+# First and last round of those it may come after, the signal, the exit code.
+_KILL = (1, 30, signal.SIGKILL, -9)
+_INTERRUPT = (35, 50, signal.SIGINT, 130)
+
+
+def _stop_and_finish(directory, base, *stops):
+  """Stops the run at random rounds, and lets it go on after each."""
   seed = random.randrange(2**31)
   print(f'kill points of seed {seed}')
   rng = random.Random(seed)
-  for first, last, signal_num, code in (
-      (1, 30, signal.SIGKILL, -9),
-      (35, 50, signal.SIGINT, 130),
-  ):
+  for first, last, signal_num, code in stops:
     process = _start(directory, base=base)
     rows, delay = rng.randint(first, last), rng.uniform(0, 0.05)
     print(f'signal {signal_num} after {rows} rows and {delay:.3f} s')

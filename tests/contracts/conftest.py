@@ -330,7 +330,9 @@ _MADE_OF_OTHERS = (
     'fed_avg_meta',
     'fed_per_meta',
     'frl-distance',
+    'frl-linear',
     'personalized_fl-linear',
+    'personalized_fl-conv4',
     'fed_babu-falling_rate',
     'per_fed_avg-first_order',
 )

@@ -44,6 +44,7 @@ def test_differential_privacy_without_noise_is_the_mean(thrifty_subject):
     np.testing.assert_allclose(a, d, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_robust_aggregation_bounds_a_round(builder_subject):
   """Zeroing and clipping at a norm that begins at 1e-3 and follows slowly."""
   if builder_subject.case.algorithm == 'local':

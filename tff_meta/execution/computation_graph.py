@@ -51,16 +51,13 @@ class ComputationGraph:
     """
     serialized = tff.framework.serialize_computation(computation)
     if _SECURE in serialized.SerializeToString():
-      # Only then, as it reads the whole computation once more.
+      # Only then, as TFF builds a tree of the whole computation for it.
       computation = tff.backends.test.replace_secure_intrinsics_with_bodies(
           computation
       )
-    tree, _ = tensorflow_tree_transformations.replace_intrinsics_with_bodies(
-        computation.to_building_block()
-    )
-    tree = tff.framework.to_call_dominant(tree)
+      serialized = tff.framework.serialize_computation(computation)
     self.arguments = []
-    function = _Interpreter().evaluate(tree, {}, False)
+    function = _Interpreter().evaluate(serialized, {}, False)
     parameter = computation.type_signature.parameter
     argument = None if parameter is None else self._arguments_of(parameter)
     result = function(argument, False)
@@ -88,7 +85,10 @@ class ComputationGraph:
 
 
 class _Interpreter:
-  """Follows the calls of a tree of building blocks.
+  """Follows the calls of a serialized computation.
+
+  It reads the message itself: TFF's tree of building blocks has the type of
+  every part, and takes longer to make than all of the rest.
 
   Values are structures of nodes; functions are Python functions `(argument,
   at_clients) -> value`, where the second says whether every client calls.
@@ -97,74 +97,80 @@ class _Interpreter:
   def __init__(self):
     self._blocks = {}
 
-  def evaluate(self, tree, scope: dict[str, Any], at_clients: bool) -> Any:
-    """Returns the value of a building block, given those of names."""
-    framework = tff.framework
-    match tree:
-      case framework.Reference():
-        return scope[tree.name]
-      case framework.Selection():
-        source = self.evaluate(tree.source, scope, at_clients)
-        return _select(source, tree.as_index())
-      case framework.Struct():
+  def evaluate(self, proto, scope: dict[str, Any], at_clients: bool) -> Any:
+    """Returns the value of a part of the computation, given those of names."""
+    match proto.WhichOneof('computation'):
+      case 'reference':
+        return scope[proto.reference.name]
+      case 'selection':
+        source = self.evaluate(proto.selection.source, scope, at_clients)
+        return _select(source, proto.selection.index)
+      case 'struct':
         return tuple(
-            self.evaluate(element, scope, at_clients)
-            for _, element in tff.structure.iter_elements(tree)
+            self.evaluate(element.value, scope, at_clients)
+            for element in proto.struct.element
         )
-      case framework.Block():
+      case 'block':
         scope = dict(scope)
-        for name, local in tree.locals:
-          scope[name] = self.evaluate(local, scope, at_clients)
-        return self.evaluate(tree.result, scope, at_clients)
-      case framework.Call():
-        function = self.evaluate(tree.function, scope, at_clients)
+        for local in proto.block.local:
+          scope[local.name] = self.evaluate(local.value, scope, at_clients)
+        return self.evaluate(proto.block.result, scope, at_clients)
+      case 'call':
+        function = self.evaluate(proto.call.function, scope, at_clients)
         argument = None
-        if tree.argument is not None:
-          argument = self.evaluate(tree.argument, scope, at_clients)
+        if proto.call.HasField('argument'):
+          argument = self.evaluate(proto.call.argument, scope, at_clients)
         return function(argument, at_clients)
-      case framework.Lambda():
-        return self._closure(tree, scope)
-      case framework.CompiledComputation():
-        return self._compiled(tree)
-      case framework.Literal():
-        return nodes.Literal(tree.type_signature, tree.value)
-      case framework.Intrinsic():
-        return self._intrinsic(tree)
-    raise UnsupportedComputationError(
-        'Expected calls, intrinsics and TensorFlow, found'
-        f' {type(tree).__name__} in the computation.'
-    )
+      case 'lambda':
+        return self._closure(getattr(proto, 'lambda'), scope)
+      case 'tensorflow':
+        return self._tensorflow(proto)
+      case 'literal':
+        literal = _building_block(proto)
+        return nodes.Literal(literal.type_signature, literal.value)
+      case 'intrinsic':
+        return self._intrinsic(proto)
+      case kind:
+        raise UnsupportedComputationError(
+            'Expected calls, intrinsics and TensorFlow, found a part of kind'
+            f" '{kind}' in the computation."
+        )
 
-  def _closure(self, tree, scope):
+  def _closure(self, proto, scope):
     def function(argument, at_clients):
-      inner = {**scope, tree.parameter_name: argument}
-      return self.evaluate(tree.result, inner, at_clients)
+      inner = {**scope, proto.parameter_name: argument}
+      return self.evaluate(proto.result, inner, at_clients)
 
     return function
 
-  def _compiled(self, tree):
-    kind = tree.proto.WhichOneof('computation')
-    if kind != 'tensorflow':
-      raise UnsupportedComputationError(
-          f'Expected TensorFlow code, found {kind} code in the computation.'
-      )
-    key = tree.proto.SerializeToString(deterministic=True)
+  def _tensorflow(self, proto):
+    key = proto.SerializeToString(deterministic=True)
     if key not in self._blocks:
-      self._blocks[key] = tensorflow_block.TensorFlowBlock(
-          tree.proto.tensorflow
-      )
-    result_type = tree.type_signature.result
+      self._blocks[key] = tensorflow_block.TensorFlowBlock(proto.tensorflow)
+    result_type = _building_block(proto).type_signature.result
     return lambda argument, at_clients: nodes.Call(
         at_clients, result_type, self._blocks[key], argument
     )
 
-  def _intrinsic(self, tree):
-    if tree.uri not in _INTRINSICS:
+  def _intrinsic(self, proto):
+    uri = proto.intrinsic.uri
+    block = _building_block(proto)
+    if uri in _INTRINSICS:
+      return functools.partial(_INTRINSICS[uri], block.type_signature)
+    body, is_known = (
+        tensorflow_tree_transformations.replace_intrinsics_with_bodies(block)
+    )
+    if not is_known:
       raise UnsupportedComputationError(
-          f'Expected an intrinsic among {sorted(_INTRINSICS)}, found'
-          f" '{tree.uri}' in the computation."
+          f'Expected an intrinsic among {sorted(_INTRINSICS)}, or one that TFF'
+          f" has a body for, found '{uri}' in the computation."
       )
-    return functools.partial(_INTRINSICS[tree.uri], tree.type_signature)
+    return self.evaluate(body.proto, {}, False)
+
+
+def _building_block(proto):
+  """TFF's reading of a part of a computation, with its type."""
+  return tff.framework.ComputationBuildingBlock.from_proto(proto)
 
 
 def _place(value, type_signature):
