@@ -371,6 +371,14 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_client_personalizer='build_knn_per_client',
         ),
         AlgorithmSpec(
+            name='fed_proto',
+            summary='Own models, which share class prototypes alone',
+            paper='Tan et al., AAAI 2022',
+            module_name='tff_meta.baselines.fed_proto',
+            builder='build_fed_proto',
+            known_client_personalizer='build_fed_proto_known_client',
+        ),
+        AlgorithmSpec(
             name='scaffold',
             summary="Control variates correct the drift of clients' training",
             paper='Karimireddy et al., ICML 2020',

@@ -84,6 +84,7 @@ _METHODS = {
     ),
     'Per-FedAvg': ('--algorithm=per_fed_avg', '--preset=paper', '--hparams='),
     'kNN-Per': ('--algorithm=knn_per', '--hparams='),
+    'FedProto': ('--algorithm=fed_proto', '--hparams='),
     # 1000 rounds of FedAvg, which are not tested, and 200 after them.
     'LG-FedAvg': (
         '--algorithm=lg_fed_avg',

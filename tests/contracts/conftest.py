@@ -99,6 +99,7 @@ _TOY_SETTINGS = {
         batch_size=4,
     ),
     'knn_per': dict(learning_rate=0.3, batch_size=4),
+    'fed_proto': dict(learning_rate=0.1, epochs=2),
     'scaffold': dict(
         learning_rate=0.3,
         server_learning_rate=1.0,
@@ -319,6 +320,7 @@ _SAME_BUT_FOR_NUMBERS = (
     'apfl',
     'pfedme',
     'knn_per',
+    'fed_proto',
     'scaffold',
     'local',
 )

@@ -270,7 +270,7 @@ class PrototypeSums(NamedTuple):
   Attributes:
     means: `lambda_k * means`, zero rows for absent classes; float `[C, D]`.
     class_weight: `lambda_k` where the client holds the class; float `[C]`.
-    total_weight: `lambda_k`; float scalar.
+    total_weight: `lambda_k`; float scalar, or `[C]` where each class has one.
   """
 
   means: tf.Tensor
@@ -281,7 +281,12 @@ class PrototypeSums(NamedTuple):
 def weigh_prototypes(
     prototypes: prototypical.Prototypes, weight: tf.Tensor
 ) -> PrototypeSums:
-  """Returns one client's summand, given its weight lambda_k of at least 0."""
+  """Returns one client's summand, given its weight lambda_k.
+
+  Args:
+    prototypes: The client's, of C classes.
+    weight: At least 0; a scalar, or one for every class, `[C]`.
+  """
   held = weight * prototypes.present
   return PrototypeSums(held[:, tf.newaxis] * prototypes.means, held, weight)
 

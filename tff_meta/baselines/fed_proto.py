@@ -1,0 +1,232 @@
+"""FedProto: clients share class prototypes in place of weights.
+
+Every client has a model of its own, which it trains on its loss and on the
+distance of its embeddings to the prototypes of their classes, and then uploads
+the mean embeddings of its own classes. The server averages these, class by
+class over the clients that hold it; a class that nobody held in a round keeps
+the prototype that it had. No weights are averaged: the server's stay those with
+which every client begins.
+
+A known client classifies by the nearest prototype among its own classes, of
+those that it received in its last round. A new client has neither a model nor
+prototypes: there is no use for it.
+
+Source: Yue Tan, Guodong Long, Lu Liu, Tianyi Zhou, Qinghua Lu, Jing Jiang and
+Chengqi Zhang, "FedProto: Federated Prototype Learning across Heterogeneous
+Clients", AAAI 2022, https://arxiv.org/abs/2105.00243, Algorithm 1.
+Deviations: BUILD_NOTES.md, FedProto.
+"""
+
+import collections
+import dataclasses
+from typing import Literal
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta import composition
+from tff_meta import config_checks
+from tff_meta import weights as weights_lib
+from tff_meta.client_works import client_work
+from tff_meta.learners import few_round
+from tff_meta.learners import personal_head
+from tff_meta.learners import personalizer
+from tff_meta.learners import prototype_classifier
+from tff_meta.losses import cross_entropy
+from tff_meta.losses import prototypical
+from tff_meta.models import model as model_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class FedProtoConfig:
+  """Configuration; the defaults are the `paper` preset.
+
+  Attributes:
+    optimizer: Of the clients; its state starts anew every round.
+    learning_rate: Of the clients.
+    momentum: Of SGD, in [0, 1).
+    epochs: Local epochs of a round.
+    batch_size: Examples of a minibatch; 0 is the whole set.
+    weight_decay: Coupled L2 coefficient.
+    prototype_weight: lambda, of the distance to the prototypes; with 0 this is
+      local training.
+    uniform: The clients that hold a class count alike in its prototype;
+      otherwise by their number of examples of it (the paper's eq. 6).
+    classifier: What a client classifies with: the `'prototypes'`, or the
+      `'head'` of its model.
+  """
+
+  optimizer: Literal['sgd', 'adam'] = 'sgd'
+  learning_rate: float = 0.01
+  momentum: float = 0.5
+  epochs: int = 1
+  batch_size: int = 4
+  weight_decay: float = 0.0
+  prototype_weight: float = 1.0
+  uniform: bool = False
+  classifier: Literal['prototypes', 'head'] = 'prototypes'
+
+  def __post_init__(self):
+    config_checks.check_fields(self)
+    composition.build_optimizer(
+        self.optimizer, self.learning_rate, self.momentum
+    )
+
+
+# The numbers are those of the authors' code for MNIST.
+PAPER = FedProtoConfig()
+RELEASE = dataclasses.replace(PAPER, uniform=True)
+# For the demonstration on the embedded digits only.
+DEMO = dataclasses.replace(PAPER, learning_rate=0.1, batch_size=16)
+
+
+def _build_loss(model, config, prototypes):
+  """The clients' loss, given the server's prototypes.
+
+    cross-entropy + lambda * mean_ij (f(x_i)_j - G(y_i)_j)^2
+
+  Examples of classes without a prototype are at no distance.
+  """
+
+  def loss(weights, batch):
+    embeddings = model.embed(weights['body'], batch.x, batch.mask)
+    logits = model.classify(weights['head'], embeddings)
+    distances = tf.reduce_mean(
+        (embeddings - tf.gather(prototypes.means, batch.y)) ** 2, axis=1
+    )
+    counted = batch.mask * tf.gather(prototypes.present, batch.y)
+    pull = tf.math.divide_no_nan(
+        tf.reduce_sum(counted * distances), tf.reduce_sum(batch.mask)
+    )
+    return (
+        cross_entropy.softmax_cross_entropy(logits, batch.y, batch.mask)
+        + config.prototype_weight * pull
+    )
+
+  return loss
+
+
+def build_fed_proto(
+    model: model_lib.Model,
+    config: FedProtoConfig,
+    *,
+    num_classes: int,
+    seed: int = 0,
+    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
+) -> composition.StatefulLearningProcess:
+  """Builds FedProto.
+
+  Args:
+    model: The network; it gets a head of `num_classes`.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+    seed: The run's seed, in the int32 range.
+    aggregator: Of the clients' zeros in place of weights, by default the
+      weighted mean; prototypes are summed apart from it.
+
+  Returns:
+    A `StatefulLearningProcess`. Its client work keeps the prototypes, at first
+    of no class. A client's memory is `OrderedDict(weights, prototypes)`: its
+    model, at first the server's, and the prototypes that it received last.
+  """
+  network = few_round.LinearClassifier(model, num_classes)
+  by_distance = few_round.DistanceClassifier(model, num_classes)
+
+  def initial_weights():
+    return network.initialize(composition.initial_seed(seed))
+
+  def initial_memory():
+    return collections.OrderedDict(
+        weights=initial_weights(), prototypes=by_distance.no_prototypes()
+    )
+
+  def client_update(weights, client):
+    examples = client.examples
+    trained, report = composition.train_epochs(
+        _build_loss(model, config, client.message),
+        config,
+        client.memory.value['weights'],
+        examples,
+        client.seed,
+        config.epochs,
+    )
+    class_weight = tf.ones([num_classes])
+    if not config.uniform:
+      class_weight = tf.reduce_sum(tf.one_hot(examples.y, num_classes), axis=0)
+    return client_work.ClientOutput(
+        weights_lib.zeros_like(weights),
+        few_round.client_weight(tf.size(examples.y), uniform=True),
+        report,
+        signal=few_round.weigh_prototypes(
+            by_distance.prototypes(trained, examples), class_weight
+        ),
+        memory=collections.OrderedDict(
+            weights=trained, prototypes=client.message
+        ),
+    )
+
+  def next_prototypes(old, sums):
+    new = few_round.divide_prototypes(sums)
+    return prototypical.Prototypes(
+        tf.where(new.present[:, tf.newaxis] > 0, new.means, old.means),
+        tf.maximum(new.present, old.present),
+    )
+
+  return composition.build_learning_process(
+      initial_weights,
+      model.input_shape,
+      client_update,
+      seed=seed,
+      aggregator=aggregator,
+      memory=initial_memory,
+      state=client_work.ClientWorkState(
+          initialize=by_distance.no_prototypes,
+          message=lambda prototypes: prototypes,
+          next=next_prototypes,
+          aggregator=tff.aggregators.SumFactory(),
+      ),
+  )
+
+
+def build_fed_proto_known_client(
+    model: model_lib.Model, config: FedProtoConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A known client uses its model and the prototypes that it received last.
+
+  With `'prototypes'` it classifies by the nearest one of its own classes; those
+  of which it received none have the mean embedding of its examples. One that
+  was never sampled has the server's model, and received none. With `'head'` it
+  uses its model alone.
+
+  Args:
+    model: The network.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+
+  Returns:
+    A `ClientPersonalizer` that trains nothing.
+  """
+
+  def own_weights(weights, memory):
+    return memory._replace(value=memory.value['weights']).value_or(weights)
+
+  if config.classifier == 'head':
+    return personal_head.build_client_personalizer(
+        few_round.LinearClassifier(model, num_classes),
+        own_weights,
+        personal_head.as_it_is,
+    )
+  by_means = prototype_classifier.build_client_personalizer(
+      model, num_classes=num_classes
+  )
+
+  def adapt(weights, memory, examples, seed):
+    own = own_weights(weights, memory)
+    body, means = by_means.adapt(own, (), examples, seed)
+    received = memory.value['prototypes']
+    is_received = received.present[:, tf.newaxis] > 0
+    return body, means._replace(
+        means=tf.where(is_received, received.means, means.means)
+    )
+
+  return by_means._replace(adapt=adapt)
