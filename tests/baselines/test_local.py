@@ -120,9 +120,7 @@ def naive_episodes(config, w, client, seed):
 @pytest.mark.parametrize(
     'change',
     [
-        {},
-        {'episodes': 2},
-        {'shots': 1},
+        {'episodes': 2, 'shots': 1},
         {'queries': 1},
         {'queries': 0},
         {'queries': 0, 'max_whole_examples': 6},

@@ -272,6 +272,11 @@ class Case:
     return f'{self.algorithm}-{self.variant}'
 
   @property
+  def is_variant(self) -> bool:
+    """Whether it is one of `_VARIANTS`."""
+    return self.variant in _VARIANTS.get(self.algorithm, {})
+
+  @property
   def is_slow(self) -> bool:
     """Whether its contracts are left to the slow tests."""
     return (
@@ -738,7 +743,7 @@ def _client_uses():
   """Returns the first case of every personalizer, and every variant of it."""
   uses = {}
   for case in CASES:
-    variant = case.variant in _VARIANTS.get(case.algorithm, {}) and case.variant
+    variant = case.is_variant and case.variant
     for kind in _CLIENT_KINDS:
       build = getattr(case.spec, f'build_{kind}_personalizer')
       if build:
@@ -751,11 +756,13 @@ _client_use = functools.cache(ClientUse)
 
 @pytest.fixture(
     scope='session',
-    params=_with_marks(_client_uses(), lambda use: use[0].is_slow),
+    params=_with_marks(
+        _client_uses(), lambda use: use[0].is_slow or use[0].is_variant
+    ),
     ids=lambda use: f'{use[0]}-{use[1]}',
 )
 def client_use(request) -> ClientUse:
-  """Every use of a single client in turn; some are slow tests."""
+  """Every use of a single client in turn; those of variants are slow tests."""
   return _client_use(*request.param)
 
 
