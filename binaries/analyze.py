@@ -206,7 +206,7 @@ def _nvar(root):
   from tff_meta.analyses import normalized_variance
 
   runs, configs = [], _configs()
-  prepared = _prepare(configs, embeddings.check_test_examples)
+  prepared = _prepare(configs, embeddings.check_can_embed)
   for title, (directory, config), (experiment, _) in zip(
       _titles(configs), configs, prepared, strict=True
   ):
@@ -242,7 +242,7 @@ def _embedding_map(root):
   from tff_meta.analyses import pictures
 
   panels, runs, configs = [], [], _configs()
-  prepared = _prepare(configs, embeddings.check_test_examples)
+  prepared = _prepare(configs, embeddings.check_can_embed)
   for title, (directory, config), (experiment, _) in zip(
       _titles(configs), configs, prepared, strict=True
   ):

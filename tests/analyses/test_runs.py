@@ -152,8 +152,9 @@ def test_embeddings_are_of_all_test_examples_by_the_global_body(experiment):
   np.testing.assert_allclose(found.embeddings, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_after_local_training_clients_embed_by_their_own_bodies():
-  experiment = prepare(algorithm='local')
+@pytest.mark.parametrize('algorithm', ['local', 'fed_proto'])
+def test_clients_embed_by_their_own_bodies(algorithm):
+  experiment = prepare(algorithm=algorithm)
   process = experiment.build_process()
   states = client_state_store.InMemoryStore()
   first, *others = experiment.dataset.client_ids()
@@ -161,7 +162,10 @@ def test_after_local_training_clients_embed_by_their_own_bodies():
       lambda w: 2.0 * w,
       process.get_model_weights(process.initialize()).trainable,
   )
-  states.write(first, 1, checkpoints.to_arrays(own))
+  kept = own
+  if algorithm == 'fed_proto':
+    kept = process.initial_memory | {'weights': own}
+  states.write(first, 1, checkpoints.to_arrays(kept))
   model = protocols.model(process, process.initialize(), states)
   found = embeddings.embed_test_examples(experiment, model).embeddings
   assert embeddings.embedded_by(experiment) == 'client'

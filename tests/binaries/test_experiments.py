@@ -653,6 +653,7 @@ _RMNIST = {
         ('CAFeMe', 'cafeme'),
         ('Per-FedAvg', 'per_fed_avg'),
         ('FedAvg-FT', 'fed_avg_ft'),
+        ('IFCA-FT', 'ifca_ft'),
         ('FedRep', 'fed_rep'),
         ('Ditto', 'ditto'),
     ],
@@ -667,7 +668,7 @@ def test_cafeme(resolve, row, flag_file, setting):
 
 
 @pytest.mark.parametrize(
-    'row', ['CAFeMe', 'Per-FedAvg', 'FedAvg-FT', 'FedRep', 'Ditto']
+    'row', ['CAFeMe', 'Per-FedAvg', 'FedAvg-FT', 'IFCA-FT', 'FedRep', 'Ditto']
 )
 @pytest.mark.parametrize(
     'data, setting, field, option',
@@ -720,12 +721,26 @@ def test_steps_and_batches_of_ditto(resolve):
     assert hparams.batch_size == batch_size
 
 
+def test_how_many_models_ifca_has(resolve):
+  """Section 2.3: 3 on CIFAR-10, 4 on RMNIST, 2 on FEMNIST, 8 elsewhere."""
+  for table, setting, clusters in (
+      ('cafeme_cifar10', 'Shards', 3),
+      ('cafeme_rmnist', 'Shards', 4),
+      ('cafeme_femnist', 'Writers', 2),
+      ('cafeme_meta_dataset', 'Sources', 8),
+  ):
+    hparams = _config(resolve, table, 'paper', 'IFCA-FT', setting).hparams
+    assert hparams.clusters == clusters
+    assert (hparams.epochs, hparams.learning_rate) == (5, 0.001)
+
+
 @pytest.mark.parametrize(
     'row, fine_tuning',
     [
         ('CAFeMe', ('fine_tuning_learning_rate', 0.05)),
         ('Per-FedAvg', ('fine_tuning_learning_rate', 0.01)),
         ('FedAvg-FT', ('deployment_learning_rate', 0.01)),
+        ('IFCA-FT', ('fine_tuning_learning_rate', 0.01)),
         ('FedRep', ('fine_tuning_learning_rate', 0.01)),
         ('Ditto', ('fine_tuning_learning_rate', 0.01)),
     ],

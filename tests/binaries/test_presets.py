@@ -70,7 +70,13 @@ _COMPARED = [
     ),
     *(
         (f'{algorithm}_rmnist_{cell}', f'cafeme_rmnist_{cell}')
-        for algorithm in ('ditto', 'fed_avg_ft', 'fed_rep', 'per_fed_avg')
+        for algorithm in (
+            'ditto',
+            'fed_avg_ft',
+            'fed_rep',
+            'ifca_ft',
+            'per_fed_avg',
+        )
         for cell in _RMNIST
     ),
 ]
@@ -100,7 +106,7 @@ def test_long_tests_are_in_the_rounds_that_count(resolve, baseline):
 
 def test_how_many_baselines_there_are():
   """The four papers' own tables: MetaVers, FedEC, FedMeta-Per, CAFeMe."""
-  assert len(_COMPARED) == 13 + 10 + 4 + 20
+  assert len(_COMPARED) == 13 + 10 + 4 + 25
 
 
 @pytest.mark.parametrize('algorithm', ['fed_per', 'fed_per_meta'])

@@ -80,6 +80,14 @@ _DITTO = dict(
     fine_tuning_steps=20,
     fine_tuning_learning_rate=0.3,
 )
+_IFCA = dict(
+    clusters=2,
+    learning_rate=0.3,
+    epochs=2,
+    batch_size=4,
+    fine_tuning_steps=5,
+    fine_tuning_learning_rate=0.3,
+)
 _TOY_SETTINGS = {
     **_TOY_SETTINGS,
     'fed_per': _FED_PER,
@@ -100,6 +108,8 @@ _TOY_SETTINGS = {
     ),
     'knn_per': dict(learning_rate=0.3, batch_size=4),
     'fed_proto': dict(learning_rate=0.1, epochs=2),
+    'ifca': _IFCA,
+    'ifca_ft': _IFCA,
     'scaffold': dict(
         learning_rate=0.3,
         server_learning_rate=1.0,
@@ -326,6 +336,8 @@ _SAME_BUT_FOR_NUMBERS = (
     'pfedme',
     'knn_per',
     'fed_proto',
+    'ifca',
+    'ifca_ft',
     'scaffold',
     'local',
 )

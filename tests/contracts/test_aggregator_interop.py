@@ -29,6 +29,8 @@ def _distance_moved(first, last):
 
 def test_differential_privacy_without_noise_is_the_mean(thrifty_subject):
   """Nothing else is left of it where nothing is clipped."""
+  if thrifty_subject.case.algorithm == 'ifca':
+    pytest.skip('There a model has zeros of those who picked another one.')
   aggregator = tff.aggregators.as_weighted_aggregator(
       tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
           noise_multiplier=0.0, clients_per_round=3.0, clip=1e3

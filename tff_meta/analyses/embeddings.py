@@ -10,7 +10,12 @@ from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
 
 # The one algorithm whose server learns nothing.
-_LOCAL = 'local'
+# Algorithms whose server trains no model, and where a client's memory has its.
+_OWN_MODEL = {
+    'local': lambda kept: kept,
+    'fed_proto': lambda kept: kept['weights'],
+}
+_MANY_MODELS = ('ifca', 'ifca_ft')
 
 
 class EmbeddedExamples(NamedTuple):
@@ -35,12 +40,17 @@ class EmbeddedExamples(NamedTuple):
 
 def embedded_by(experiment: experiment_lib.Experiment) -> str:
   """Returns whose body `embed_test_examples` uses: 'global' or 'client'."""
-  return 'client' if experiment.config.algorithm == _LOCAL else 'global'
+  return 'client' if experiment.config.algorithm in _OWN_MODEL else 'global'
 
 
-def check_test_examples(experiment: experiment_lib.Experiment) -> None:
-  """Raises a ValueError if no known client has test examples."""
-  dataset = experiment.dataset
+def check_can_embed(experiment: experiment_lib.Experiment) -> None:
+  """Raises a ValueError if there is no one network, or nothing to embed."""
+  dataset, algorithm = experiment.dataset, experiment.config.algorithm
+  if algorithm in _MANY_MODELS:
+    raise ValueError(
+        'Expected an algorithm whose server has one model, or each client its'
+        f" own, found '{algorithm}', whose server has several."
+    )
   if not any(dataset.num_examples(c, 'test') for c in dataset.client_ids()):
     raise ValueError(
         f'Expected known clients of {dataset.name!r} with test examples, found'
@@ -53,9 +63,10 @@ def embed_test_examples(
 ) -> EmbeddedExamples:
   """Embeds the test examples of all known clients.
 
-  They are embedded by the body of the server's model; after local training,
-  where the server has none, each client's by the body of its own. A client's
-  examples are one batch, which matters to networks with batch normalisation.
+  They are embedded by the body of the server's model; after local training and
+  FedProto, where the server trains none, each client's by the body of its own.
+  A client's examples are one batch, which matters to networks with batch
+  normalisation.
 
   Args:
     experiment: The clients and the network.
@@ -65,10 +76,11 @@ def embed_test_examples(
     The examples, client by client.
 
   Raises:
-    ValueError: If no known client has test examples.
+    ValueError: If no known client has test examples, or the server has several
+      models.
   """
-  check_test_examples(experiment)
-  own = embedded_by(experiment) == 'client'
+  check_can_embed(experiment)
+  own_model = _OWN_MODEL.get(experiment.config.algorithm)
   embed = build_embed(experiment.model)
   dataset = experiment.dataset
   parts = []
@@ -77,8 +89,10 @@ def embed_test_examples(
       continue
     test = dataset.client(client_id).test
     weights = model.weights
-    if own:
-      weights = model.memories.of(client_id).value_or(weights)
+    if own_model:
+      memory = model.memories.of(client_id)
+      memory = memory._replace(value=own_model(memory.value))
+      weights = memory.value_or(weights)
     parts.append((embed(weights['body'], test.x).numpy(), test.y))
   return EmbeddedExamples(
       *(np.concatenate(column) for column in zip(*parts, strict=True))

@@ -134,7 +134,8 @@ def build_client_test(
   Returns:
     `(weights, memory, support, query, seed) -> (before, after, curve)`, with
     `Examples` `[n, ...]` and `[Q, ...]`. The results are labels int32 `[Q]`,
-    `[Q]` and `[num_points, Q]`; None where there is no such thing.
+    `[Q]` and `[num_points, Q]`; None where there is no such thing. Without a
+    `start` the first point of the curve is what was before.
   """
   personalizer = client_personalizer
 
@@ -147,6 +148,7 @@ def build_client_test(
     adapted = personalizer.adapt(weights, memory, support, seed)
     if with_curve and personalizer.curve is not None:
       curve = personalizer.curve(weights, memory, support, query, seed)
+      before = curve[0] if before is None else before
     return before, personalizer.predict(adapted, query), curve
 
   return client_test
