@@ -84,6 +84,15 @@ def test_every_model_goes_through_the_factory(factory, expected):
   np.testing.assert_allclose(result['a'], expected, rtol=1e-6)
 
 
+def test_a_mean_of_nobody_moves_nothing():
+  """TFF's own mean is NaN then, which would stop the other models, too."""
+  updates = [update(0, (4, 0), 1), update(2, (5, 6), 7)]
+  process = build(tff.aggregators.MeanFactory())
+  result = aggregate(updates, [1.0, 1.0], process).result
+  assert result['a'].tolist() == [[4, 0], [0, 0], [5, 6]]
+  assert result['b'].tolist() == [1, 0, 7]
+
+
 def test_what_a_factory_keeps_is_of_each_model():
   """Model 0 is aggregated with a norm that follows its own updates."""
   norm = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(

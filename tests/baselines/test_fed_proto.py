@@ -7,6 +7,7 @@ import numpy as np
 import personal_head_oracle as personal
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta.baselines import fed_proto
@@ -15,8 +16,9 @@ from tff_meta.learners import few_round
 from tff_meta.losses import prototypical
 
 CLIENTS = oracle.CLIENTS
-# Class 0 has no holder in the second round, client 1 comes back in the third.
-COHORTS = (CLIENTS[:2], CLIENTS[1:], CLIENTS)
+# In the second round class 0 has no holder, and one client has a class with a
+# prototype and one without. The first client comes back in the third.
+COHORTS = (CLIENTS[:1], CLIENTS[1:], CLIENTS)
 CONFIG = fed_proto.FedProtoConfig(
     learning_rate=0.2,
     momentum=0.5,
@@ -268,9 +270,20 @@ def test_settings_out_of_range(change, message):
     fed_proto.FedProtoConfig(**change)
 
 
-def test_initial_memory():
+def test_the_server_s_initial_weights_are_of_the_run_s_seed():
   process = build(CONFIG)
-  memory = process.initial_memory
+  weights = process.get_model_weights(process.initialize()).trainable
   seed = composition.initial_seed(oracle.RUN_SEED)
-  personal.assert_same(memory['weights'], initial_weights(seed))
-  assert np.sum(memory['prototypes'].present) == 0
+  personal.assert_same(weights, initial_weights(seed))
+  assert np.sum(process.initial_memory['prototypes'].present) == 0
+
+
+def test_a_client_begins_with_weights_that_the_server_was_given():
+  process = build(dataclasses.replace(CONFIG, learning_rate=0.0))
+  given = initial_weights(tf.constant([1, 2]))
+  state = process.initialize()
+  state = process.set_model_weights(
+      state, tff.learning.models.ModelWeights(given, ())
+  )
+  _, (kept,) = personal.next_with_memory(process, state, CLIENTS[:1], {})
+  personal.assert_same(kept.value['weights'], given)

@@ -7,6 +7,7 @@ import numpy as np
 import personal_head_oracle as personal
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from tff_meta.baselines import ifca
 from tff_meta.evaluation import personalization
@@ -203,6 +204,29 @@ def test_fine_tuning_needs_a_batch_size():
   config = dataclasses.replace(CONFIG, batch_size=0)
   with pytest.raises(ValueError, match='batch_size'):
     ifca.build_ifca_ft_client(oracle.build_model(), config, **OPTIONS)
+
+
+def test_a_chosen_aggregator_and_server_optimizer():
+  """Of three models one is picked, by TFF's mean of updates clipped to 0.01."""
+  aggregator = tff.aggregators.clipping_factory(
+      0.01, tff.aggregators.MeanFactory()
+  )
+  process = ifca.build_ifca(
+      oracle.build_model(),
+      CONFIG,
+      seed=oracle.RUN_SEED,
+      aggregator=aggregator,
+      server_optimizer=tff.learning.optimizers.build_sgdm(0.5),
+      **OPTIONS,
+  )
+
+  result = personal.run(process, (CLIENTS[:1],))
+
+  before, after = (to_vectors(weights) for weights in result.weights)
+  pick = naive_pick(before, CLIENTS[0].pairs())
+  expected = [0.005 if i == pick else 0.0 for i in range(3)]
+  moved = np.linalg.norm(np.subtract(after, before), axis=1)
+  np.testing.assert_allclose(moved, expected, rtol=1e-3)
 
 
 def test_initial_models_are_of_the_run_s_seed():

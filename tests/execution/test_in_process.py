@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+from tensorflow_federated.python.core.impl.computation import computation_impl
 
 from tff_meta.execution import computation_graph
 from tff_meta.execution import in_process
@@ -459,6 +460,45 @@ def test_what_is_not_supported_is_named_before_it_runs(context):
       computation_graph.UnsupportedComputationError, match='functions'
   ):
     context.invoke(apply, _double)
+
+
+_BLOCKS = tff.framework
+_INT = tff.TensorType(np.int32)
+
+
+def _x_is(*numbers, then):
+  """`let x = number, ... in then`."""
+  names = [('x', _BLOCKS.Literal(number, _INT)) for number in numbers]
+  return _BLOCKS.Block(names, then)
+
+
+def _names_in_nested_blocks():
+  """A function sees the x where it is made; an inner x ends with its block."""
+  x = _BLOCKS.Reference('x', _INT)
+  function = _BLOCKS.Lambda('unused', _INT, x)
+  call = _BLOCKS.Call(_BLOCKS.Reference('f', function.type_signature), x)
+  one, two = _BLOCKS.Literal(1, _INT), _BLOCKS.Literal(2, _INT)
+  function_and_two = [('f', function), ('x', two)]
+  return {
+      'one block': _BLOCKS.Block([('x', one), *function_and_two], call),
+      'two blocks': _x_is(1, then=_BLOCKS.Block(function_and_two, call)),
+      'after a block': _x_is(
+          1, then=_BLOCKS.Block([('unused', _x_is(2, then=x))], x)
+      ),
+      'the last of two': _x_is(2, 1, then=x),
+      'a parameter': _x_is(
+          2, then=_BLOCKS.Call(_BLOCKS.Lambda('x', _INT, x), one)
+      ),
+  }
+
+
+@pytest.mark.parametrize('name', sorted(_names_in_nested_blocks()))
+def test_names_are_those_of_the_block(name, context):
+  body = _names_in_nested_blocks()[name]
+  computation = computation_impl.ConcreteComputation.from_building_block(
+      _BLOCKS.Lambda(None, None, body)
+  )
+  assert context.invoke(computation, None) == 1
 
 
 def test_an_intrinsic_that_is_not_supported_is_named(monkeypatch):

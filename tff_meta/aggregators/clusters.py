@@ -24,10 +24,14 @@ class ClusterMeansFactory(tff.aggregators.WeightedAggregationFactory):
 
   There is a process of a given factory for each of the k models (mean, robust
   ...), in which clients that picked another one have weight 0 and an update of
-  zeros. A factory that does not count weights, such as a differentially private
-  one, takes these zeros for updates, too. With a mean, what nobody picked has
-  an update of 0, if the factory has one without weights
-  (`composition.mean_factory`).
+  zeros. What does not count weights takes these zeros for updates, too: a
+  differentially private factory, whose updates become smaller, and norms that
+  adapt to the clients, which become those of the zeros where most clients
+  picked another model.
+
+  A model's result that is not finite, as a mean of no weight at all can be, is
+  replaced by zeros. TFF's finalizers would drop the updates of all models for
+  it.
 
   The result is a structure like `ClusterUpdate.models`.
 
@@ -54,7 +58,8 @@ class ClusterMeansFactory(tff.aggregators.WeightedAggregationFactory):
 
     @tff.tensorflow.computation([row_type] * num_clusters)
     def stack(models):
-      return tf.nest.map_structure(lambda *leaves: tf.stack(leaves), *models)
+      finite = [_finite_or_zeros(model) for model in models]
+      return tf.nest.map_structure(lambda *leaves: tf.stack(leaves), *finite)
 
     @tff.federated_computation
     def init_fn():
@@ -79,6 +84,14 @@ class ClusterMeansFactory(tff.aggregators.WeightedAggregationFactory):
       )
 
     return tff.templates.AggregationProcess(init_fn, next_fn)
+
+
+def _finite_or_zeros(model):
+  leaves = [tf.math.is_finite(leaf) for leaf in tf.nest.flatten(model)]
+  is_finite = tf.reduce_all([tf.reduce_all(leaf) for leaf in leaves])
+  return tf.nest.map_structure(
+      lambda leaf: tf.where(is_finite, leaf, tf.zeros_like(leaf)), model
+  )
 
 
 def _row(value_type, weight_type, index):

@@ -9,7 +9,6 @@ from tff_meta.models import model as model_lib
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
 
-# The one algorithm whose server learns nothing.
 # Algorithms whose server trains no model, and where a client's memory has its.
 _OWN_MODEL = {
     'local': lambda kept: kept,

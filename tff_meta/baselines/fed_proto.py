@@ -106,6 +106,11 @@ def _build_loss(model, config, prototypes):
   return loss
 
 
+def _own_weights(weights, memory):
+  """Those of the client's model, or the server's if it has none yet."""
+  return memory._replace(value=memory.value['weights']).value_or(weights)
+
+
 def build_fed_proto(
     model: model_lib.Model,
     config: FedProtoConfig,
@@ -127,7 +132,8 @@ def build_fed_proto(
   Returns:
     A `StatefulLearningProcess`. Its client work keeps the prototypes, at first
     of no class. A client's memory is `OrderedDict(weights, prototypes)`: its
-    model, at first the server's, and the prototypes that it received last.
+    model and the prototypes that it received last. One without a memory trains
+    the server's model.
   """
   network = few_round.LinearClassifier(model, num_classes)
   by_distance = few_round.DistanceClassifier(model, num_classes)
@@ -135,9 +141,10 @@ def build_fed_proto(
   def initial_weights():
     return network.initialize(composition.initial_seed(seed))
 
-  def initial_memory():
+  def no_memory():
     return collections.OrderedDict(
-        weights=initial_weights(), prototypes=by_distance.no_prototypes()
+        weights=weights_lib.zeros_like(initial_weights()),
+        prototypes=by_distance.no_prototypes(),
     )
 
   def client_update(weights, client):
@@ -145,7 +152,7 @@ def build_fed_proto(
     trained, report = composition.train_epochs(
         _build_loss(model, config, client.message),
         config,
-        client.memory.value['weights'],
+        _own_weights(weights, client.memory),
         examples,
         client.seed,
         config.epochs,
@@ -178,7 +185,7 @@ def build_fed_proto(
       client_update,
       seed=seed,
       aggregator=aggregator,
-      memory=initial_memory,
+      memory=no_memory,
       state=client_work.ClientWorkState(
           initialize=by_distance.no_prototypes,
           message=lambda prototypes: prototypes,
@@ -206,14 +213,10 @@ def build_fed_proto_known_client(
   Returns:
     A `ClientPersonalizer` that trains nothing.
   """
-
-  def own_weights(weights, memory):
-    return memory._replace(value=memory.value['weights']).value_or(weights)
-
   if config.classifier == 'head':
     return personal_head.build_client_personalizer(
         few_round.LinearClassifier(model, num_classes),
-        own_weights,
+        _own_weights,
         personal_head.as_it_is,
     )
   by_means = prototype_classifier.build_client_personalizer(
@@ -221,7 +224,7 @@ def build_fed_proto_known_client(
   )
 
   def adapt(weights, memory, examples, seed):
-    own = own_weights(weights, memory)
+    own = _own_weights(weights, memory)
     body, means = by_means.adapt(own, (), examples, seed)
     received = memory.value['prototypes']
     is_received = received.present[:, tf.newaxis] > 0

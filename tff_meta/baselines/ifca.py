@@ -128,7 +128,8 @@ def build_ifca(
     aggregator: Of one model over the clients that picked it, see
       `clusters.ClusterMeansFactory`; by default the weighted mean.
     server_optimizer: Of all models; by default SGD of rate 1, which puts the
-      means in their place.
+      means in their place. One with a state, such as momentum, also moves a
+      model that nobody picked, by what it remembers.
 
   Returns:
     A `LearningProcess` on `<examples, salt>` client data. Its model weights

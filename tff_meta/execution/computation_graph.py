@@ -111,9 +111,10 @@ class _Interpreter:
             for element in proto.struct.element
         )
       case 'block':
-        scope = dict(scope)
+        # A new scope each time: functions keep that in which they are made.
         for local in proto.block.local:
-          scope[local.name] = self.evaluate(local.value, scope, at_clients)
+          value = self.evaluate(local.value, scope, at_clients)
+          scope = {**scope, local.name: value}
         return self.evaluate(proto.block.result, scope, at_clients)
       case 'call':
         function = self.evaluate(proto.call.function, scope, at_clients)
