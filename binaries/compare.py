@@ -77,8 +77,13 @@ def _cost(table: tables.Table, scale_name: str) -> str:
 
 
 def _print_list() -> None:
-  """Prints what --experiment takes, with what each scale costs."""
-  for table in experiments.TABLES.values():
+  """Prints what --experiment takes, with what each scale costs.
+
+  Of one experiment if there is an --experiment.
+  """
+  name = EXPERIMENT.value
+  shown = [experiments.get(name)] if name else experiments.TABLES.values()
+  for table in shown:
     print(f'{table.name}\n  {table.title} ({table.source})')
     for name, scale in table.scales.items():
       print(f'  --scale={name}: {_cost(table, name)}')
@@ -132,6 +137,7 @@ def _shown(root, table, cells):
 
   scale = table.scale(SCALE.value)
   seeds = dict.fromkeys([*scale.seeds, *(cell.seed for cell in cells)])
+  seeds |= dict.fromkeys(runner.seeds(root))
   asked = {cell.folder for cell in cells}
   return [
       cell
@@ -192,10 +198,10 @@ def _places(root: pathlib.Path) -> dict[str, str]:
 
 def main() -> int:
   """Runs the program and returns its exit code."""
-  if LIST.value:
-    _print_list()
-    return 0
   with command_line.reported_errors():
+    if LIST.value:
+      _print_list()
+      return 0
     if not EXPERIMENT.value:
       raise ValueError(
           'Expected --experiment, found none. Tip: --list shows them.'
@@ -230,6 +236,7 @@ def main() -> int:
             f' {KEEP.value} for both.'
         )
       runner.check_claim(kept, table.name, SCALE.value)
+      record.check_target(kept, _shown(root, table, cells))
     if REPORT_ONLY.value and not root.exists():
       raise ValueError(f'Expected a comparison in {root}, found no directory.')
     if not REPORT_ONLY.value:

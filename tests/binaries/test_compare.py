@@ -9,6 +9,10 @@ import time
 
 import pytest
 
+from binaries import experiments
+from tff_meta.comparison import runner
+from tff_meta.comparison import tables
+
 _ROOT = pathlib.Path(__file__).parents[2]
 _TIMEOUT_SECONDS = 900  # Shared machines can be slow.
 _SMOKE = (
@@ -161,6 +165,51 @@ def test_the_list_has_every_experiment_with_its_runs():
   assert done.returncode == 0
   assert 'fedmeta_per_mnist\n' in done.stdout
   assert '--scale=smoke: 16 runs' in done.stdout
+
+
+def _write_failed_runs(root, seeds):
+  """Makes a comparison of the digits whose runs of FedAvg have all failed."""
+  digits = experiments.get('digits')
+  runner.claim(root, 'digits', 'smoke')
+  for cell in tables.cells(
+      digits, 'smoke', rows=['fed_avg'], settings=['New groups'], seeds=seeds
+  ):
+    outcome = runner.Outcome(state='failed', flags=cell.flags)
+    runner.CellFolder(root, cell).write(outcome)
+
+
+def test_runs_of_every_seed_are_in_the_report(tmp_path):
+  _write_failed_runs(tmp_path, seeds=[0, 7, 12])
+  done = _compare(
+      '--experiment=digits',
+      '--scale=smoke',
+      '--rows=fed_avg',
+      '--settings=New groups',
+      '--report_only',
+      f'--output_dir={tmp_path}',
+  )
+  assert done.returncode == 0, done.stderr
+  assert 'Seeds: 0, 7, 12.' in done.stdout
+
+
+def test_what_cannot_be_kept_is_refused_before_anything_runs(tmp_path):
+  directory, kept = tmp_path / 'table', tmp_path / 'kept'
+  kept.mkdir()
+  _write_failed_runs(kept, seeds=[7])
+  done = _compare(*_SMOKE, f'--output_dir={directory}', f'--keep={kept}')
+  assert done.returncode == 2
+  assert 'found new_groups/fed_avg/seed_7' in done.stderr
+  assert not directory.exists()
+
+
+def test_the_list_of_one_experiment():
+  done = _compare('--list', '--experiment=digits')
+  assert done.returncode == 0
+  assert done.stdout.startswith('digits\n')
+  assert 'fedmeta_per_mnist' not in done.stdout
+  wrong = _compare('--list', '--experiment=nothing')
+  assert wrong.returncode == 2
+  assert "found 'nothing'" in wrong.stderr
 
 
 def test_a_directory_of_others_is_left_as_it_is(tmp_path):

@@ -19,6 +19,26 @@ from tff_meta.training import atomic_files
 _TABLES = ('table.md', 'table.csv', 'table.json')
 
 
+def check_target(target: pathlib.Path, cells: Sequence[tables.Cell]) -> None:
+  """Raises if the copies in a directory are not all of these cells.
+
+  Args:
+    target: The directory; it need not exist.
+    cells: The cells.
+
+  Raises:
+    ComparisonError: If there is a copy of another run.
+  """
+  known = {cell.folder for cell in cells}
+  for path in sorted(target.rglob('cell.json')):
+    name = path.parent.relative_to(target).as_posix()
+    if name not in known:
+      raise runner.ComparisonError(
+          f'Expected {target} to hold no runs but those of this report, found'
+          f' {name}. Tip: remove it, or give another directory.'
+      )
+
+
 def keep(
     root: pathlib.Path,
     table: tables.Table,
@@ -47,23 +67,19 @@ def keep(
     ValueError: If one that should be JSON is not.
   """
   runner.check_claim(target, table.name, scale_name)
-  finished = {}
-  for cell in cells:
-    folder = runner.CellFolder(root, cell)
-    if folder.outcome().state == 'finished':
-      finished[cell.folder] = folder, runner.CellFolder(target, cell)
-  for path in sorted(target.rglob('cell.json')):
-    name = path.parent.relative_to(target).as_posix()
-    if name not in finished:
-      raise runner.ComparisonError(
-          f'Expected {target} to hold no runs but those of this report, found'
-          f' {name}. Tip: remove it, or give another directory.'
-      )
+  finished = [
+      cell
+      for cell in cells
+      if runner.CellFolder(root, cell).outcome().state == 'finished'
+  ]
+  check_target(target, finished)
   target.mkdir(parents=True, exist_ok=True)
   runner.claim(target, table.name, scale_name)
   for name in _TABLES:
     atomic_files.write_bytes(target / name, (root / name).read_bytes())
-  for folder, copy in finished.values():
+  for cell in finished:
+    folder = runner.CellFolder(root, cell)
+    copy = runner.CellFolder(target, cell)
     copy.run.mkdir(parents=True, exist_ok=True)
     for path in (
         folder.run / 'summary.json',

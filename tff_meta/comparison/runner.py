@@ -92,6 +92,13 @@ class CellFolder:
     atomic_files.write_json(self._outcome, dataclasses.asdict(outcome))
 
 
+def seeds(root: pathlib.Path) -> list[int]:
+  """Returns the seeds that a comparison's directory has folders of, sorted."""
+  names = (path.name for path in root.glob(f'*/*/{tables.SEED_PREFIX}*'))
+  numbers = (name.removeprefix(tables.SEED_PREFIX) for name in names)
+  return sorted({int(n) for n in numbers if n.isascii() and n.isdigit()})
+
+
 def is_comparison(root: pathlib.Path) -> bool:
   """Returns whether a directory is that of a comparison."""
   return (root / _CLAIM).exists()

@@ -14,6 +14,7 @@ import re
 from typing import Any
 
 SCALES = ('smoke', 'cpu', 'paper')
+SEED_PREFIX = 'seed_'  # Of the folders of a row's runs.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +195,8 @@ class Cell:
   @property
   def folder(self) -> str:
     """Its place in a comparison's directory, e.g. `new/fed_avg/seed_1`."""
-    return f'{_slug(self.setting)}/{_slug(self.row)}/seed_{self.seed}'
+    seed = f'{SEED_PREFIX}{self.seed}'
+    return f'{_slug(self.setting)}/{_slug(self.row)}/{seed}'
 
 
 def cells(
