@@ -28,19 +28,34 @@ def fail(problem: object, exit_code: int) -> None:
   sys.exit(exit_code)
 
 
+_interrupted = threading.Event()
+
+
+def _interrupt(*_) -> None:
+  """Ends the program at Ctrl-C, as Python's own handler, which tells nobody."""
+  _interrupted.set()
+  raise KeyboardInterrupt
+
+
 @contextlib.contextmanager
 def reported_errors() -> Iterator[None]:
   """Turns errors of input and environment into a line and an exit code.
 
   Impossible input ends with code 2; an environment that does not play along
-  (files, missing data sets, a broken installation) with code 1.
+  (files, missing data sets, a broken installation) with code 1. What fails
+  after a Ctrl-C is taken for a consequence, as that of a module that was being
+  imported, and ends as the Ctrl-C would have.
   """
   try:
     yield
-  except (ValueError, TypeError) as error:
-    fail(error, USAGE_ERROR)
-  except (ImportError, OSError) as error:
-    fail(error, FAILURE)
+  except Exception as error:
+    if _interrupted.is_set():
+      raise KeyboardInterrupt from error
+    if isinstance(error, ValueError | TypeError):
+      fail(error, USAGE_ERROR)
+    if isinstance(error, ImportError | OSError):
+      fail(error, FAILURE)
+    raise
 
 
 def set_execution_context(
@@ -102,6 +117,8 @@ def _keep_interrupt(unraisable) -> None:
 def run(main: Callable[[], int]) -> None:
   """Parses the flags and runs a program, which returns its exit code."""
   sys.unraisablehook = _keep_interrupt
+  if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _interrupt)
   logging.set_verbosity(logging.WARNING)  # TFDS tells what it opens.
   try:
     app.run(lambda _: main(), flags_parser=_parse)
