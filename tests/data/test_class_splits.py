@@ -8,7 +8,6 @@ SIZES = {
     class_splits.ten_classes: (4, 3, 3),
     class_splits.frl_cifar100: (64, 16, 20),
     class_splits.metavers_cifar100: (64, 16, 20),
-    class_splits.mini_imagenet: (64, 16, 20),
     class_splits.cifar_fs: (64, 16, 20),
     class_splits.fc100: (60, 20, 20),
 }

@@ -641,9 +641,14 @@ def test_client_data_errors():
     make(train, x_key='image', **arguments)
   batched = train.preprocess(lambda ds: ds.batch(2))
   with pytest.raises(
-      ValueError, match=r"shape \(None,\) for client 'writer_0'"
+      ValueError, match=r"shape \(None,\) and type .* for client 'writer_0'"
   ):
     make(batched, **arguments)
+  halves = train.preprocess(
+      lambda ds: ds.map(lambda e: e | {'label': tf.cast(e['label'], 'float32')})
+  )
+  with pytest.raises(ValueError, match=r'shape \(\) and type .*float32'):
+    make(halves, **arguments)
   pairs = train.preprocess(lambda ds: ds.map(lambda e: tuple(e.values())))
   with pytest.raises(ValueError, match="found a tuple for client 'writer_0'"):
     make(pairs, **arguments)

@@ -452,6 +452,33 @@ def test_fedec_generator_at_the_published_size():
   assert counts(fewer, labels).sum(axis=0).max() <= 1200
 
 
+def test_fedec_generator_starts_small_classes_over():
+  small = np.repeat(np.arange(10), 1000)  # Of FEMNIST's letters, j has few.
+  with pytest.raises(ValueError, match='examples that its clients drew'):
+    partitioners.fedec_femnist(small, 150, 0)
+  clients = partitioners.fedec_femnist(small, 150, 0, start_over=True)
+  whole = partitioners.fedec_femnist(np.repeat(np.arange(10), 6000), 150, 0)
+  np.testing.assert_array_equal(
+      counts(clients, small), counts(whole, np.repeat(np.arange(10), 6000))
+  )
+  for own in clients:  # Clients share images, but none has one twice.
+    assert len(set(own.tolist())) == len(own)
+  for label in range(10):  # All are dealt before one is dealt again.
+    rows = np.concatenate([own[small[own] == label] for own in clients])
+    times = np.bincount(rows - 1000 * label, minlength=1000)
+    assert times.min() >= 1 and np.ptp(times) <= 1
+  # Nothing changes where there are enough.
+  again = partitioners.fedec_femnist(
+      np.repeat(np.arange(10), 6000), 150, 0, start_over=True
+  )
+  for one, other in zip(whole, again, strict=True):
+    np.testing.assert_array_equal(one, other)
+  with pytest.raises(ValueError, match='examples that its clients drew'):
+    partitioners.fedec_femnist(
+        np.repeat(np.arange(10), 40), 150, 0, start_over=True
+    )
+
+
 def test_by_group_reproduces_rotated_mnist():
   degrees = np.random.RandomState(0).permutation(
       np.repeat(np.arange(10) * np.float32(20), 6000)

@@ -118,15 +118,6 @@ def metavers_cifar100() -> corpus_lib.ClassSplit:
   )
 
 
-def mini_imagenet() -> corpus_lib.ClassSplit:
-  """MiniImageNet, 64/16/20 classes numbered train first, test last.
-
-  Source: Ravi and Larochelle, Optimization as a Model for Few-Shot Learning,
-    ICLR 2017 (the split that the published folders train/val/test follow).
-  """
-  return consecutive(64, 16, 20)
-
-
 def cifar_fs() -> corpus_lib.ClassSplit:
   """CIFAR-FS: 64/16/20 classes of CIFAR-100, chosen at random by its authors.
 

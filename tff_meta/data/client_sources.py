@@ -367,11 +367,17 @@ class ClientDataSource:
       )
     if not set(self._keys) <= set(spec):
       raise ValueError(f'{expected} {sorted(spec)} for client {client_id!r}.')
-    shape = getattr(spec[self._keys[1]], 'shape', None)
-    if shape is None or (shape.rank is not None and shape.num_elements() != 1):
+    label = spec[self._keys[1]]
+    shape = getattr(label, 'shape', None)
+    if (
+        shape is None
+        or (shape.rank is not None and shape.num_elements() != 1)
+        or not label.dtype.is_integer
+    ):
       raise ValueError(
           'Expected one example an element, with one integer as its label,'
-          f' found labels of the shape {shape} for client {client_id!r}. Tip:'
+          f' found labels of the shape {shape} and type'
+          f' {getattr(label, "dtype", None)} for client {client_id!r}. Tip:'
           ' leave batches and one-hot encoding out.'
       )
 

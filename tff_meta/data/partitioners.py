@@ -462,6 +462,7 @@ def fedec_femnist(
     seed: Seed,
     classes_per_client: int = 3,
     max_per_class: int = 4000,
+    start_over: bool = False,
 ) -> Partition:
   """Deals neighbouring classes, with log-normal sizes split evenly over them.
 
@@ -478,17 +479,18 @@ def fedec_femnist(
     seed: Source of sizes and shuffles; the sizes depend on nothing else.
     classes_per_client: c.
     max_per_class: Most images of a class that are used, at random.
+    start_over: Whether a class whose images are used up begins again with its
+      first, so that clients share images; if not, no two clients do.
 
   Returns:
     Row numbers of every client.
 
   Raises:
     ValueError: If c exceeds the number of classes, or a class does not have the
-      examples that its clients drew.
+      examples that its clients (with `start_over`: that one of them) drew.
 
   Source: FedEC, experiments on FEMNIST, after Collins et al. (FedRep), ICML
-    2021. Public generators of this kind start a class over while enough of it
-    is left, so that clients share images; here no two clients do.
+    2021. The paper does not say whether clients share images.
   """
   rng = np.random.default_rng(seed)
   classes = _rows_by_label(labels)
@@ -503,12 +505,15 @@ def fedec_femnist(
     rows = rng.permutation(rows)[:max_per_class]
     holders = np.flatnonzero((held == c).any(axis=1))
     ends = np.cumsum(sizes[holders])
-    if sizes[holders].sum() > len(rows):
+    total = sizes[holders].sum()
+    needed = sizes[holders].max(initial=0) if start_over else total
+    if needed > len(rows):
       raise ValueError(
-          f'Expected class {label} to have the {ends[-1]} examples that its'
+          f'Expected class {label} to have the {needed} examples that its'
           f' clients drew, found {len(rows)}. Fewer clients would do.'
       )
-    for k, part in zip(holders, np.split(rows, ends), strict=False):
+    dealt = np.resize(rows, total)  # Over and over, where they are too few.
+    for k, part in zip(holders, np.split(dealt, ends), strict=False):
       own[k].append(part)
   return [np.concatenate(parts) for parts in own]
 
