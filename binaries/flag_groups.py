@@ -18,15 +18,22 @@ PROTOCOL = flags.DEFINE_list(
     ' and data offer them.',
 )
 EVAL_GROUPS = flags.DEFINE_integer(
-    'eval_groups', None, 'Groups to evaluate in; by default 100.'
+    'eval_groups',
+    None,
+    'Groups to evaluate in; by default training takes 100, and evaluation as'
+    ' many as the run.',
 )
 WAY = flags.DEFINE_integer(
-    'way', None, 'Classes of a group; by default as the data set has it.'
+    'way',
+    None,
+    'Classes of a group; by default training takes what suits the data set, and'
+    " evaluation the run's.",
 )
 GROUP_CLIENTS = flags.DEFINE_integer(
     'group_clients',
     None,
-    'Clients of a group; by default as the data set has it.',
+    'Clients of a group; by default training takes what suits the data set, and'
+    " evaluation the run's.",
 )
 EVAL_SUPPORT_FRACTION = flags.DEFINE_float(
     'eval_support_fraction',

@@ -291,7 +291,14 @@ FEMNIST = tables.Table(
     rows=_rows(
         _methods(50, steps=8, inner=0.01, fine_tuning=0.001, clusters=2)
     ),
-    scales=_scales(2000, cpu_rounds=200),
+    scales=_scales(
+        2000,
+        cpu_rounds=200,
+        data=(
+            "Clients have their writer's training images in TFF's FEMNIST, the"
+            " released code those in LEAF's files."
+        ),
+    ),
     notes=(_NO_NUMBERS, *_NOTES),
 )
 

@@ -276,6 +276,8 @@ CINIC10 = _table_2(
     notes=(
         'Table 5 of the paper, an ablation, is the rows Local, Only CE, Only'
         ' triplet and MetaVers here, with the same numbers.',
+        'The published training and validation images are joined; half of each'
+        " client's is drawn to validate.",
     ),
 )
 
@@ -442,7 +444,9 @@ CIFAR10_SWEEP = tables.Table(
         ' rounds; the warm-up before the triplet loss is a round longer, as'
         ' in the released code.',
         'A row names what is not as released, but for the first, which is: a'
-        ' gamma of 0.4 and a window of 50.',
+        ' gamma of 0.4 and a window of 50. The released code has an option for'
+        ' the warm-up alone, beside a window that is always 50; in the rows'
+        ' named after a window both change.',
     ),
 )
 

@@ -35,7 +35,6 @@ from tff_meta.models import model as model_lib
 FED_AVG = 'fed_avg'
 METAVERS = 'metavers'
 METAVERS_LEAKED = 'metavers_leaked_prototypes'
-CASES = (FED_AVG, METAVERS, METAVERS_LEAKED)
 
 # As in DLG's code: of L-BFGS, and the most of its iterations in one of those
 # 300 that are told of.

@@ -70,7 +70,7 @@ class Recording:
     """
     if not 1 <= num_rounds <= experiment.config.rounds:
       raise ValueError(
-          "Expected `rounds` between 1 and the run's"
+          "Expected `num_rounds` (--rounds) between 1 and the run's"
           f' {experiment.config.rounds}, found {num_rounds}.'
       )
     self._experiment = experiment

@@ -43,7 +43,8 @@ def build_conv4(
   if len(input_shape) != 3 or min(input_shape[:2]) < 4:
     raise ValueError(
         'Expected `input_shape` to be (height, width, channels) with height and'
-        f' width at least 4, found {tuple(input_shape)}. Tip: use `mlp`.'
+        f' width at least 4, found {tuple(input_shape)}. Tip: grey images'
+        ' need a channel axis; use `mlp` for smaller ones and vectors.'
     )
   padding, num_pools = _layout(input_shape)
 

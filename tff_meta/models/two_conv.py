@@ -45,8 +45,9 @@ def build_two_conv(
   if len(input_shape) != 3 or min(input_shape[:2]) < 16:
     raise ValueError(
         'Expected `input_shape` to be (height, width, channels) with height and'
-        f' width at least 16, found {tuple(input_shape)}. Tip: use `conv4` for'
-        ' smaller images and `mlp` for vectors.'
+        f' width at least 16, found {tuple(input_shape)}. Tip: grey'
+        ' images need a channel axis; use `conv4` for smaller images and `mlp`'
+        ' for vectors.'
     )
   height, width = (_size_after_blocks(size) for size in input_shape[:2])
   num_features = height * width * num_filters[1]
