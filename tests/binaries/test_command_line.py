@@ -32,14 +32,18 @@ command_line.run(main)
 """
 
 
-def test_no_interrupt_is_lost():
-  ended = subprocess.run(
-      [sys.executable, '-c', _INTERRUPTED_IN_A_CALLBACK],
+def _run(program):
+  return subprocess.run(
+      [sys.executable, '-c', program],
       cwd=_ROOT,
       capture_output=True,
       text=True,
       timeout=50,
   )
+
+
+def test_no_interrupt_is_lost():
+  ended = _run(_INTERRUPTED_IN_A_CALLBACK)
   assert ended.returncode == command_line.INTERRUPTED
   assert ended.stdout == 'goes on\n'  # Else nothing was ignored.
   assert ended.stderr == 'Interrupted.\n'
@@ -70,13 +74,7 @@ def test_what_fails_after_an_interrupt_is_an_interrupt(error):
   program = _INTERRUPTED_IN_AN_IMPORT.format(
       interrupt='signal.raise_signal(signal.SIGINT)', error=error
   )
-  ended = subprocess.run(
-      [sys.executable, '-c', program],
-      cwd=_ROOT,
-      capture_output=True,
-      text=True,
-      timeout=50,
-  )
+  ended = _run(program)
   assert ended.returncode == command_line.INTERRUPTED
   assert ended.stderr == 'Interrupted.\n'
 
@@ -85,12 +83,6 @@ def test_without_an_interrupt_an_error_is_reported():
   program = _INTERRUPTED_IN_AN_IMPORT.format(
       interrupt='pass', error='ImportError'
   )
-  ended = subprocess.run(
-      [sys.executable, '-c', program],
-      cwd=_ROOT,
-      capture_output=True,
-      text=True,
-      timeout=50,
-  )
+  ended = _run(program)
   assert ended.returncode == command_line.FAILURE
   assert ended.stderr == 'Error: half imported\n'
