@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+from tff_meta.comparison import figures
 from tff_meta.comparison import record
 from tff_meta.comparison import report
 from tff_meta.comparison import results
@@ -152,6 +153,14 @@ def test_the_page_has_all_pictures_and_no_markup_of_others(
   assert 'Table &lt;2&gt;' in page
   for loaded in ('src="http', 'href=', '<script'):
     assert loaded not in page
+
+
+def test_no_two_rows_of_a_table_look_the_same():
+  names = [f'row {i}' for i in range(40)]
+  styles = figures.row_styles(names)
+  looks = {(s['color'], s['linestyle']) for s in styles.values()}
+  assert len(looks) == len(names)
+  assert figures.row_styles(names[:3])['row 2'] == styles['row 2']
 
 
 def test_nothing_is_drawn_where_nothing_has_finished(tmp_path):

@@ -6,7 +6,7 @@ import csv
 import io
 import math
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,15 +58,37 @@ def of_setting(
       for row in table.rows
   }
   runs = {row: paths for row, paths in runs.items() if paths}
-  colours = {row.name: f'C{i % 10}' for i, row in enumerate(table.rows)}
+  styles = row_styles([row.name for row in table.rows])
   protocol, suffix = _protocol(table.setting(setting))
   pictures = [
-      _accuracy_curves(runs, colours),
-      _losses(runs, colours),
-      _distribution(runs, colours, protocol, suffix),
-      _adaptation(runs, colours, protocol, suffix),
+      _accuracy_curves(runs, styles),
+      _losses(runs, styles),
+      _distribution(runs, styles, protocol, suffix),
+      _adaptation(runs, styles, protocol, suffix),
   ]
   return [picture for picture in pictures if picture is not None]
+
+
+def row_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
+  """Chooses how rows are drawn, so that no two of up to 40 look the same.
+
+  Args:
+    names: Of all rows of a table, so that a row looks the same in all settings.
+
+  Returns:
+    Row -> `color` and `linestyle` for matplotlib: ten colours, the same ten
+    lighter, then all of them dashed.
+  """
+  # Each colour of tab20 is followed by the same one lighter.
+  paired = _pyplot().get_cmap('tab20').colors
+  colours = paired[::2] + paired[1::2]
+  return {
+      name: {
+          'color': colours[i % len(colours)],
+          'linestyle': '-' if i < len(colours) else '--',
+      }
+      for i, name in enumerate(names)
+  }
 
 
 def _protocol(setting: tables.Setting) -> tuple[str, str]:
@@ -82,7 +104,7 @@ def _which(protocol: str, suffix: str) -> str:
   return f'{protocol}, {"best" if suffix else "last"} round'
 
 
-def _accuracy_curves(runs, colours) -> Picture | None:
+def _accuracy_curves(runs, styles) -> Picture | None:
   curves, names = _mean_columns(
       runs,
       lambda name: name.split('/')[-1] == 'accuracy'
@@ -90,7 +112,7 @@ def _accuracy_curves(runs, colours) -> Picture | None:
   )
   return _lines(
       curves,
-      colours,
+      styles,
       'communication round',
       'accuracy, percent',
       'Accuracy during training (mean over seeds), as'
@@ -101,13 +123,13 @@ def _accuracy_curves(runs, colours) -> Picture | None:
   )
 
 
-def _losses(runs, colours) -> Picture | None:
+def _losses(runs, styles) -> Picture | None:
   curves, _ = _mean_columns(
       runs, lambda name: name.split('/')[-1] == 'loss', every_round=True
   )
   return _lines(
       curves,
-      colours,
+      styles,
       'communication round',
       'training loss',
       'The loss that a method reports of its local training (mean over seeds,'
@@ -155,7 +177,7 @@ def _has_every_round(rounds: Sequence[float]) -> bool:
   return len(rounds) > 1 and list(rounds) == list(range(1, len(rounds) + 1))
 
 
-def _distribution(runs, colours, protocol, suffix) -> Picture | None:
+def _distribution(runs, styles, protocol, suffix) -> Picture | None:
   """One box a row: the accuracies of single clients or groups."""
   accuracies, unit_seen = {}, 'clients'
   for row, paths in runs.items():
@@ -188,7 +210,7 @@ def _distribution(runs, colours, protocol, suffix) -> Picture | None:
       flierprops={'marker': '.', 'markersize': 3, 'alpha': 0.5},
   )
   for box, name in zip(boxes['boxes'], names, strict=True):
-    box.set(facecolor=colours[name], alpha=0.55)
+    box.set(facecolor=styles[name]['color'], alpha=0.55)
   axes.set_xlabel('accuracy, percent')
   axes.grid(axis='x', alpha=0.3)
   return _picture(
@@ -200,7 +222,7 @@ def _distribution(runs, colours, protocol, suffix) -> Picture | None:
   )
 
 
-def _adaptation(runs, colours, protocol, suffix) -> Picture | None:
+def _adaptation(runs, styles, protocol, suffix) -> Picture | None:
   section = f'evaluation{suffix}'
   curves = {}
   for row, paths in runs.items():
@@ -216,7 +238,7 @@ def _adaptation(runs, colours, protocol, suffix) -> Picture | None:
       curves[row] = (np.arange(length), means)
   return _lines(
       curves,
-      colours,
+      styles,
       'steps of adaptation',
       'accuracy, percent',
       'Accuracy after 0, 1, ... steps of adaptation'
@@ -226,7 +248,7 @@ def _adaptation(runs, colours, protocol, suffix) -> Picture | None:
 
 
 def _lines(
-    curves, colours, x_label, y_label, caption, *, scale=1, smooth=False
+    curves, styles, x_label, y_label, caption, *, scale=1, smooth=False
 ) -> Picture | None:
   """Draws row -> (x, y) as lines, None without any."""
   if not curves:
@@ -243,7 +265,7 @@ def _lines(
     axes.plot(
         x[::step],
         scale * y[::step],
-        color=colours[row],
+        **styles[row],
         label=row,
         marker=marker,
         markersize=3,
