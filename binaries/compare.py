@@ -293,7 +293,9 @@ def main() -> int:
         )
         running.run(cells, PROCESSES.value)
       write_report()
-      if kept:
+      if kept and running.stopped:
+        command_line.report(f'Nothing was copied to {kept}.')
+      elif kept:
         record.keep(root, table, SCALE.value, _shown(root, table, cells), kept)
       states = [runner.CellFolder(root, c).outcome().state for c in cells]
   print((root / 'table.md').read_text())

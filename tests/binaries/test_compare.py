@@ -48,8 +48,9 @@ def _outcomes(directory):
 def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
   directory = tmp_path / 'table'
   flags = (*_SMOKE, f'--output_dir={directory}')
+  kept = tmp_path / 'kept'
   program = subprocess.Popen(
-      [sys.executable, '-m', 'binaries.compare', *flags],
+      [sys.executable, '-m', 'binaries.compare', *flags, f'--keep={kept}'],
       cwd=_ROOT,
       stderr=subprocess.DEVNULL,
       stdout=subprocess.DEVNULL,
@@ -66,6 +67,7 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
   if signal_num == signal.SIGTERM:
     assert program.returncode == 130
     assert 'interrupted' in (directory / 'table.md').read_text()
+  assert not kept.exists()
 
   done = _compare(*flags)
   assert done.returncode == 0, done.stderr
@@ -88,7 +90,6 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
   assert (directory / 'report.html').stat().st_size > 10_000
   assert '| frl |' in done.stdout
 
-  kept = tmp_path / 'kept'
   again = _compare(
       *flags[:2], flags[-1], '--rows=frl', '--report_only', f'--keep={kept}'
   )

@@ -210,6 +210,47 @@ def test_small_files_of_finished_cells_are_kept(tmp_path, comparison):
   assert not any(b'/home/me' in path.read_bytes() for path in files)
 
 
+def _keep_good(root, comparison):
+  good = [c for c in comparison.cells if c.row == 'Good']
+  for cell in good:
+    run = runner.CellFolder(root, cell).run
+    (run / 'config.json').write_text(json.dumps({'config': {}}))
+  report.write(root, comparison)
+  record.keep(root, _TABLE, 'cpu', comparison.cells, root / 'kept')
+  return good
+
+
+def test_files_of_an_earlier_copy_go(tmp_path, comparison):
+  first, *_ = _keep_good(tmp_path, comparison)
+  run = runner.CellFolder(tmp_path, first).run
+  (run / 'metrics.csv').unlink()
+  (run / 'clients_known_clients.csv').rename(run / 'clients_new_clients.csv')
+  record.keep(tmp_path, _TABLE, 'cpu', comparison.cells, tmp_path / 'kept')
+  copy = runner.CellFolder(tmp_path / 'kept', first).run
+  assert {path.name for path in copy.iterdir()} == {
+      'summary.json',
+      'config.json',
+      'clients_new_clients.csv',
+  }
+
+
+def test_a_copy_is_not_replaced_by_an_unfinished_run(tmp_path, comparison):
+  first, *_ = _keep_good(tmp_path, comparison)
+  before = {p: p.read_bytes() for p in _files(tmp_path / 'kept')}
+  folder = runner.CellFolder(tmp_path, first)
+  folder.write(runner.Outcome('failed', 3.0, 'Error', first.flags))
+  with pytest.raises(runner.ComparisonError, match='found it failed'):
+    record.keep(tmp_path, _TABLE, 'cpu', comparison.cells, tmp_path / 'kept')
+  assert {p: p.read_bytes() for p in _files(tmp_path / 'kept')} == before
+
+
+def test_a_run_is_not_replaced_by_a_copy(tmp_path, comparison):
+  first, *_ = _keep_good(tmp_path, comparison)
+  runner.CellFolder(tmp_path / 'kept', first).log.write_text('round 1\n')
+  with pytest.raises(runner.ComparisonError, match='run there'):
+    record.check_target(tmp_path / 'kept', comparison.cells)
+
+
 def test_what_is_kept_is_a_comparison_and_can_be_kept_again(
     tmp_path, comparison
 ):

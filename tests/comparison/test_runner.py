@@ -197,3 +197,14 @@ def test_a_cell_waits_for_its_directory(tmp_path):
     assert not (directory.root / 'starts').exists()
   thread.join()
   assert runner.CellFolder(tmp_path, cell).outcome().state == 'finished'
+
+
+def test_only_another_process_is_waited_for(tmp_path, monkeypatch):
+  cell = _cell('works')
+  run = runner.CellFolder(tmp_path, cell).run
+  run.mkdir(parents=True)
+  (run / 'metrics.csv').write_text('')  # Not a run's: it has no config.json.
+  running = _runner(tmp_path)
+  monkeypatch.setattr(running._stopped, 'wait', lambda _: pytest.fail('waits'))
+  running.run([cell], 1)
+  assert _starts(tmp_path, cell) == 1

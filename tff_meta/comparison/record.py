@@ -20,14 +20,15 @@ _TABLES = ('table.md', 'table.csv', 'table.json')
 
 
 def check_target(target: pathlib.Path, cells: Sequence[tables.Cell]) -> None:
-  """Raises if the copies in a directory are not all of these cells.
+  """Raises if a directory has other runs than copies of these cells.
 
   Args:
     target: The directory; it need not exist.
     cells: The cells.
 
   Raises:
-    ComparisonError: If there is a copy of another run.
+    ComparisonError: If there is a copy of another run, or a run that was made
+      there.
   """
   known = {cell.folder for cell in cells}
   for path in sorted(target.rglob('cell.json')):
@@ -36,6 +37,11 @@ def check_target(target: pathlib.Path, cells: Sequence[tables.Cell]) -> None:
       raise runner.ComparisonError(
           f'Expected {target} to hold no runs but those of this report, found'
           f' {name}. Tip: remove it, or give another directory.'
+      )
+    if (path.parent / 'log.txt').exists():
+      raise runner.ComparisonError(
+          f'Expected {target} to hold copies of runs, found {name}, which was'
+          ' run there. Tip: give another directory.'
       )
 
 
@@ -62,17 +68,24 @@ def keep(
 
   Raises:
     ComparisonError: If copies of another table or scale are there, of a run
-      that is not among the finished ones, or other files.
+      that is not among the cells or is not finished, or other files. Nothing
+      is changed then.
     OSError: If a file cannot be read or written.
     ValueError: If one that should be JSON is not.
   """
   runner.check_claim(target, table.name, scale_name)
-  finished = [
-      cell
-      for cell in cells
-      if runner.CellFolder(root, cell).outcome().state == 'finished'
-  ]
-  check_target(target, finished)
+  check_target(target, cells)
+  finished = []
+  for cell in cells:
+    state = runner.CellFolder(root, cell).outcome().state
+    if state == 'finished':
+      finished.append(cell)
+    elif runner.CellFolder(target, cell).outcome().state == 'finished':
+      raise runner.ComparisonError(
+          f'Expected {cell.folder}, of which {target} has a copy, to be'
+          f' finished, found it {state}. Tip: run it to its end, or give'
+          ' another directory.'
+      )
   target.mkdir(parents=True, exist_ok=True)
   runner.claim(target, table.name, scale_name)
   for name in _TABLES:
@@ -81,19 +94,27 @@ def keep(
     folder = runner.CellFolder(root, cell)
     copy = runner.CellFolder(target, cell)
     copy.run.mkdir(parents=True, exist_ok=True)
-    for path in (
-        folder.run / 'summary.json',
-        *folder.run.glob('clients_*.csv'),
-        *folder.run.glob('groups_*.csv'),
-    ):
-      atomic_files.write_bytes(copy.run / path.name, path.read_bytes())
+    files = {
+        path.name: path.read_bytes()
+        for path in (folder.run / 'summary.json', *_per_client(folder.run))
+    }
     evaluations = _evaluations(folder.run / 'metrics.csv')
     if evaluations:
-      atomic_files.write_bytes(copy.run / 'metrics.csv', evaluations)
+      files['metrics.csv'] = evaluations
+    for name, content in files.items():
+      atomic_files.write_bytes(copy.run / name, content)
+    for path in (copy.run / 'metrics.csv', *_per_client(copy.run)):
+      if path.name not in files:  # Of an earlier copy.
+        path.unlink(missing_ok=True)
     config = json.loads((folder.run / 'config.json').read_text())
     config['config'].pop('data_dir', None)
     atomic_files.write_json(copy.run / 'config.json', config)
     copy.write(folder.outcome())
+
+
+def _per_client(run: pathlib.Path) -> list[pathlib.Path]:
+  """Returns a run's tables of clients and of groups."""
+  return [*run.glob('clients_*.csv'), *run.glob('groups_*.csv')]
 
 
 def _evaluations(metrics: pathlib.Path) -> bytes:

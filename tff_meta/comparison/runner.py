@@ -350,16 +350,21 @@ class Runner:
       return process.wait()
 
   def _wait_until_free(self, folder: CellFolder) -> None:
-    """Waits for a program that a killed comparison has left saving."""
+    """Waits for a program that a killed comparison has left saving.
+
+    What else keeps the directory from being used, the cell's program says.
+    """
     directory = run_directory.RunDirectory(folder.run)
     deadline = time.monotonic() + _SECONDS_TO_SAVE
     while folder.run.exists() and time.monotonic() < deadline:
       try:
         with directory.locked():
           return
-      except run_directory.RunDirectoryError:
+      except run_directory.RunDirectoryHeldError:
         if self._stopped.wait(_POLL_SECONDS):
           return
+      except run_directory.RunDirectoryError:
+        return
 
   def _without_places(self, text: str) -> str:
     for place, name in self._places.items():

@@ -15,6 +15,10 @@ class RunDirectoryError(OSError):
   """A run's directory cannot be used; the message says why."""
 
 
+class RunDirectoryHeldError(RunDirectoryError):
+  """Another process holds a run's directory."""
+
+
 class RunDirectory:
   """Paths of a run's files, and its configuration."""
 
@@ -39,8 +43,9 @@ class RunDirectory:
     The lock ends with the process, however that ends.
 
     Raises:
-      RunDirectoryError: If the directory cannot be created or written to, or
-        another process holds it.
+      RunDirectoryHeldError: If another process holds the directory.
+      RunDirectoryError: If it cannot be created or written to, or has files of
+        a run that are not ours.
     """
     try:
       self.root.mkdir(parents=True, exist_ok=True)
@@ -54,7 +59,7 @@ class RunDirectory:
       try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
       except BlockingIOError:
-        raise RunDirectoryError(
+        raise RunDirectoryHeldError(
             f'Expected {self.root} to be free, found another process training'
             ' there. Tip: wait for it, or give another --output_dir.'
         ) from None
