@@ -202,8 +202,8 @@ def _titles(configs):
 def _nvar(root):
   """Prints and returns nVAR of every run."""
   del root  # There is no picture.
-  from tff_meta.analyses import embeddings
-  from tff_meta.analyses import normalized_variance
+  from tff_meta.evaluation import normalized_variance
+  from tff_meta.training import embeddings
 
   runs, configs = [], _configs()
   prepared = _prepare(configs, embeddings.check_can_embed)
@@ -214,7 +214,7 @@ def _nvar(root):
       values = {}
       for name in ('trained', 'untrained'):
         examples = embeddings.embed_test_examples(
-            experiment, getattr(models, name)
+            experiment, *getattr(models, name)
         )
         values[name] = normalized_variance.normalized_variance(
             *examples, literal=LITERAL.value
@@ -238,8 +238,8 @@ def _nvar(root):
 def _embedding_map(root):
   """Draws every run's test examples; prints and returns silhouettes."""
   from tff_meta.analyses import embedding_map
-  from tff_meta.analyses import embeddings
   from tff_meta.analyses import pictures
+  from tff_meta.training import embeddings
 
   panels, runs, configs = [], [], _configs()
   prepared = _prepare(configs, embeddings.check_can_embed)
@@ -247,7 +247,7 @@ def _embedding_map(root):
       _titles(configs), configs, prepared, strict=True
   ):
     with _open_models(experiment, directory) as models:
-      examples = embeddings.embed_test_examples(experiment, models.trained)
+      examples = embeddings.embed_test_examples(experiment, *models.trained)
     panel, numbers = embedding_map.build_panel(
         title,
         examples.choose(MAX_EXAMPLES.value, SEED.value),

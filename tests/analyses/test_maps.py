@@ -11,12 +11,12 @@ from tff_meta import episodes
 from tff_meta import models
 from tff_meta.algorithms import frl
 from tff_meta.analyses import embedding_map
-from tff_meta.analyses import embeddings
 from tff_meta.analyses import group_map
 from tff_meta.analyses import pictures
 from tff_meta.analyses import projections
 from tff_meta.data import few_round_groups
 from tff_meta.learners import few_round
+from tff_meta.training import embeddings
 
 PCA = projections.Layout('pca')
 RNG = np.random.default_rng(0)

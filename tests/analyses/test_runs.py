@@ -5,11 +5,11 @@ import pytest
 import tensorflow as tf
 
 from tff_meta import client_state_store
-from tff_meta.analyses import embeddings
 from tff_meta.analyses import projections
 from tff_meta.analyses import trajectory
 from tff_meta.client_works import client_work
 from tff_meta.training import checkpoints
+from tff_meta.training import embeddings
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
 from tff_meta.training import run_config
@@ -49,6 +49,7 @@ _DEFAULTS = dict(
     restrict_f1_to_client_labels=None,
     references=True,
     curve=False,
+    nvar=False,
     execution='in_process',
 )
 
@@ -139,7 +140,7 @@ def test_impossible_trajectories(changes, rounds, clients, problem):
 def test_embeddings_are_of_all_test_examples_by_the_global_body(experiment):
   process = experiment.build_process()
   model = protocols.untrained_model(process)
-  found = embeddings.embed_test_examples(experiment, model)
+  found = embeddings.embed_test_examples(experiment, *model)
   assert embeddings.embedded_by(experiment) == 'global'
   tests = [
       experiment.dataset.client(c).test for c in experiment.dataset.client_ids()
@@ -167,7 +168,7 @@ def test_clients_embed_by_their_own_bodies(algorithm):
     kept = process.initial_memory | {'weights': own}
   states.write(first, 1, checkpoints.to_arrays(kept))
   model = protocols.model(process, process.initialize(), states)
-  found = embeddings.embed_test_examples(experiment, model).embeddings
+  found = embeddings.embed_test_examples(experiment, *model).embeddings
   assert embeddings.embedded_by(experiment) == 'client'
 
   def embed(weights, client_id):
@@ -185,4 +186,4 @@ def test_clients_without_test_examples_cannot_be_embedded():
   experiment = prepare(test_fraction=0.0)
   model = protocols.untrained_model(experiment.build_process())
   with pytest.raises(ValueError, match='test examples, found none'):
-    embeddings.embed_test_examples(experiment, model)
+    embeddings.embed_test_examples(experiment, *model)

@@ -117,6 +117,8 @@ def test_every_cell_can_be_run(resolve, name, scale):
         assert config.select_best and config.eval_every <= config.rounds
       if number == 'curve_end_mean':
         assert config.curve
+      if number == 'nvar':
+        assert config.nvar
 
 
 _KEPT = sorted(path.parent for path in _ROOT.glob('results/*/comparison.json'))
@@ -183,12 +185,13 @@ def test_names_can_be_given_as_flags(name):
 def test_published_numbers_are_percentages(name):
   """A row without flags is not run, and has published numbers to show."""
   table = experiments.get(name)
+  most = 3000 if name == 'metavers_nvar' else 100  # No share of anything.
   for row in table.rows:
     assert row.flags or row.settings == ()
     assert row.flags or row.published
     for published in row.published.values():
       for number in published.values():
-        assert 1 < number.value < 100
+        assert 1 < number.value < most
         assert number.spread is None or 0 <= number.spread < 40
         assert number.spread is None or table.spread
 
@@ -391,6 +394,15 @@ def _published(table, row, setting, measure):
         ),
         (
             (
+                'metavers_nvar',
+                'FedRep',
+                'CIFAR-100',
+                'Best round on validation',
+            ),  # fmt: skip
+            (2031.4, None),
+        ),
+        (
+            (
                 'fedec_table2_others',
                 'FedEC',
                 'FEMNIST (150 x 3)',
@@ -466,6 +478,25 @@ def test_metavers(resolve, data):
     assert local.rounds == 1 and local.clients_per_round == num_clients
     assert local.hparams.episodes == 100
     assert (local.hparams.shots, local.hparams.queries) == _SHOTS[data][i]
+
+
+@pytest.mark.parametrize(
+    'setting, of', [('CIFAR-100', 'cifar100'), ('CIFAR-10', 'cifar10')]
+)
+def test_spread_of_classes_is_measured_in_the_runs_of_table_2(
+    resolve, setting, of
+):
+  """Table 4: 100 clients, the four methods; there is one more measure."""
+  table = experiments.get('metavers_nvar')
+  assert [row.name for row in table.rows] == [
+      'FedAvg', 'FedBABU', 'FedRep', 'MetaVers',
+  ]  # fmt: skip
+  for row in table.rows:
+    config = _config(resolve, table.name, 'paper', row.name, setting)
+    accuracy = _config(
+        resolve, f'metavers_{of}', 'paper', row.name, '100 clients'
+    )
+    assert dataclasses.replace(config, nvar=False) == accuracy
 
 
 def test_ablations_of_metavers(resolve):

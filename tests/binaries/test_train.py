@@ -374,6 +374,7 @@ def _check_evaluation_of_clients(call, directory, summary):
         ),
         (['--protocol=new_people'], 2, 'protocols of new_groups'),
         (['--protocol=known_clients'], 2, 'offers: new_groups'),
+        (['--nvar'], 2, 'known_clients to be evaluated with --nvar, found new'),
         (['--test_fraction=0.2'], 2, 'no `test_fraction`'),
         (['--num_new_clients=2'], 2, 'no `num_new_clients`'),
         (['--eval_support_fraction=2'], 2, 'between 0 and 1'),

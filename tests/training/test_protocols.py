@@ -9,6 +9,7 @@ import tree
 
 from tff_meta import client_state_store
 from tff_meta.data import few_round_groups
+from tff_meta.evaluation import normalized_variance
 from tff_meta.training import checkpoints
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
@@ -49,6 +50,7 @@ _DEFAULTS = dict(
     restrict_f1_to_client_labels=None,
     references=True,
     curve=False,
+    nvar=False,
     execution='native',
 )
 # A new group has one round: tracing a group's rounds takes most of the time.
@@ -213,6 +215,44 @@ def test_a_curve_that_there_is_not_is_said(experiment, models):
     )
     said = [line for line in lines if 'No curve of known_clients' in line]
     assert len(said) == count
+
+
+def test_spread_of_classes_is_that_of_known_clients_in_the_global_body(
+    experiment, models
+):
+  asked = dataclasses.replace(
+      experiment, config=dataclasses.replace(experiment.config, nvar=True)
+  )
+  trained, untrained = models
+  body = tree.map_structure(
+      lambda w: np.cos(np.arange(w.size, dtype=w.dtype)).reshape(w.shape),
+      tree.map_structure(np.asarray, trained.weights['body']),
+  )
+  trained = trained._replace(weights=trained.weights | {'body': body})
+  tests = [
+      experiment.dataset.client(c).test for c in experiment.dataset.client_ids()
+  ]
+  x = np.concatenate([test.x for test in tests])
+  expected = normalized_variance.normalized_variance(
+      experiment.model.embed(body, x, None).numpy(),
+      np.concatenate([test.y for test in tests]),
+  )
+  evaluator = protocols.Evaluator(asked)
+  known, _ = _evaluate(evaluator, 'known_clients', trained, untrained)
+  assert known['nvar'] == pytest.approx(expected, rel=1e-4)
+  assert f'nVAR {known["nvar"]:.4g}' in protocols.format_table({'a': known})
+  new, _ = _evaluate(evaluator, 'new_clients', trained, untrained)
+  assert 'nvar' not in new
+  without, _ = _evaluate(
+      protocols.Evaluator(experiment), 'known_clients', trained, untrained
+  )
+  assert without == {k: v for k, v in known.items() if k != 'nvar'}
+
+
+def test_spread_of_classes_needs_one_network():
+  evaluator = protocols.Evaluator(prepare(algorithm='ifca', nvar=True))
+  with pytest.raises(ValueError, match="one model.* found 'ifca'"):
+    evaluator.choose(())
 
 
 def test_evaluation_on_the_way_is_the_known_clients_or_their_validation(

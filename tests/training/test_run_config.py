@@ -37,6 +37,7 @@ _DEFAULTS = dict(
     restrict_f1_to_client_labels=None,
     references=True,
     curve=False,
+    nvar=False,
     validation_groups=2,
     protocols=('new_groups',),
     eval_groups=3,

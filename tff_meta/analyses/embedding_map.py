@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from tff_meta.analyses import embeddings as embeddings_lib
-from tff_meta.analyses import normalized_variance
 from tff_meta.analyses import pictures
 from tff_meta.analyses import projections
+from tff_meta.evaluation import normalized_variance
+from tff_meta.training import embeddings as embeddings_lib
 
 
 def build_panel(

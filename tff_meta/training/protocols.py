@@ -25,10 +25,12 @@ from tff_meta.data import few_round_groups
 from tff_meta.evaluation import accuracy
 from tff_meta.evaluation import client_metrics
 from tff_meta.evaluation import few_round
+from tff_meta.evaluation import normalized_variance
 from tff_meta.evaluation import personalization
 from tff_meta.learners import personalizer as personalizer_lib
 from tff_meta.training import atomic_files
 from tff_meta.training import client_memories
+from tff_meta.training import embeddings
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import loop
 
@@ -164,6 +166,8 @@ class Evaluator:
         )
       if name not in _ROLES:
         self.group_protocol(name).sample(self._pools, 0)
+    if self._config.nvar and KNOWN_CLIENTS in names:
+      embeddings.check_can_embed(self._experiment)
     return tuple(names)
 
   @property
@@ -247,7 +251,8 @@ class Evaluator:
       `references`, if the configuration asks for them, the same of others in
       the very same groups or clients, with `gain` and `gain_half_width_95`, the
       mean and 95 % half width of the difference to them group by group or
-      client by client.
+      client by client. With the configuration's `nvar` known clients have
+      `nvar`, too, see `normalized_variance`.
     """
     if self.starts_from_scratch(name):
       report(f'Evaluating {name}: {_LABELS[_FROM_SCRATCH]}.')
@@ -259,9 +264,18 @@ class Evaluator:
     for suffix, of_round in trained.items():
       report(f'Evaluating {name}: {_LABELS[_TRAINED]}{_ROUNDS[suffix]}.')
       own = self._report(name, of_round)
-      results[suffix] = self._summary(name, own, references), own
+      summary = self._summary(name, own, references)
+      if self._config.nvar and name == KNOWN_CLIENTS:
+        summary['nvar'] = self._nvar(of_round)
+      results[suffix] = summary, own
     self._report_no_curve(name, own, report)
     return results
+
+  def _nvar(self, trained: Model) -> float:
+    """Returns the normalized variance of known clients' test examples."""
+    return normalized_variance.normalized_variance(
+        *embeddings.embed_test_examples(self._experiment, *trained)
+    )
 
   def _report_no_curve(self, name, own, report) -> None:
     if self._config.curve and own.curves is None:
@@ -544,6 +558,8 @@ def _further_line(model_name, result) -> str:
     ]
   if result['curve_end_mean'] is not None:
     parts.append(f'last three steps {100 * result["curve_end_mean"]:.2f}')
+  if 'nvar' in result:
+    parts.append(f'nVAR {result["nvar"]:.4g}')
   return f'  {_LABELS[model_name]}: {", ".join(parts)}'
 
 

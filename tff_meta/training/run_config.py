@@ -29,6 +29,7 @@ FREE_FIELDS = (
     'eval_groups',
     'references',
     'reference_hparams',
+    'nvar',
 )
 
 _REFERENCE = 'fed_avg'
@@ -85,6 +86,8 @@ class RunConfig:
     restrict_f1_to_client_labels: Whether a prediction that a client has no
       label for does not bring its class into the macro-F1.
     curve: Whether accuracy is measured after every step of adaptation, too.
+    nvar: Whether the evaluation of known clients at the end measures how widely
+      the classes of their test examples spread, too.
     way: Classes of a group; None where no groups can be drawn.
     group_clients: Clients of a group; None where no groups can be drawn.
     execution: Where TFF computations run.
@@ -122,6 +125,7 @@ class RunConfig:
   eval_support_fraction: float | None
   restrict_f1_to_client_labels: bool
   curve: bool
+  nvar: bool
   way: int | None
   group_clients: int | None
   execution: str

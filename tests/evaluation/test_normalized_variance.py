@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tff_meta.analyses import normalized_variance
+from tff_meta.evaluation import normalized_variance
 
 nvar = normalized_variance.normalized_variance
 TWO_PAIRS = np.array([[-1.0], [1.0], [9.0], [11.0]])

@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 from tff_meta.models import model as model_lib
+from tff_meta.training import client_memories
 from tff_meta.training import experiment as experiment_lib
-from tff_meta.training import protocols
 
 # Algorithms whose server trains no model, and where a client's memory has its.
 _OWN_MODEL = {
@@ -58,7 +58,9 @@ def check_can_embed(experiment: experiment_lib.Experiment) -> None:
 
 
 def embed_test_examples(
-    experiment: experiment_lib.Experiment, model: protocols.Model
+    experiment: experiment_lib.Experiment,
+    weights: Any,
+    memories: client_memories.ClientMemories,
 ) -> EmbeddedExamples:
   """Embeds the test examples of all known clients.
 
@@ -69,7 +71,8 @@ def embed_test_examples(
 
   Args:
     experiment: The clients and the network.
-    model: The model, trained or not.
+    weights: `OrderedDict(body, head)` of the server's model.
+    memories: What clients have kept for themselves.
 
   Returns:
     The examples, client by client.
@@ -87,12 +90,12 @@ def embed_test_examples(
     if not dataset.num_examples(client_id, 'test'):
       continue
     test = dataset.client(client_id).test
-    weights = model.weights
+    used = weights
     if own_model:
-      memory = model.memories.of(client_id)
+      memory = memories.of(client_id)
       memory = memory._replace(value=own_model(memory.value))
-      weights = memory.value_or(weights)
-    parts.append((embed(weights['body'], test.x).numpy(), test.y))
+      used = memory.value_or(weights)
+    parts.append((embed(used['body'], test.x).numpy(), test.y))
   return EmbeddedExamples(
       *(np.concatenate(column) for column in zip(*parts, strict=True))
   )
