@@ -7,10 +7,12 @@ Left open by the paper, which has no code: rates, epochs, batches and optimizer
 of all rows, the weights of both constraints, the widths of the networks, which
 model is tested, and the seeds. Ours are those of FedRep's code, whose clients
 and networks the paper has, and otherwise those of the flag files, which say
-why. Nothing in these tables was tuned. The last one is a grid of ours over
-the number of local epochs and the constraint, measured on validation examples.
+why. Nothing in these tables was tuned. The last two are grids of ours, measured
+on validation examples: a short one over the kind of the constraint and whom it
+holds, and one of full length over what decides how much it matters.
 """
 
+from collections.abc import Sequence
 import dataclasses
 
 from binaries.experiments import flag_files
@@ -243,15 +245,31 @@ _CONSTRAINTS = {
 }
 
 
-def _grid_row(name: str, algorithm: str, hparams: str = '') -> tables.Row:
-  """Returns a row of the grid, with every number of local epochs."""
+def _grid_row(
+    name: str, algorithm: str, hparams: str = '', taus: Sequence[int] = _TAUS
+) -> tables.Row:
+  """Returns a row of a grid, with every number of local epochs."""
   return tables.Row(
       name,
       flags=(f'--algorithm={algorithm}',),
       setting_flags={
           f'tau {tau}': (f'--hparams=eval_model=stored,tau={tau}{hparams}',)
-          for tau in _TAUS
+          for tau in taus
       },
+  )
+
+
+def _grid_setting(tau: int) -> tables.Setting:
+  return tables.Setting(
+      f'tau {tau}',
+      measures=(
+          tables.Measure(
+              'Validation, last ten rounds',
+              'last_ten_evaluations_mean/validation_clients/accuracy',
+          ),
+          tables.Measure('Test, last round', _MEASURES[1].path),
+      ),
+      flags=_setting(_MAIN).flags,
   )
 
 
@@ -259,20 +277,7 @@ CIFAR10_100_2_GRID = tables.Table(
     name='fedec_cifar10_100_2_grid',
     title="A grid of FedEC's constraint: its weight, and whom it holds",
     source='ours',
-    settings=tuple(
-        tables.Setting(
-            f'tau {tau}',
-            measures=(
-                tables.Measure(
-                    'Validation, last ten rounds',
-                    'last_ten_evaluations_mean/validation_clients/accuracy',
-                ),
-                tables.Measure('Test, last round', _MEASURES[1].path),
-            ),
-            flags=_setting(_MAIN).flags,
-        )
-        for tau in _TAUS
-    ),
+    settings=tuple(_grid_setting(tau) for tau in _TAUS),
     rows=(
         _grid_row('FedEC-wo', 'fedec_wo'),
         *(
@@ -315,4 +320,49 @@ CIFAR10_100_2_GRID = tables.Table(
     ),
 )
 
-TABLES = (CIFAR10_100_2, OTHERS, CIFAR10_100_2_GRID)
+_FULL_TAUS = (5, 1, 10)
+CIFAR10_100_2_FULL_GRID = tables.Table(
+    name='fedec_cifar10_100_2_full_grid',
+    title="A grid of full length: local epochs, the server's step, the weight",
+    source='ours',
+    settings=tuple(_grid_setting(tau) for tau in _FULL_TAUS),
+    rows=tuple(
+        _grid_row(
+            name + suffix,
+            algorithm,
+            weight + f',outer_learning_rate={outer}',
+            taus=_FULL_TAUS,
+        )
+        for suffix, outer in (('', 1.0), (' outer 0.5', 0.5))
+        for name, algorithm, weight in (
+            ('FedEC-wo', 'fedec_wo', ''),
+            *(
+                (f'KL {w:g}', 'fedec', f',constraint_weight={w}')
+                for w in _CONSTRAINTS['KL'][1]
+            ),
+        )
+    ),
+    scales={
+        'smoke': dataclasses.replace(
+            _SMOKE,
+            changes=f'2 rounds of 5 clients; seed 0 only. {_GRID_DATA}',
+        ),
+        'cpu': tables.Scale(seeds=(0,), changes=f'Seed 0 only. {_GRID_DATA}'),
+    },
+    flags=('--validation_fraction=0.2',),
+    notes=(
+        'Mean accuracy of all clients, with the models they keep, after each of'
+        ' the last ten of 100 rounds. A choice between rows is made by the'
+        ' validation examples.',
+        'Tau is the number of local epochs, KL the weight of the constraint on'
+        ' clients that have taken part before, outer the step of the server'
+        ' where it is not 1. FedEC-wo has no constraint.',
+    ),
+)
+
+TABLES = (
+    CIFAR10_100_2,
+    OTHERS,
+    CIFAR10_100_2_GRID,
+    CIFAR10_100_2_FULL_GRID,
+)

@@ -222,6 +222,7 @@ def test_there_is_no_paper_scale_of_what_nobody_published():
       'frl_cifar10',
       'metavers_cifar10_sweep',
       'fedec_cifar10_100_2_grid',
+      'fedec_cifar10_100_2_full_grid',
       'fedmeta_per_mnist_scalings',
   }
   assert ours == set(experiments.TABLES) - set(_PAPER)
@@ -608,6 +609,39 @@ def test_grid_of_fedec(resolve):
         tau=hparams.tau,
     )
     assert (config.rounds, config.validation_fraction) == (20, 0.2)
+
+
+def test_full_grid_of_fedec(resolve):
+  """The specification's grid, at the length of the table, on validation."""
+  table = experiments.get('fedec_cifar10_100_2_full_grid')
+  flag_file = '--flagfile=binaries/presets/fedec_cifar10_100_2.flags'
+  base = resolve([flag_file])
+  found = set()
+  for cell in tables.cells(table, 'cpu'):
+    config = resolve(cell.flags)
+    hparams = config.hparams
+    kind, weight = (*cell.row.split(), '')[:2]
+    if kind == 'KL':
+      assert float(weight) == hparams.constraint_weight
+    changes = {
+        name: getattr(hparams, name)
+        for name in ('tau', 'outer_learning_rate', 'constraint')
+    }
+    assert changes['constraint'] == ('kl' if kind == 'KL' else 'none')
+    assert cell.setting == f'tau {hparams.tau}'
+    assert cell.row.endswith('outer 0.5') == (hparams.outer_learning_rate < 1)
+    assert config == dataclasses.replace(
+        base,
+        algorithm=config.algorithm,
+        validation_fraction=0.2,
+        hparams=dataclasses.replace(
+            base.hparams,
+            constraint_weight=hparams.constraint_weight,
+            **changes,
+        ),
+    )
+    found.add((kind, weight if kind == 'KL' else '', *changes.values()))
+  assert len(found) == 3 * 2 * (1 + 4)
 
 
 @pytest.mark.parametrize(
