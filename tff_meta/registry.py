@@ -353,6 +353,15 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_client_personalizer='build_pfedme_client',
         ),
         AlgorithmSpec(
+            name='l2gd',
+            summary='Own models, pulled towards their average by a coin',
+            paper='Hanzely and Richtarik, 2020',
+            module_name='tff_meta.baselines.l2gd',
+            builder='build_l2gd',
+            known_client_personalizer='build_l2gd_known_client',
+            new_client_personalizer='build_l2gd_new_client',
+        ),
+        AlgorithmSpec(
             name='ditto',
             summary="A personal model, pulled towards the server's",
             paper='Li et al., ICML 2021',

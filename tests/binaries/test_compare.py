@@ -123,8 +123,8 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
             'run of frl in Known clients, found none. Tip: frl has New',
         ),
         (
-            ['--experiment=fedec_cifar10_100_2', '--rows=L2GD'],
-            'L2GD in any setting, found none. Tip: there are published',
+            ['--experiment=metavers_new_classes', '--rows=FRL'],
+            'FRL in any setting, found none. Tip: there are published',
         ),
     ],
 )

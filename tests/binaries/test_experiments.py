@@ -551,8 +551,8 @@ def test_new_classes_of_metavers(resolve, setting):
 def test_fedec(resolve):
   """Section 3.3: 100 rounds, a tenth of the clients in each."""
   for name, num_cells in (
-      ('fedec_cifar10_100_2', 13),
-      ('fedec_table2_others', 5 * 13),
+      ('fedec_cifar10_100_2', 14),
+      ('fedec_table2_others', 5 * 14),
   ):
     table = experiments.get(name)
     cells = tables.cells(table, 'paper', seeds=[0])
@@ -644,6 +644,21 @@ def test_full_grid_of_fedec(resolve):
   assert len(found) == 3 * 2 * (1 + 4)
 
 
+def test_l2gd_of_fedec(resolve):
+  """FedRep's code: eta = 1 / (n (1 - p)), a pull of half of that."""
+  for table, setting, num_clients in (
+      ('fedec_cifar10_100_2', 'CIFAR-10 (100 x 2)', 100),
+      ('fedec_table2_others', 'CIFAR-10 (1000 x 2)', 1000),
+      ('fedec_table2_others', 'FEMNIST (150 x 3)', 150),
+  ):
+    config = _config(resolve, table, 'paper', 'L2GD', setting)
+    assert config.num_clients == num_clients
+    hparams = config.hparams
+    rate = 1 / (num_clients * (1 - hparams.averaging_probability))
+    assert hparams.learning_rate == pytest.approx(rate, rel=1e-3)
+    assert hparams.pull == pytest.approx(rate / 2, rel=1e-3)
+
+
 @pytest.mark.parametrize(
     'row, flag_file',
     [
@@ -657,6 +672,7 @@ def test_full_grid_of_fedec(resolve):
         ('LG-FedAvg', '_lg_fed_avg'),
         ('pFedMe', '_pfedme'),
         ('APFL', '_apfl'),
+        ('L2GD', '_l2gd'),
         ('SCAFFOLD', '_scaffold'),
     ],
 )

@@ -106,6 +106,13 @@ _TOY_SETTINGS = {
         proximal_weight=5.0,
         batch_size=4,
     ),
+    'l2gd': dict(
+        learning_rate=0.1,
+        epochs=2,
+        batch_size=4,
+        averaging_probability=0.5,
+        penalty_weight=2.0,
+    ),
     'knn_per': dict(learning_rate=0.3, batch_size=4),
     'fed_proto': dict(learning_rate=0.1, epochs=2),
     'ifca': _IFCA,
@@ -307,7 +314,7 @@ class Case:
   def keeps_what_it_uploads(self) -> bool:
     """Whether a client keeps the very model that it uploads."""
     return (
-        self.spec.module_name.endswith('.fedec')
+        self.spec.module_name.endswith(('.fedec', '.l2gd'))
         or getattr(self.config, 'first_head', None) == 'averaged_head'
         or getattr(self.config, 'head_of_evaluation', None) == 'averaged'
     )
@@ -334,6 +341,7 @@ _SAME_BUT_FOR_NUMBERS = (
     'lg_fed_avg',
     'apfl',
     'pfedme',
+    'l2gd',
     'knn_per',
     'fed_proto',
     'ifca',

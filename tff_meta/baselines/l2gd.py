@@ -1,0 +1,308 @@
+"""L2GD: own models, pulled towards their average when a coin says so.
+
+A client keeps a model x_i of its own. The n clients minimize
+
+  1/n sum_i f_i(x_i) + lambda / (2 n) sum_i ||x_i - xbar||^2,
+
+xbar the average of the models, by steps on one of the two terms at a time: a
+coin that all share says which. With probability 1 - p everybody takes a step on
+its own loss, with probability p an averaging step, which pulls it to xbar.
+
+Averaging steps leave xbar as it is, so that nothing is communicated between
+equal sides of the coin. Here a round is a run of averaging steps and the run of
+local steps that follows: a client downloads xbar, pulls its model towards it as
+often as the coin says, trains, and uploads the model, and the server's average
+is the next xbar. With all clients in every round that is Algorithm 1; with some
+of them, xbar is the average of those of the last round, and the others' models
+stay as they are. A known client uses its model, one that was never sampled the
+server's.
+
+Source: Filip Hanzely and Peter Richtarik, "Federated Learning of a Mixture of
+Global and Local Models", 2020, https://arxiv.org/abs/2002.05516, Algorithm 1.
+Deviations: BUILD_NOTES.md, L2GD.
+"""
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta import composition
+from tff_meta import config_checks
+from tff_meta import weights as weights_lib
+from tff_meta.client_works import client_work
+from tff_meta.learners import few_round
+from tff_meta.learners import local_sgd
+from tff_meta.learners import personal_head
+from tff_meta.learners import personalizer
+from tff_meta.models import model as model_lib
+
+# The coin's seeds are apart from those of rounds and of initial weights.
+_COIN_SEED = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class L2gdConfig:
+  """Configuration; the defaults are the `paper` preset.
+
+  Attributes:
+    learning_rate: eta = alpha / (n (1 - p)), of the local steps, where alpha is
+      the paper's step size.
+    momentum: Of SGD, in [0, 1); its state starts anew with every local step.
+    weight_decay: Coupled L2 coefficient.
+    epochs: Epochs that make a local step.
+    batch_size: Examples of a minibatch; 0 is the whole set, where one epoch is
+      the gradient step of Algorithm 1.
+    averaging_probability: p, above 0 and below 1. A round has 1 / (1 - p)
+      averaging steps and 1 / p local ones on average.
+    penalty_weight: lambda; with 0 clients train alone.
+    new_client_epochs: Epochs in which a new client trains the server's model.
+  """
+
+  learning_rate: float = 0.1
+  momentum: float = 0.0
+  weight_decay: float = 0.0
+  epochs: int = 1
+  batch_size: int = 0
+  averaging_probability: float = 0.1
+  penalty_weight: float = 0.5
+  new_client_epochs: int = 10
+
+  def __post_init__(self):
+    config_checks.check_fields(self)
+    config_checks.check_fraction(self, 'averaging_probability')
+    composition.build_optimizer('sgd', self.learning_rate, self.momentum)
+    if self.pull > 1:
+      raise ValueError(
+          'Expected an averaging step, `learning_rate` * `penalty_weight` *'
+          ' (1 - p) / p with p = `averaging_probability`, of at most 1, found'
+          f' {self.learning_rate} * {self.penalty_weight} *'
+          f' (1 - {self.averaging_probability}) / {self.averaging_probability}'
+          f' = {self.pull:g}: models would go beyond the average.'
+      )
+
+  @property
+  def pull(self) -> float:
+    """The share of the way to xbar that an averaging step goes.
+
+    alpha lambda / (n p) = eta lambda (1 - p) / p.
+    """
+    p = self.averaging_probability
+    return self.learning_rate * self.penalty_weight * (1 - p) / p
+
+
+# Algorithm 1 itself. The numbers are ours: p is near lambda / (L + lambda), at
+# which the paper's bound on alpha is largest, with eta = 1 / (2 L) for L = 5;
+# an averaging step then goes half of the way.
+PAPER = L2gdConfig()
+# FedRep's code, which has it as a baseline: alpha = 1 with n = 100, p = 0.9, a
+# local step of ten epochs of minibatches. It pulls by eta * 0.5, not by
+# eta * 0.5 * (1 - p) / p, so that its 0.5 is a lambda of 4.5.
+RELEASE = dataclasses.replace(
+    PAPER,
+    momentum=0.5,
+    weight_decay=1e-4,
+    epochs=10,
+    batch_size=10,
+    averaging_probability=0.9,
+    penalty_weight=4.5,
+)
+# For the demonstration on the embedded digits only.
+DEMO = dataclasses.replace(
+    PAPER, batch_size=16, averaging_probability=0.5, penalty_weight=2.0
+)
+
+
+class RoundSteps(NamedTuple):
+  """How often the coin falls on either side in a round.
+
+  Attributes:
+    averaging: Averaging steps, int32 scalar of at least 1.
+    local: Local steps after them, int32 scalar of at least 1.
+  """
+
+  averaging: tf.Tensor
+  local: tf.Tensor
+
+
+def draw_steps(config: L2gdConfig, seed: tf.Tensor) -> RoundSteps:
+  """Tosses the coin of a round until it has fallen on both sides.
+
+    P(averaging = k) = p^(k - 1) (1 - p),  P(local = k) = (1 - p)^(k - 1) p
+
+  (Where the coin first falls on the local side, the first round has averaging
+  steps nevertheless, which do nothing: all models are the same.)
+
+  Args:
+    config: The configuration.
+    seed: Of the round, int32 `[2]`.
+
+  Returns:
+    The lengths of the two runs.
+  """
+  p = config.averaging_probability
+  # A number of (0, 1] is at most q^k, for k more steps, with probability q^k.
+  uniform = 1 - tf.random.stateless_uniform([2], seed, dtype=tf.float64)
+  more = tf.math.log(uniform) / [math.log(p), math.log1p(-p)]
+  averaging, local = tf.unstack(1 + tf.cast(tf.floor(more), tf.int32))
+  return RoundSteps(averaging, local)
+
+
+def build_l2gd(
+    model: model_lib.Model,
+    config: L2gdConfig,
+    *,
+    num_classes: int,
+    seed: int = 0,
+    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
+    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
+) -> composition.StatefulLearningProcess:
+  """Builds L2GD.
+
+  Args:
+    model: The network; it gets a head of `num_classes`.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+    seed: The run's seed, in the int32 range.
+    aggregator: Of the models; by default the mean. Clients count alike.
+    server_optimizer: By default SGD of rate 1, the plain average.
+
+  Returns:
+    A `StatefulLearningProcess`, whose server's model is xbar. Its client work
+    tosses the coin. A client's memory is its own model, at first the run's
+    initial weights, and what it uploads.
+  """
+  classifier = few_round.LinearClassifier(model, num_classes)
+
+  def initial_weights():
+    return classifier.initialize(composition.initial_seed(seed))
+
+  def client_update(weights, client):
+    steps = client.message
+    trained, report = _local_steps(
+        classifier,
+        config,
+        _pulled(config, client.memory.value, weights, steps.averaging),
+        client.examples,
+        client.seed,
+        steps.local,
+    )
+    return client_work.ClientOutput(
+        weights_lib.subtract(weights, trained),
+        few_round.client_weight(tf.size(client.examples.y), uniform=True),
+        report,
+        memory=trained,
+    )
+
+  coin = client_work.ClientWorkState(
+      initialize=lambda: tf.constant(0),  # Number of the round.
+      message=lambda round_num: draw_steps(
+          config,
+          tf.random.experimental.stateless_fold_in(
+              tf.constant([_COIN_SEED, seed], tf.int32), round_num
+          ),
+      ),
+      next=lambda round_num, aggregate: round_num + 1,
+  )
+  return composition.build_learning_process(
+      initial_weights,
+      model.input_shape,
+      client_update,
+      seed=seed,
+      aggregator=aggregator,
+      server_optimizer=server_optimizer,
+      memory=initial_weights,
+      state=coin,
+  )
+
+
+def _pulled(config, own, average, num_steps):
+  """Averaging steps towards the same average.
+
+  What is left of the way after k of them is `(1 - pull)^k` of it.
+  """
+  left = tf.pow(1.0 - config.pull, tf.cast(num_steps, tf.float32))
+  way = weights_lib.subtract(average, own)
+  return weights_lib.add(own, weights_lib.scale(way, 1 - left))
+
+
+def _train(classifier, config, weights, examples, seed, num_epochs):
+  """Epochs of SGD on the client's loss; the weights and a `LocalReport`."""
+  return local_sgd.local_sgd(
+      classifier.loss,
+      weights,
+      examples,
+      composition.build_optimizer('sgd', config.learning_rate, config.momentum),
+      batch_size=config.batch_size or None,
+      num_epochs=num_epochs,
+      seed=seed,
+      weight_decay=config.weight_decay,
+  )
+
+
+def _local_steps(classifier, config, weights, examples, seed, num_steps):
+  """Local steps, each with an order of its own; weights and `LocalReport`."""
+
+  def step(i, weights, report):
+    own_seed = tf.random.experimental.stateless_fold_in(seed, i)
+    weights, seen = _train(
+        classifier, config, weights, examples, own_seed, config.epochs
+    )
+    return i + 1, weights, weights_lib.add(report, seen)
+
+  nothing = local_sgd.LocalReport(tf.constant(0.0), tf.constant(0.0))
+  _, weights, report = tf.while_loop(
+      lambda i, *_: i < num_steps, step, (tf.constant(0), weights, nothing)
+  )
+  return weights, report
+
+
+def build_l2gd_known_client(
+    model: model_lib.Model, config: L2gdConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A known client has its own model, the server's if never sampled.
+
+  Args:
+    model: The network.
+    config: Not used: nothing is trained.
+    num_classes: Number of classes of the clients' labels.
+
+  Returns:
+    A `ClientPersonalizer` that trains nothing.
+  """
+  del config
+  return personal_head.build_client_personalizer(
+      few_round.LinearClassifier(model, num_classes),
+      lambda weights, memory: memory.value_or(weights),
+      personal_head.as_it_is,
+  )
+
+
+def build_l2gd_new_client(
+    model: model_lib.Model, config: L2gdConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A new client trains the server's model.
+
+  (The paper does not treat new clients.)
+
+  Args:
+    model: The network.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+
+  Returns:
+    A `ClientPersonalizer` that uses no memory.
+  """
+  classifier = few_round.LinearClassifier(model, num_classes)
+
+  def train(weights, examples, seed):
+    trained, _ = _train(
+        classifier, config, weights, examples, seed, config.new_client_epochs
+    )
+    return trained
+
+  return personal_head.build_client_personalizer(
+      classifier, lambda weights, memory: weights, train
+  )
