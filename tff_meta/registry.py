@@ -432,6 +432,15 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             group_personalizer='build_personalized_fl_personalizer',
             partition='few_round',
         ),
+        AlgorithmSpec(
+            name='one_shot_ft',
+            summary='Federated averaging; of a new group the best are averaged',
+            paper='Guha et al., 2019; Park et al., NeurIPS 2021',
+            module_name='tff_meta.baselines.one_shot_ft',
+            builder='build_one_shot_ft',
+            group_personalizer='build_one_shot_ft_personalizer',
+            partition='few_round',
+        ),
     )
 }
 

@@ -20,6 +20,7 @@ _ALL = [
     for name, table in experiments.TABLES.items()
     for scale in table.scales
 ]
+_ONE_SHOT = 'one_shot_ft'
 _PAPER = [name for name, scale in _ALL if scale == 'paper']
 
 
@@ -170,7 +171,12 @@ def test_rows_of_a_setting_see_the_same_data(resolve, name):
     ]
     assert configs
     for field in same:
-      values = [getattr(config, field) for config in configs]
+      values = [
+          getattr(config, field)
+          for config in configs
+          # It has more clients than it keeps, of the same images.
+          if (config.algorithm, field) != (_ONE_SHOT, 'group_clients')
+      ]
       assert all(value == values[0] for value in values), field
 
 
@@ -436,7 +442,13 @@ def test_published_numbers_stand_where_the_papers_have_them(cell, number):
 def test_settings_of_frl_say_how_large_groups_are(resolve, name):
   for cell in tables.cells(experiments.get(name), 'smoke'):
     config = resolve(cell.flags)
-    assert cell.setting == f'Groups of {config.group_clients} clients'
+    num_clients = config.group_clients
+    if config.algorithm == _ONE_SHOT:
+      num_kept = config.hparams.kept_clients
+      assert num_clients == 2 * num_kept
+      # Omniglot has too few images for more clients.
+      num_clients = num_clients if name == 'frl_omniglot' else num_kept
+    assert cell.setting == f'Groups of {num_clients} clients'
 
 
 _METAVERS = ('MetaVers', 'Only triplet', 'Only CE')
@@ -851,7 +863,9 @@ def test_frl(resolve, name, num_clients):
   for cell in tables.cells(table, 'paper'):
     config = resolve(cell.flags)
     assert config.num_clients == num_clients
-    assert (config.way, config.group_clients) == (5, 10)
+    one_shot = config.algorithm == _ONE_SHOT  # Of 20 clients it keeps 10.
+    assert (config.way, config.group_clients) == (5, 20 if one_shot else 10)
+    assert getattr(config.hparams, 'kept_clients', 10) == 10
     assert config.eval_groups == 1000 and config.hparams.rounds == 3
     assert config.dataset_options['scaling'] == 'raw'
     if cell.row == 'FedAvg':
@@ -874,13 +888,41 @@ def test_variants_of_frl(resolve):
   assert hparams('Personalized FL distance').classifier == 'distance'
 
 
+@pytest.mark.parametrize(
+    'name', ['frl_cifar100', 'frl_omniglot', 'frl_cifar10']
+)
+def test_one_shot_fine_tuning_trains_as_that_via_fed_avg(resolve, name):
+  """Whom the server averages is all that differs, and how many there are."""
+  (setting,) = experiments.get(name).settings
+  one_shot, fed_avg = (
+      _config(resolve, name, 'cpu', row, setting.name)
+      for row in ('Fine-tuning via one-shot FL', 'Fine-tuning via FedAvg')
+  )
+  assert (
+      dataclasses.replace(
+          one_shot,
+          algorithm=fed_avg.algorithm,
+          hparams=fed_avg.hparams,
+          group_clients=fed_avg.group_clients,
+      )
+      == fed_avg
+  )
+  trained, expected = map(
+      dataclasses.asdict, (one_shot.hparams, fed_avg.hparams)
+  )
+  assert set(trained) - set(expected) == {'kept_clients', 'held_out_share'}
+  assert all(
+      trained[key] == expected[key] for key in set(trained) & set(expected)
+  )
+
+
 def test_digits_have_every_algorithm(resolve):
   table = experiments.get('digits')
   cells = tables.cells(table, 'cpu')
   known = {c.row for c in cells if c.setting == 'Known clients'}
   groups = {c.row for c in cells if c.setting == 'New groups'}
   assert {'metavers', 'cafeme', 'fedec', 'fedmeta_per', 'local'} <= known
-  assert {'frl', 'personalized_fl', 'fed_avg'} <= groups
+  assert {'frl', 'personalized_fl', 'fed_avg', 'one_shot_ft'} <= groups
   assert {(c.setting, resolve(c.flags).dataset) for c in cells} == {
       ('Known clients', 'digits'),
       ('New groups', 'digit_pairs'),

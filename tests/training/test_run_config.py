@@ -94,6 +94,18 @@ def test_an_algorithm_that_has_to_know_learns_the_number_of_clients():
     _resolve(hparams='num_clients=9', **scaffold)
 
 
+def test_a_group_has_as_many_clients_as_are_kept():
+  """Synthetic data have groups of three; a run without groups may be."""
+  one_shot = dict(algorithm='one_shot_ft', hparams='kept_clients=4')
+  with pytest.raises(
+      ValueError, match='`kept_clients`, 4, found 3.*--group_clients=8'
+  ):
+    _resolve(**one_shot)
+  config = _resolve(group_clients=4, **one_shot)
+  assert config.group_clients == config.hparams.kept_clients == 4
+  assert dataclasses.replace(config, group_clients=None).way == 3
+
+
 def test_digits_are_dealt_to_few_clients_and_learned_from_in_short_runs():
   config = _resolve(
       algorithm='fed_avg',

@@ -315,8 +315,21 @@ def divide_prototypes(
   return prototypical.Prototypes(means, present)
 
 
-def _average(uploads: ClientUpload, previous: Any, over: str):
-  """The server's part of a round, on uploads with a leading client axis."""
+def average(
+    uploads: ClientUpload, previous: Any, over: str = 'holders'
+) -> tuple[Any, prototypical.Prototypes]:
+  """The server's part of a round: Algorithm 1, line 10.
+
+  Args:
+    uploads: `ClientUpload` with a leading client axis. A client of weight zero
+      has no say.
+    previous: The weights the round began with, which stay where all clients
+      have weight zero.
+    over: See `divide_prototypes`.
+
+  Returns:
+    The weighted mean of the clients' weights, and the group's prototypes.
+  """
   total = tf.reduce_sum(uploads.weight)
 
   def mean(stacked, before):
@@ -341,6 +354,50 @@ def client_seed(seed: tf.Tensor, round_num: int, salt: tf.Tensor) -> tf.Tensor:
   """
   fold_in = tf.random.experimental.stateless_fold_in
   return fold_in(fold_in(seed, round_num), salt)
+
+
+def train_clients(
+    classifier: Classifier,
+    settings: RoundSettings,
+    weights: Any,
+    prototypes: prototypical.Prototypes,
+    support: episodes.Examples,
+    salts: tf.Tensor,
+    seed: tf.Tensor,
+    round_num: int,
+) -> ClientUpload:
+  """The part of a group's clients in a round.
+
+  Args:
+    classifier: What is trained, for the group's classes.
+    settings: How.
+    weights: The group's weights `theta^r`.
+    prototypes: `Gamma^{r-1}`; none present in the first round.
+    support: The clients' `Examples` with a leading client axis, padded.
+    salts: int32 `[K]`, one of each client.
+    seed: Of the group, int32 `[2]`.
+    round_num: r, from 0.
+
+  Returns:
+    The clients' uploads with a leading client axis, without reports. As in
+    training, a client whose upload is not finite has zeros, and weight zero.
+  """
+
+  def one_client(args):
+    padded, salt = args
+    examples = episodes.drop_padding(padded)
+    own_seed = client_seed(seed, round_num, salt)
+    upload = client_round(
+        classifier, settings, weights, prototypes, examples, own_seed
+    )
+    upload, _ = weights_lib.where_finite_or_zero(upload._replace(report=()))
+    return upload
+
+  specs = tf.nest.map_structure(
+      lambda t: tf.TensorSpec(t.shape, t.dtype),
+      ClientUpload(weights, prototypes, tf.constant(0.0), report=()),
+  )
+  return tf.map_fn(one_client, (support, salts), fn_output_signature=specs)
 
 
 def adapt_group(
@@ -368,22 +425,17 @@ def adapt_group(
   """
   prototypes = classifier.no_prototypes()
   for round_num in range(num_rounds):
-
-    def one_client(args, w=weights, p=prototypes, round_num=round_num):
-      padded, salt = args
-      examples = episodes.drop_padding(padded)
-      own_seed = client_seed(seed, round_num, salt)
-      upload = client_round(classifier, settings, w, p, examples, own_seed)
-      # As in training, a client whose upload is not finite has weight zero.
-      upload, _ = weights_lib.where_finite_or_zero(upload._replace(report=()))
-      return upload
-
-    specs = tf.nest.map_structure(
-        lambda t: tf.TensorSpec(t.shape, t.dtype),
-        ClientUpload(weights, prototypes, tf.constant(0.0), report=()),
+    uploads = train_clients(
+        classifier,
+        settings,
+        weights,
+        prototypes,
+        support,
+        salts,
+        seed,
+        round_num,
     )
-    uploads = tf.map_fn(one_client, (support, salts), fn_output_signature=specs)
-    weights, prototypes = _average(uploads, weights, settings.prototype_mean)
+    weights, prototypes = average(uploads, weights, settings.prototype_mean)
   return weights, prototypes
 
 

@@ -173,6 +173,13 @@ class RunConfig:
           f'Expected `num_clients` of {self.algorithm} to be that of the run,'
           f' {self.num_clients}, found {known}.'
       )
+    kept = getattr(self.hparams, 'kept_clients', None)
+    if None not in (kept, self.group_clients) and kept > self.group_clients:
+      raise ValueError(
+          f'Expected `group_clients` to be at least `kept_clients`, {kept},'
+          f' found {self.group_clients}. Tip: --group_clients={2 * kept} has'
+          ' twice as many to choose from.'
+      )
     if self.partition == FEW_ROUND:
       self._check_few_round()
     fraction = self.eval_support_fraction

@@ -1,0 +1,305 @@
+"""Fine-tuning via one-shot FL: of a new group's clients, the best are averaged.
+
+A model is prepared by federated averaging. A new group of clients trains it for
+R rounds, under a new head, as in fine-tuning via FedAvg. But there are more
+clients than are averaged (20, of which 10 are): every client holds out a part
+of its support set, and in every round the server keeps the models with the best
+accuracy, each on what its own client holds out, and averages these alone.
+
+One-shot federated learning has one round, in which the server makes an ensemble
+of the clients' models that do best on their own validation data ("CV
+selection"). What is taken from it here is the selection.
+
+Source: Neel Guha, Ameet Talwalkar and Virginia Smith, "One-Shot Federated
+Learning", 2019, https://arxiv.org/abs/1902.11175; as a baseline: Park et al.,
+"Few-Round Learning for Federated Learning", NeurIPS 2021, Tables 1 to 3,
+"Fine-tuning via one-shot FL".
+Deviations: BUILD_NOTES.md, Fine-tuning via one-shot FL.
+"""
+
+import dataclasses
+from typing import Literal
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta import composition
+from tff_meta import config_checks
+from tff_meta import episodes
+from tff_meta import weights as weights_lib
+from tff_meta.client_works import client_work
+from tff_meta.learners import few_round
+from tff_meta.learners import personalizer
+from tff_meta.models import model as model_lib
+
+_BEFORE_ROUNDS = -1  # When clients draw what they hold out; rounds begin at 0.
+
+
+@dataclasses.dataclass(frozen=True)
+class OneShotFtConfig:
+  """Configuration; the defaults are the `paper` preset.
+
+  Attributes:
+    optimizer: Of the clients; its state starts anew every round.
+    learning_rate: Of the clients in training.
+    momentum: Of SGD, in [0, 1).
+    epochs: E, local epochs of a round.
+    batch_size: B, examples of a minibatch; 0 is the whole set.
+    weight_decay: Coupled L2 coefficient.
+    uniform: Clients count alike; otherwise by their number of examples, in a
+      new group those that they train on.
+    rounds: R, federated rounds of a new group, at least 1.
+    deployment_learning_rate: Of a new group's clients.
+    deployment_batch_size: Of a new group's clients.
+    kept_clients: K, how many clients of a new group are averaged in a round, at
+      least 1. The group has at least as many; the paper has twice as many.
+    held_out_share: Share of a client's support set that is held out to score
+      it, at least 0 and below 1, rounded down to whole examples. With 0 the
+      first K clients are kept.
+  """
+
+  optimizer: Literal['sgd', 'adam'] = 'sgd'
+  learning_rate: float = 0.1
+  momentum: float = 0.0
+  epochs: int = 1
+  batch_size: int = 10
+  weight_decay: float = 0.0
+  uniform: bool = False
+  rounds: int = 3
+  deployment_learning_rate: float = 0.1
+  deployment_batch_size: int = 10
+  kept_clients: int = 10
+  held_out_share: float = 0.2
+
+  def __post_init__(self):
+    config_checks.check_fields(self)
+    for name in ('rounds', 'kept_clients'):
+      config_checks.check_at_least_one(self, name)
+    if self.held_out_share >= 1:
+      raise ValueError(
+          'Expected `held_out_share` below 1, so that clients have something to'
+          f' train on, found {self.held_out_share}.'
+      )
+    composition.build_optimizer(
+        self.optimizer, self.learning_rate, self.momentum
+    )
+
+
+# Park et al. keep 10 clients of 20 and have R = 3; the share that is held out
+# is ours, and the training that of FedAvg's presets here.
+PAPER = OneShotFtConfig()
+RELEASE = dataclasses.replace(
+    PAPER, learning_rate=0.01, momentum=0.5, deployment_learning_rate=0.01
+)
+# For the demonstration: groups of pairs of digits have five clients, who train
+# on about ten images each, which is one step in batches of ten.
+DEMO = dataclasses.replace(
+    PAPER,
+    kept_clients=3,
+    deployment_learning_rate=0.3,
+    deployment_batch_size=3,
+)
+
+
+def build_one_shot_ft(
+    model: model_lib.Model,
+    config: OneShotFtConfig,
+    *,
+    num_classes: int,
+    seed: int = 0,
+    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
+    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
+) -> tff.learning.templates.LearningProcess:
+  """Builds the preparation: federated averaging, in which nobody is left out.
+
+  Args:
+    model: The network; it gets a head of `num_classes`.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+    seed: The run's seed, in the int32 range.
+    aggregator: Of the models; by default the weighted mean.
+    server_optimizer: By default SGD of rate 1, the plain average.
+
+  Returns:
+    A `LearningProcess` on `<examples, salt>` client data, FedAvg's.
+  """
+  classifier = few_round.LinearClassifier(model, num_classes)
+
+  def client_update(weights, client):
+    trained, report = composition.train_epochs(
+        classifier.loss,
+        config,
+        weights,
+        client.examples,
+        client.seed,
+        config.epochs,
+    )
+    return client_work.ClientOutput(
+        weights_lib.subtract(weights, trained),
+        few_round.client_weight(tf.size(client.examples.y), config.uniform),
+        report,
+    )
+
+  return composition.build_learning_process(
+      lambda: classifier.initialize(composition.initial_seed(seed)),
+      model.input_shape,
+      client_update,
+      seed=seed,
+      aggregator=aggregator,
+      server_optimizer=server_optimizer,
+  )
+
+
+def hold_out(
+    support: episodes.Examples,
+    share: float,
+    salts: tf.Tensor,
+    seed: tf.Tensor,
+) -> tuple[episodes.Examples, episodes.Examples]:
+  """Splits every client's examples at random; floor(share * n) are held out.
+
+  Args:
+    support: The clients' `Examples` with a leading client axis, padded.
+    share: In [0, 1].
+    salts: int32 `[K]`, one of each client.
+    seed: Of the group, int32 `[2]`.
+
+  Returns:
+    What clients train on, and what they hold out: `support` with other masks.
+  """
+
+  def one_client(args):
+    y, mask, salt = args
+    rows = episodes.Examples(tf.range(tf.size(y)), y, mask)
+    held_out, _ = episodes.split_support_query(
+        rows, share, few_round.client_seed(seed, _BEFORE_ROUNDS, salt)
+    )
+    indices = held_out.x[:, tf.newaxis]
+    return tf.scatter_nd(indices, held_out.mask, tf.shape(mask))
+
+  held_out = tf.map_fn(
+      one_client,
+      (support.y, support.mask, salts),
+      fn_output_signature=tf.TensorSpec(support.mask.shape[1:], tf.float32),
+  )
+  return (
+      support._replace(mask=support.mask - held_out),
+      support._replace(mask=held_out),
+  )
+
+
+def score(
+    classifier: few_round.LinearClassifier,
+    uploads: few_round.ClientUpload,
+    held_out: episodes.Examples,
+) -> tf.Tensor:
+  """Returns the accuracy of every client's model on what the client holds out.
+
+  A client that holds out nothing has 0, like one whose model is always wrong:
+  nothing speaks for it. One of weight zero, whose upload is not finite or who
+  has no examples, has -1, so that it takes the place of none that counts.
+
+  Args:
+    classifier: For the group's classes.
+    uploads: The clients', with a leading client axis `[K]`.
+    held_out: `Examples` with a leading client axis, padded.
+
+  Returns:
+    float32 `[K]`.
+
+  Source: Guha et al. 2019, CV selection.
+  """
+
+  def accuracy(args):
+    weights, padded = args
+    examples = episodes.drop_padding(padded)
+    labels = classifier.predict(weights, classifier.no_prototypes(), examples)
+    hits = tf.reduce_sum(tf.cast(tf.equal(labels, examples.y), tf.float32))
+    return tf.math.divide_no_nan(hits, tf.reduce_sum(examples.mask))
+
+  accuracies = tf.map_fn(
+      accuracy,
+      (uploads.weights, held_out),
+      fn_output_signature=tf.TensorSpec([], tf.float32),
+  )
+  return tf.where(uploads.weight > 0, accuracies, -1.0)
+
+
+def keep_best(scores: tf.Tensor, num_kept: int) -> tf.Tensor:
+  """Returns which clients have the best scores; of equals, the first ones.
+
+  Args:
+    scores: float32 `[K]`.
+    num_kept: From 1 to K.
+
+  Returns:
+    float32 `[K]`, 1 for `num_kept` clients and 0 for the others.
+  """
+  # Where elements are equal, top_k promises the lower index first.
+  _, best = tf.math.top_k(scores, num_kept)
+  return tf.reduce_sum(tf.one_hot(best, tf.size(scores)), axis=0)
+
+
+def build_one_shot_ft_personalizer(
+    model: model_lib.Model, config: OneShotFtConfig, *, way: int
+) -> personalizer.GroupPersonalizer:
+  """R rounds in the group, from the trained body and a new head.
+
+  Args:
+    model: The network.
+    config: The configuration.
+    way: Number of the group's classes.
+
+  Returns:
+    A `GroupPersonalizer`; `adapt` raises a ValueError for a group of fewer
+    than `config.kept_clients` clients. What a client holds out is the same in
+    all rounds: it never trains on it.
+  """
+  classifier = few_round.LinearClassifier(model, way)
+  settings = few_round.RoundSettings(
+      optimizer=composition.build_optimizer(
+          config.optimizer, config.deployment_learning_rate, config.momentum
+      ),
+      batch_size=config.deployment_batch_size,
+      num_epochs=config.epochs,
+      weight_decay=config.weight_decay,
+      uniform=config.uniform,
+  )
+  none = classifier.no_prototypes()
+
+  def adapt(weights, support, salts, seed):
+    if support.y.shape[0] < config.kept_clients:
+      raise ValueError(
+          f'Expected a group of at least {config.kept_clients} clients'
+          f' (`kept_clients`), found {support.y.shape[0]}.'
+      )
+    # The seeds of fine-tuning via FedAvg: the same head, the same minibatches.
+    start_seed, rounds_seed = tf.unstack(
+        tf.random.experimental.stateless_split(seed)
+    )
+    weights = classifier.start(weights, start_seed)
+    train, held_out = hold_out(
+        support, config.held_out_share, salts, rounds_seed
+    )
+    for round_num in range(config.rounds):
+      uploads = few_round.train_clients(
+          classifier,
+          settings,
+          weights,
+          none,
+          train,
+          salts,
+          rounds_seed,
+          round_num,
+      )
+      scores = score(classifier, uploads, held_out)
+      kept = keep_best(scores, config.kept_clients)
+      weights, _ = few_round.average(
+          uploads._replace(weight=kept * uploads.weight), weights
+      )
+    return weights
+
+  def predict(adapted, query):
+    return classifier.predict(adapted, none, query)
+
+  return personalizer.GroupPersonalizer(adapt, predict)
