@@ -110,6 +110,19 @@ _TOY_SETTINGS = {
     'fed_proto': dict(learning_rate=0.1, epochs=2),
     'ifca': _IFCA,
     'ifca_ft': _IFCA,
+    'pfedhn': dict(
+        num_clients=20,
+        hidden_layers=1,
+        hidden_units=20,
+        server_learning_rate=0.1,
+        server_momentum=0.5,
+        learning_rate=0.1,
+        momentum=0.5,
+        local_steps=10,
+        batch_size=4,
+        fine_tuning_steps=20,
+        fine_tuning_learning_rate=0.3,
+    ),
     'scaffold': dict(
         learning_rate=0.3,
         server_learning_rate=1.0,
@@ -338,6 +351,7 @@ _SAME_BUT_FOR_NUMBERS = (
     'fed_proto',
     'ifca',
     'ifca_ft',
+    'pfedhn',
     'scaffold',
     'local',
 )
