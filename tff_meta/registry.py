@@ -406,6 +406,15 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_fed_proto_known_client',
         ),
         AlgorithmSpec(
+            name='pfedhn',
+            summary="A hypernetwork makes the clients' models",
+            paper='Shamsian et al., ICML 2021',
+            module_name='tff_meta.baselines.pfedhn',
+            builder='build_pfedhn',
+            known_client_personalizer='build_pfedhn_known_client',
+            new_client_personalizer='build_pfedhn_new_client',
+        ),
+        AlgorithmSpec(
             name='scaffold',
             summary="Control variates correct the drift of clients' training",
             paper='Karimireddy et al., ICML 2020',

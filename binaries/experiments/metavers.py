@@ -86,6 +86,16 @@ _METHODS = {
     'Per-FedAvg': ('--algorithm=per_fed_avg', '--preset=paper', '--hparams='),
     'kNN-Per': ('--algorithm=knn_per', '--hparams='),
     'FedProto': ('--algorithm=fed_proto', '--hparams='),
+    # Of one client each, so 5000 rounds are as many clients as 1000 of five.
+    'pFedHN': (
+        '--algorithm=pfedhn',
+        '--preset=paper',
+        '--hparams=',
+        '--clients_per_round=1',
+        '--rounds=5000',
+        '--eval_every=250',
+        '--checkpoint_every=100',
+    ),
     # 1000 rounds of FedAvg, which are not tested, and 200 after them.
     'LG-FedAvg': (
         '--algorithm=lg_fed_avg',
@@ -176,7 +186,8 @@ _TESTED = (
 )
 _ROUNDS = (
     f'{_TESTED} LG-FedAvg has 1000 rounds of FedAvg and 200 of its own,'
-    ' which alone are tested.'
+    ' which alone are tested; pFedHN has 5000 rounds of one client, tested'
+    ' after 250, 500, ..., 5000.'
 )
 _ONE_SEED = tables.Scale(
     seeds=(0,), changes=f'Seed 0 only, of 0, 21 and 42. {_ROUNDS}'

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tff_meta import client_state_store
 from tff_meta.analyses import projections
 from tff_meta.analyses import trajectory
+from tff_meta.baselines import pfedhn
 from tff_meta.client_works import client_work
 from tff_meta.training import checkpoints
 from tff_meta.training import embeddings
@@ -177,6 +178,36 @@ def test_clients_embed_by_their_own_bodies(algorithm):
 
   expected = [embed(own, first)]
   expected += [embed(model.weights, client_id) for client_id in others]
+  np.testing.assert_allclose(
+      found, np.concatenate(expected), rtol=1e-5, atol=1e-5
+  )
+
+
+def test_clients_embed_by_the_bodies_that_a_hypernetwork_makes():
+  """From what a client keeps, and from zeros if it was never sampled."""
+  experiment = prepare(algorithm='pfedhn')
+  process = experiment.build_process()
+  states = client_state_store.InMemoryStore()
+  first, *others = experiment.dataset.client_ids()
+  kept = tf.nest.map_structure(lambda w: w + 1, process.initial_memory)
+  states.write(first, 1, checkpoints.to_arrays(kept))
+  model = protocols.model(process, process.initialize(), states)
+  found = embeddings.embed_test_examples(experiment, *model).embeddings
+  assert embeddings.embedded_by(experiment) == 'client'
+
+  hypernetwork = pfedhn.build_hypernetwork(
+      experiment.model,
+      experiment.config.hparams,
+      experiment.dataset.num_classes,
+  )
+
+  def embed(embedding, client_id):
+    network = hypernetwork.generate(model.weights, tf.constant(embedding))
+    x = experiment.dataset.client(client_id).test.x
+    return experiment.model.embed(network['body'], x, None)
+
+  assert hypernetwork.input_size == 1
+  expected = [embed([1.0], first), *(embed([0.0], c) for c in others)]
   np.testing.assert_allclose(
       found, np.concatenate(expected), rtol=1e-5, atol=1e-5
   )

@@ -469,7 +469,7 @@ def test_metavers(resolve, data):
   """Section 1.3: 1001 rounds of 5 clients, seeds 0, 21 and 42."""
   table = experiments.get(f'metavers_{data}')
   assert table.scale('paper').seeds == (0, 21, 42)
-  assert len(tables.cells(table, 'paper')) == 13 * 3 * 3
+  assert len(tables.cells(table, 'paper')) == 14 * 3 * 3
   for i, num_clients in enumerate((50, 100, 500)):
     for row in ('MetaVers', 'Only triplet', 'Only CE', 'FedAvg', 'FedBABU'):
       config = _config(
@@ -710,6 +710,7 @@ def test_rows_of_fedec_are_its_flag_files(resolve, row, flag_file):
         ('pFedMe', 'pfedme'),
         ('kNN-Per', 'knn_per'),
         ('FedProto', 'fed_proto'),
+        ('pFedHN', 'pfedhn'),
     ],
 )
 def test_rows_of_metavers_are_its_flag_files(resolve, row, flag_file):

@@ -61,7 +61,7 @@ _COMPARED = [
         for name in _NAMES
         if name.startswith('metavers_cifar10_')
         and not name[-1].isdigit()
-        and not name.endswith(('_local', '_lg_fed_avg'))
+        and not name.endswith(('_local', '_lg_fed_avg', '_pfedhn'))
     ),
     *(
         (name, _FEDEC)
@@ -138,6 +138,22 @@ def test_local_training_as_metavers_has_it(resolve):
   assert (hparams.shots, hparams.queries) == (20, 30)
   for name in ('optimizer', 'learning_rate', 'weight_decay'):
     assert getattr(hparams, name) == getattr(metavers.hparams, name)
+
+
+@pytest.mark.parametrize('num_clients, size', [(50, 13), (100, 26), (500, 126)])
+def test_pfedhn_as_its_code_has_it(resolve, num_clients, size):
+  """Section 6: 5000 rounds of one client, and all else as MetaVers."""
+  config = resolve('metavers_cifar10_pfedhn', f'--num_clients={num_clients}')
+  assert _differences(config, resolve(f'metavers_cifar10_{num_clients}')) == {
+      'algorithm',
+      'preset',
+      'hparams',
+      'clients_per_round',
+      'eval_every',
+  }
+  assert (config.rounds, config.clients_per_round) == (5000, 1)
+  assert config.eval_every == 250
+  assert config.hparams.embedding_size == size
 
 
 def test_other_cells_of_a_table_by_one_flag(resolve):

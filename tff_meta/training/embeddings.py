@@ -14,6 +14,8 @@ _OWN_MODEL = {
     'local': lambda kept: kept,
     'fed_proto': lambda kept: kept['weights'],
 }
+# Where the server's network is one that makes those of the clients.
+_HYPERNETWORK = 'pfedhn'
 _MANY_MODELS = ('ifca', 'ifca_ft')
 
 
@@ -39,7 +41,8 @@ class EmbeddedExamples(NamedTuple):
 
 def embedded_by(experiment: experiment_lib.Experiment) -> str:
   """Returns whose body `embed_test_examples` uses: 'global' or 'client'."""
-  return 'client' if experiment.config.algorithm in _OWN_MODEL else 'global'
+  own = (*_OWN_MODEL, _HYPERNETWORK)
+  return 'client' if experiment.config.algorithm in own else 'global'
 
 
 def check_can_embed(experiment: experiment_lib.Experiment) -> None:
@@ -65,9 +68,9 @@ def embed_test_examples(
   """Embeds the test examples of all known clients.
 
   They are embedded by the body of the server's model; after local training and
-  FedProto, where the server trains none, each client's by the body of its own.
-  A client's examples are one batch, which matters to networks with batch
-  normalisation.
+  FedProto, where the server trains none, and pFedHN, where it makes one for
+  each client, each client's by the body of its own. A client's examples are one
+  batch, which matters to networks with batch normalisation.
 
   Args:
     experiment: The clients and the network.
@@ -82,7 +85,7 @@ def embed_test_examples(
       models.
   """
   check_can_embed(experiment)
-  own_model = _OWN_MODEL.get(experiment.config.algorithm)
+  network_of = _build_network_of(experiment)
   embed = build_embed(experiment.model)
   dataset = experiment.dataset
   parts = []
@@ -90,15 +93,31 @@ def embed_test_examples(
     if not dataset.num_examples(client_id, 'test'):
       continue
     test = dataset.client(client_id).test
-    used = weights
-    if own_model:
-      memory = memories.of(client_id)
-      memory = memory._replace(value=own_model(memory.value))
-      used = memory.value_or(weights)
-    parts.append((embed(used['body'], test.x).numpy(), test.y))
+    network = network_of(weights, memories.of(client_id))
+    parts.append((embed(network['body'], test.x).numpy(), test.y))
   return EmbeddedExamples(
       *(np.concatenate(column) for column in zip(*parts, strict=True))
   )
+
+
+def _build_network_of(experiment):
+  """Returns `(weights, memory) -> OrderedDict(body, head)` of a client."""
+  algorithm = experiment.config.algorithm
+  if algorithm == _HYPERNETWORK:
+    known_client = experiment.spec.build_known_client_personalizer(
+        experiment.model,
+        experiment.config.hparams,
+        num_classes=experiment.dataset.num_classes,
+    )
+    return known_client.start
+  if algorithm not in _OWN_MODEL:
+    return lambda weights, memory: weights
+
+  def own_network(weights, memory):
+    own = memory._replace(value=_OWN_MODEL[algorithm](memory.value))
+    return own.value_or(weights)
+
+  return own_network
 
 
 def build_embed(model: model_lib.Model) -> Any:

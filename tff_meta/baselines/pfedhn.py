@@ -1,0 +1,336 @@
+"""pFedHN: a hypernetwork makes every client's model from the client's vector.
+
+A client has a vector v, its embedding, and its model has the weights
+theta = h(v; phi), where the hypernetwork h is shared by all. In a round a
+client trains theta on its examples, to theta', and the difference
+`dtheta = theta - theta'` stands for the gradient of its loss in theta: phi and
+v take a step of SGD with the gradient `J^T dtheta`, where J is the derivative
+of h in phi and v. One client takes part in a round; of several, phi has the
+mean gradient.
+
+Here clients are sent phi, compute theta and `J^T dtheta` themselves, upload the
+part of phi and keep v, with its velocity, as their memory. A known client's
+model is h(v; phi) as it is; a new client fits a v of its own and leaves phi.
+
+Source: Aviv Shamsian, Aviv Navon, Ethan Fetaya and Gal Chechik, "Personalized
+Federated Learning using Hypernetworks", ICML 2021,
+https://arxiv.org/abs/2103.04628, Algorithm 1.
+Deviations: BUILD_NOTES.md, pFedHN.
+"""
+
+import collections
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta import composition
+from tff_meta import config_checks
+from tff_meta import weights as weights_lib
+from tff_meta.client_works import client_work
+from tff_meta.learners import cyclic_batches
+from tff_meta.learners import few_round
+from tff_meta.learners import fine_tuning
+from tff_meta.learners import local_sgd
+from tff_meta.learners import personal_head
+from tff_meta.learners import personalizer
+from tff_meta.models import hypernetwork as hypernetwork_lib
+from tff_meta.models import model as model_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class PFedHNConfig:
+  """Configuration; the defaults are the `paper` preset.
+
+  Attributes:
+    num_clients: n, all clients of the federation; an embedding has 1 + n // 4
+      numbers. At least 1. A run of the programs fills in its own.
+    hidden_layers: Of the hypernetwork, with ReLU.
+    hidden_units: Of each of its layers, at least 1.
+    server_learning_rate: alpha, of phi and of the embeddings.
+    server_momentum: Of both, in [0, 1).
+    server_weight_decay: Coupled L2 coefficient of both.
+    learning_rate: eta, of a client's model.
+    momentum: Of its SGD, in [0, 1); the velocity starts anew every round.
+    weight_decay: Its coupled L2 coefficient.
+    local_steps: K, minibatches of a round.
+    batch_size: Examples of a minibatch, at least 1.
+    clip_norm: Gradients longer than that are scaled down to it, those of a
+      client's model and those of phi and v together; above 0. Weight decay
+      comes after it.
+    fine_tuning_steps: SGD steps of a new client on its embedding.
+    fine_tuning_learning_rate: Of these.
+  """
+
+  num_clients: int = 50
+  hidden_layers: int = 3
+  hidden_units: int = 100
+  server_learning_rate: float = 0.01
+  server_momentum: float = 0.9
+  server_weight_decay: float = 1e-3
+  learning_rate: float = 0.005
+  momentum: float = 0.9
+  weight_decay: float = 5e-5
+  local_steps: int = 50
+  batch_size: int = 64
+  clip_norm: float = 50.0
+  fine_tuning_steps: int = 50
+  fine_tuning_learning_rate: float = 0.1
+
+  def __post_init__(self):
+    config_checks.check_fields(self)
+    for name in ('num_clients', 'hidden_units', 'batch_size'):
+      config_checks.check_at_least_one(self, name)
+    for name in ('server_momentum', 'momentum'):
+      if getattr(self, name) >= 1:
+        raise ValueError(
+            f'Expected `{name}` below 1, found {getattr(self, name)}.'
+        )
+    if not self.clip_norm:
+      raise ValueError(f'Expected `clip_norm` above 0, found {self.clip_norm}.')
+
+  @property
+  def embedding_size(self) -> int:
+    """Numbers of an embedding."""
+    return 1 + self.num_clients // 4
+
+
+# The authors' code on CIFAR-10 with 50 clients; new clients are ours.
+PAPER = PFedHNConfig()
+RELEASE = PAPER
+# For the demonstration on the embedded digits only.
+DEMO = dataclasses.replace(
+    PAPER, learning_rate=0.02, local_steps=10, batch_size=16
+)
+
+
+def build_hypernetwork(
+    model: model_lib.Model, config: PFedHNConfig, num_classes: int
+) -> hypernetwork_lib.Hypernetwork:
+  """Returns h.
+
+  Args:
+    model: The network whose weights it makes.
+    config: Says how large it is.
+    num_classes: Outputs of that network.
+  """
+  return hypernetwork_lib.Hypernetwork(
+      model.with_head(num_classes),
+      config.embedding_size,
+      config.hidden_layers,
+      config.hidden_units,
+  )
+
+
+def _clip(gradients: Any, norm: float) -> Any:
+  """Scales gradients down to a joint norm; those below stay as they are."""
+  length = tf.sqrt(weights_lib.squared_norm(gradients))
+  return weights_lib.scale(gradients, norm / tf.maximum(length, norm))
+
+
+def _decay(gradients: Any, weights: Any, coefficient: float) -> Any:
+  """Adds coupled weight decay."""
+  return weights_lib.add(gradients, weights_lib.scale(weights, coefficient))
+
+
+def _momentum_step(weights, velocity, gradients, rate, momentum):
+  """Returns the weights and the velocity `momentum * velocity + gradients`."""
+  velocity = weights_lib.add(weights_lib.scale(velocity, momentum), gradients)
+  moved = weights_lib.subtract(weights, weights_lib.scale(velocity, rate))
+  return moved, velocity
+
+
+class _ClippedSgd:
+  """Clipping, weight decay, momentum, in this order; TFF's interface.
+
+  Its state is the velocity.
+  """
+
+  def __init__(self, config: PFedHNConfig):
+    self._config = config
+
+  def initialize(self, specs):
+    return tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), specs)
+
+  def next(self, state, weights, gradients):
+    config = self._config
+    gradients = _clip(gradients, config.clip_norm)
+    gradients = _decay(gradients, weights, config.weight_decay)
+    weights, state = _momentum_step(
+        weights, state, gradients, config.learning_rate, config.momentum
+    )
+    return state, weights
+
+
+def _memory(embedding, velocity=None):
+  """What a client keeps; in the beginning without velocity."""
+  if velocity is None:
+    velocity = tf.zeros_like(embedding)
+  return collections.OrderedDict(embedding=embedding, velocity=velocity)
+
+
+def build_pfedhn(
+    model: model_lib.Model,
+    config: PFedHNConfig,
+    *,
+    num_classes: int,
+    seed: int = 0,
+    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
+    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
+) -> composition.StatefulLearningProcess:
+  """Builds pFedHN.
+
+  Args:
+    model: The network whose weights are made; it gets a head of `num_classes`.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+    seed: The run's seed, in the int32 range.
+    aggregator: Of the gradients in phi; by default the mean, in which clients
+      count alike.
+    server_optimizer: Of phi, by default SGD with `config`'s rate and momentum.
+      It is given the gradients with their weight decay.
+
+  Returns:
+    A `StatefulLearningProcess`. Its model weights are phi, as those of a
+    `Hypernetwork`. A client's memory is `OrderedDict(embedding, velocity)`,
+    both float32 `[config.embedding_size]`; the initial one is zeros, in place
+    of which a client draws its first embedding from a normal distribution.
+  """
+  classifier = few_round.LinearClassifier(model, num_classes)
+  hypernetwork = build_hypernetwork(model, config, num_classes)
+
+  def initial_weights():
+    return hypernetwork.initialize(composition.initial_seed(seed))
+
+  def initial_memory():
+    return _memory(tf.zeros([config.embedding_size]))
+
+  def client_update(phi, client):
+    first = tf.random.stateless_normal(
+        [config.embedding_size], client.fixed_seed
+    )
+    kept = client.memory.value_or(_memory(first))
+    embedding = kept['embedding']
+    with tf.GradientTape() as tape:
+      tape.watch((phi, embedding))
+      received = hypernetwork.generate(phi, embedding)
+    trained, report = local_sgd.local_sgd(
+        classifier.loss,
+        received,
+        client.examples,
+        _ClippedSgd(config),
+        batch_size=config.batch_size,
+        seed=client.seed,
+        **local_sgd.length_of(config.local_steps, 'steps'),
+    )
+    gradients = tape.gradient(
+        received,
+        (phi, embedding),
+        output_gradients=weights_lib.subtract(received, trained),
+    )
+    gradients = _clip(gradients, config.clip_norm)
+    of_phi, of_embedding = _decay(
+        gradients, (phi, embedding), config.server_weight_decay
+    )
+    memory = _memory(
+        *_momentum_step(
+            embedding,
+            kept['velocity'],
+            of_embedding,
+            config.server_learning_rate,
+            config.server_momentum,
+        )
+    )
+    weight = few_round.client_weight(tf.size(client.examples.y), True)
+    return client_work.ClientOutput(of_phi, weight, report, memory=memory)
+
+  return composition.build_learning_process(
+      initial_weights,
+      model.input_shape,
+      client_update,
+      seed=seed,
+      aggregator=aggregator,
+      server_optimizer=server_optimizer
+      or composition.build_optimizer(
+          'sgd', config.server_learning_rate, config.server_momentum
+      ),
+      memory=initial_memory,
+  )
+
+
+def build_pfedhn_known_client(
+    model: model_lib.Model, config: PFedHNConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A known client has the model that is made from its embedding.
+
+  From zeros, the mean of first embeddings, if it was never sampled.
+
+  Args:
+    model: The network whose weights are made.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+
+  Returns:
+    A `ClientPersonalizer` that trains nothing.
+  """
+  hypernetwork = build_hypernetwork(model, config, num_classes)
+  return personal_head.build_client_personalizer(
+      few_round.LinearClassifier(model, num_classes),
+      lambda phi, memory: hypernetwork.generate(phi, memory.value['embedding']),
+      personal_head.as_it_is,
+  )
+
+
+def build_pfedhn_new_client(
+    model: model_lib.Model, config: PFedHNConfig, *, num_classes: int
+) -> personalizer.ClientPersonalizer:
+  """A new client fits an embedding, from zeros, by SGD on its loss.
+
+  Args:
+    model: The network whose weights are made.
+    config: The configuration.
+    num_classes: Number of classes of the clients' labels.
+
+  Returns:
+    A `ClientPersonalizer` that uses no memory; its curve has
+    `fine_tuning_steps + 1` points.
+  """
+  classifier = few_round.LinearClassifier(model, num_classes)
+  hypernetwork = build_hypernetwork(model, config, num_classes)
+  settings = fine_tuning.FineTuning(
+      config.fine_tuning_steps,
+      config.fine_tuning_learning_rate,
+      config.batch_size,
+  )
+  zeros = tf.zeros([config.embedding_size])
+
+  def classify(own_weights, query):
+    return classifier.predict(own_weights, classifier.no_prototypes(), query)
+
+  def fit(phi):
+    """What takes an embedding through SGD, under this hypernetwork."""
+
+    def generate(embedding, context=None):
+      del context
+      return hypernetwork.generate(phi, embedding)
+
+    return fine_tuning.build_client_personalizer(
+        settings,
+        model.input_shape,
+        lambda embedding, batch: classifier.loss(generate(embedding), batch),
+        classify,
+        generate,
+    )
+
+  def predict(own_weights, query):
+    return cyclic_batches.predict_in_batches(
+        classify, own_weights, query, settings.batch_size
+    )
+
+  return personalizer.ClientPersonalizer(
+      start=lambda phi, memory: hypernetwork.generate(phi, zeros),
+      adapt=lambda phi, *client: fit(phi).adapt(zeros, *client),
+      predict=predict,
+      curve=lambda phi, *client: fit(phi).curve(zeros, *client),
+  )
