@@ -469,7 +469,7 @@ def test_metavers(resolve, data):
   """Section 1.3: 1001 rounds of 5 clients, seeds 0, 21 and 42."""
   table = experiments.get(f'metavers_{data}')
   assert table.scale('paper').seeds == (0, 21, 42)
-  assert len(tables.cells(table, 'paper')) == 14 * 3 * 3
+  assert len(tables.cells(table, 'paper')) == 15 * 3 * 3
   for i, num_clients in enumerate((50, 100, 500)):
     for row in ('MetaVers', 'Only triplet', 'Only CE', 'FedAvg', 'FedBABU'):
       config = _config(
@@ -711,6 +711,7 @@ def test_rows_of_fedec_are_its_flag_files(resolve, row, flag_file):
         ('kNN-Per', 'knn_per'),
         ('FedProto', 'fed_proto'),
         ('pFedHN', 'pfedhn'),
+        ('pFedGP', 'pfedgp'),
     ],
 )
 def test_rows_of_metavers_are_its_flag_files(resolve, row, flag_file):
@@ -729,6 +730,23 @@ def test_lg_fed_avg_of_metavers(resolve):
   assert config == resolve([f'--flagfile={flag_file}', '--patience=10'])
   assert (config.rounds, config.hparams.averaged_rounds) == (1200, 1000)
   assert config.eval_from == 1001
+
+
+@pytest.mark.parametrize(
+    'data, num_steps', [('cifar10', 3), ('cifar100', 1), ('cinic10', 1)]
+)
+def test_pfedgp_of_metavers(resolve, data, num_steps):
+  """Section 6: an inner step, but on CIFAR-10."""
+  config = _config(
+      resolve, f'metavers_{data}', 'paper', 'pFedGP', '500 clients'
+  )
+  assert (config.algorithm, config.preset) == ('pfedgp', 'release')
+  assert config.hparams.inner_steps == num_steps
+  if data == 'cifar100':
+    proto = _config(
+        resolve, 'metavers_proto', 'paper', 'pFedGP-Proto', '500 clients'
+    )
+    assert proto == dataclasses.replace(config, algorithm='pfedgp_proto')
 
 
 _RMNIST = {

@@ -106,7 +106,7 @@ def test_long_tests_are_in_the_rounds_that_count(resolve, baseline):
 
 def test_how_many_baselines_there_are():
   """The four papers' own tables: MetaVers, FedEC, FedMeta-Per, CAFeMe."""
-  assert len(_COMPARED) == 13 + 11 + 4 + 25
+  assert len(_COMPARED) == 15 + 11 + 4 + 25
 
 
 @pytest.mark.parametrize('algorithm', ['fed_per', 'fed_per_meta'])

@@ -99,6 +99,7 @@ _IFCA = dict(
     fine_tuning_steps=5,
     fine_tuning_learning_rate=0.3,
 )
+_PFEDGP = dict(inner_steps=3, gibbs_steps=2, train_draws=10, test_draws=10)
 _TOY_SETTINGS = {
     **_TOY_SETTINGS,
     'fed_per': _FED_PER,
@@ -126,6 +127,8 @@ _TOY_SETTINGS = {
     ),
     'knn_per': dict(learning_rate=0.3, batch_size=4),
     'fed_proto': dict(learning_rate=0.1, epochs=2),
+    'pfedgp': _PFEDGP,
+    'pfedgp_proto': _PFEDGP,
     'ifca': _IFCA,
     'ifca_ft': _IFCA,
     'pfedhn': dict(
@@ -368,6 +371,8 @@ _SAME_BUT_FOR_NUMBERS = (
     'l2gd',
     'knn_per',
     'fed_proto',
+    'pfedgp',
+    'pfedgp_proto',
     'ifca',
     'ifca_ft',
     'pfedhn',
