@@ -147,17 +147,15 @@ def _row(name: str, settings: tuple[str, ...]) -> tables.Row:
   numbers = {}
   if name in _PUBLISHED:
     numbers = dict(zip(_SETTINGS, _PUBLISHED[name], strict=True))
-  flags = _METHODS.get(name, ())
   return tables.Row(
       name,
-      flags=flags,
+      flags=_METHODS[name],
       published={
           setting: {_TEN: tables.Published(numbers[setting])}
           for setting in settings
           if numbers
       },
-      setting_flags={s: _hparams(name, s) for s in settings if flags},
-      settings=None if flags else (),
+      setting_flags={s: _hparams(name, s) for s in settings},
   )
 
 
@@ -183,10 +181,7 @@ def _table(name, title, settings, cpu, paper_hours=None):
       title=title,
       source='Lan et al., 2023, Table 2',
       settings=tuple(_setting(setting) for setting in settings),
-      rows=tuple(
-          _row(method, settings)
-          for method in dict.fromkeys((*_METHODS, *_PUBLISHED))
-      ),
+      rows=tuple(_row(method, settings) for method in _METHODS),
       scales={
           'smoke': _SMOKE,
           'cpu': cpu,

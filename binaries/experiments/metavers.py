@@ -143,14 +143,11 @@ def _local(weight_decay: float, *shots_and_queries: tuple[int, int]):
 
 
 def _row(name, values, spreads=(), setting_flags=None):
-  """Returns a row; without flags of its own it is published only."""
-  flags = _METHODS.get(name, ())
   return tables.Row(
       name,
-      flags=flags,
+      flags=_METHODS[name],
       published=_published(values, spreads),
       setting_flags=setting_flags or {},
-      settings=None if flags else (),
   )
 
 
