@@ -42,6 +42,7 @@ def _with_flags(config):
       ),
       'references': flag_groups.REFERENCES.value,
       'curve': flag_groups.CURVE.value,
+      'nvar': flag_groups.NVAR.value,
   }
   given = {k: v for k, v in given.items() if v is not None}
   return dataclasses.replace(config, **given)
@@ -73,6 +74,8 @@ def _evaluate(stack):
         dataclasses.replace(experiment, config=eval_config)
     )
     names = evaluator.choose(eval_config.protocols)
+    if flag_groups.NVAR.value:
+      protocols.check_has_known_clients(names)
     trained, untrained, rounds = stack.enter_context(
         restored_run.open_models(experiment, directory, command_line.report)
     )

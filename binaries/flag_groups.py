@@ -61,6 +61,13 @@ CURVE = flags.DEFINE_bool(
     None,
     "Whether to measure clients' accuracy after every step of adaptation, too.",
 )
+NVAR = flags.DEFINE_bool(
+    'nvar',
+    None,
+    'Whether to measure how widely classes spread in the embedding of known'
+    " clients' test examples, too (normalized variance, as in table 4 of the"
+    ' MetaVers paper).',
+)
 DEVICE = flags.DEFINE_enum(
     'device',
     'auto',

@@ -180,12 +180,6 @@ PATIENCE = flags.DEFINE_integer(
 VALIDATION_GROUPS = flags.DEFINE_integer(
     'validation_groups', 20, 'Groups of an evaluation on the way.'
 )
-NVAR = flags.DEFINE_bool(
-    'nvar',
-    False,
-    'Measure how widely classes spread in the embedding of known clients, too'
-    ' (normalized variance, as in table 4 of the MetaVers paper).',
-)
 LIST = flags.DEFINE_bool(
     'list',
     False,
@@ -293,7 +287,7 @@ def _config():
       ),
       references=flag_groups.REFERENCES.value is not False,
       curve=bool(flag_groups.CURVE.value),
-      nvar=NVAR.value,
+      nvar=bool(flag_groups.NVAR.value),
       way=flag_groups.WAY.value,
       group_clients=flag_groups.GROUP_CLIENTS.value,
   )
@@ -329,11 +323,8 @@ def main() -> int:
     experiment = experiment_lib.prepare(config, download=DOWNLOAD.value)
     evaluator = protocols.Evaluator(experiment)
     chosen = evaluator.choose(config.protocols)
-    if config.nvar and protocols.KNOWN_CLIENTS not in chosen:
-      raise ValueError(
-          f'Expected {protocols.KNOWN_CLIENTS} to be evaluated with --nvar,'
-          f' found {", ".join(chosen) or protocols.NONE}.'
-      )
+    if config.nvar:
+      protocols.check_has_known_clients(chosen)
     experiment = dataclasses.replace(
         experiment, config=dataclasses.replace(config, protocols=chosen)
     )

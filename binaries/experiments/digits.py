@@ -72,7 +72,7 @@ TABLE = tables.Table(
                 ' stay untrained; 10 groups; seed 0 only.'
             ),
         ),
-        'cpu': tables.Scale(seeds=(0, 1, 2), hours=0.4),
+        'cpu': tables.Scale(seeds=(0, 1, 2), hours=1.3),
     },
     # For the column of untrained models.
     flags=('--preset=demo', '--rounds=200', '--references'),

@@ -313,7 +313,7 @@ PROTO = tables.Table(
         _row('FedAvg-Proto', (62.4, 60.7, 50.1), (0.3, 0.2, 0.4)),
         _row('FedBABU-Proto', (58.9, 57.4, 43.5), (0.6, 0.6, 1.0)),
         _row('FedRep-Proto', (45.3, 42.4, 34.6), (2.0, 0.8, 0.7)),
-        _row('pFedGP-Proto', (61.3, 60.3, 52.6), (0.2, 0.1, 0.1)),
+        _row('pFedGP-Proto', (61.3, 60.3, 52.6), (0.2, 0.2, 0.1)),
     ),
     scales={'smoke': _SMOKE, 'cpu': _ONE_SEED, 'paper': _PAPER},
     flags=(_PATIENCE,),

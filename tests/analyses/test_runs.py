@@ -154,7 +154,7 @@ def test_embeddings_are_of_all_test_examples_by_the_global_body(experiment):
   np.testing.assert_allclose(found.embeddings, expected, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize('algorithm', ['local', 'fed_proto'])
+@pytest.mark.parametrize('algorithm', ['local', 'fed_proto', 'lg_fed_avg'])
 def test_clients_embed_by_their_own_bodies(algorithm):
   experiment = prepare(algorithm=algorithm)
   process = experiment.build_process()
@@ -167,6 +167,14 @@ def test_clients_embed_by_their_own_bodies(algorithm):
   kept = own
   if algorithm == 'fed_proto':
     kept = process.initial_memory | {'weights': own}
+  elif algorithm == 'lg_fed_avg':
+    layers = tf.nest.map_structure(
+        lambda w: 2.0 * w, process.initial_memory['layers']
+    )
+    kept = process.initial_memory | {
+        'layers': layers,
+        'num_rounds': np.int32(1),
+    }
   states.write(first, 1, checkpoints.to_arrays(kept))
   model = protocols.model(process, process.initialize(), states)
   found = embeddings.embed_test_examples(experiment, *model).embeddings

@@ -146,16 +146,28 @@ def naive_accuracy(w, pairs):
   return hits / len(pairs) if pairs else 0.0
 
 
-def naive_best(scores, num_kept):
-  """The best, one after the other; of equals the first."""
+def naive_best(scores, ranks, num_kept):
+  """The best, one after the other; of equals that of the smallest rank."""
   kept = []
   for _ in range(num_kept):
     best = None
     for k, score in enumerate(scores):
-      if k not in kept and (best is None or score > scores[best]):
+      if k not in kept and (
+          best is None
+          or score > scores[best]
+          or (score == scores[best] and ranks[k] < ranks[best])
+      ):
         best = k
     kept.append(best)
   return sorted(kept)
+
+
+def naive_ranks(rounds_seed):
+  """A client's own number does not depend on who else is there."""
+  seeds = [
+      oracle.fold_in(oracle.fold_in(rounds_seed, -2), c.salt) for c in CLIENTS
+  ]
+  return [float(tf.random.stateless_uniform([], seed)) for seed in seeds]
 
 
 def naive_group(config, start):
@@ -180,7 +192,7 @@ def naive_group(config, start):
       )
       models_.append(mine)
       scores.append(naive_accuracy(mine, held_out))
-    kept = naive_best(scores, config.kept_clients)
+    kept = naive_best(scores, naive_ranks(rounds_seed), config.kept_clients)
     sizes = [1 if config.uniform else len(parts[k][0]) for k in kept]
     w = oracle.mean([models_[k] for k in kept], sizes)
     history.append((kept, scores))
@@ -207,13 +219,15 @@ def test_a_group_by_a_naive_implementation(uniform, num_kept):
   assert any(len(set(scores)) < len(scores) for _, scores in history)
 
 
-def test_the_best_are_kept_and_of_equals_the_first():
+def test_the_best_are_kept_and_of_equals_the_smallest_ranks():
   rng = np.random.default_rng(0)
   for _ in range(20):
     scores = rng.integers(-1, 3, 6).astype(np.float32) / 3
+    ranks = rng.permutation(6).astype(np.float32)
     for num_kept in range(1, 7):
-      kept = one_shot_ft.keep_best(tf.constant(scores), num_kept).numpy()
-      assert np.flatnonzero(kept).tolist() == naive_best(scores, num_kept)
+      kept = one_shot_ft.keep_best(scores, ranks, num_kept).numpy()
+      expected = naive_best(scores, ranks, num_kept)
+      assert np.flatnonzero(kept).tolist() == expected
       assert set(kept) <= {0.0, 1.0}
 
 
@@ -339,13 +353,15 @@ def test_queries_do_not_matter_to_the_group_s_model():
 
 
 @pytest.mark.parametrize('num_kept', [5, 3])
-def test_with_nothing_held_out_the_first_are_averaged(num_kept):
+def test_with_nothing_held_out_random_ones_are_averaged(num_kept):
   """And where these are all, that is fine-tuning via FedAvg."""
   config = dataclasses.replace(
       CONFIG, kept_clients=num_kept, held_out_share=0.0
   )
   adapted = deployed(config)(*stack(CLIENTS))
-  assert_close(adapted, fine_tune(config, CLIENTS[:num_kept]))
+  _, rounds_seed = tf.unstack(tf.random.experimental.stateless_split(SEED))
+  kept = naive_best([0] * 5, naive_ranks(rounds_seed), num_kept)
+  assert_close(adapted, fine_tune(config, [CLIENTS[k] for k in kept]))
 
 
 def test_keeping_all_is_fine_tuning_on_what_is_not_held_out():

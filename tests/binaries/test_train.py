@@ -209,8 +209,7 @@ def _check_refusals(call, directory):
 
 def test_known_clients_and_evaluation_on_the_way(call, tmp_path):
   """With FedPer, whose clients keep their heads."""
-  code, out, _ = call(
-      train,
+  command = (
       *_TINY,
       '--algorithm=fed_per',
       '--partition=dirichlet',
@@ -224,6 +223,7 @@ def test_known_clients_and_evaluation_on_the_way(call, tmp_path):
       '--select_best',
       f'--output_dir={tmp_path}/run',
   )
+  code, out, _ = call(train, *command)
   assert code == 0
   assert 'known_clients (5 clients' in out and 'new_clients (3 clients' in out
   assert 'Best round, 2:' in out
@@ -248,6 +248,23 @@ def test_known_clients_and_evaluation_on_the_way(call, tmp_path):
       lines = (directory / f'clients_{name}{suffix}.csv').read_text()
       assert len(lines.splitlines()) == result['num_clients'] + 1
   _check_evaluation_of_clients(call, directory, summary)
+  _check_spread_asked_for_later(call, command, directory, summary)
+
+
+def _check_spread_asked_for_later(call, command, directory, summary):
+  """What a finished run has not measured it measures when it is repeated."""
+  code, out, _ = call(train, *command, '--nvar')
+  assert code == 0 and 'nVAR' in out
+  later = json.loads((directory / 'summary.json').read_text())
+  for rounds in ('evaluation', 'evaluation_best'):
+    assert later[rounds]['known_clients'].pop('nvar') > 0
+  assert later.pop('nvar') is True and summary.pop('nvar') is False
+  assert later == summary
+  run = f'--run_dir={directory}'
+  code, out, _ = call(evaluate, run, '--protocol=known_clients', '--nonvar')
+  assert code == 0 and 'nVAR' not in out
+  code, _, err = call(evaluate, run, '--protocol=new_clients', '--nvar')
+  assert code == 2 and 'known_clients to be evaluated with --nvar' in err
 
 
 def test_the_best_round_for_new_classes(call, tmp_path):

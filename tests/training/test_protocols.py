@@ -249,6 +249,29 @@ def test_spread_of_classes_is_that_of_known_clients_in_the_global_body(
   assert without == {k: v for k, v in known.items() if k != 'nvar'}
 
 
+def test_a_network_that_tells_no_classes_apart_has_no_spread(
+    experiment, models
+):
+  """It is said, and all else is measured."""
+  asked = dataclasses.replace(
+      experiment, config=dataclasses.replace(experiment.config, nvar=True)
+  )
+  trained, untrained = models
+  weights = tree.map_structure(np.zeros_like, trained.weights)
+  lines = []
+  results = protocols.Evaluator(asked).evaluate(
+      'known_clients',
+      {'': trained._replace(weights=weights)},
+      untrained,
+      lines.append,
+  )
+  known, _ = results['']
+  assert known['nvar'] is None and known['num_clients'] == 6
+  assert 'nVAR' not in protocols.format_table({'a': known})
+  (said,) = (line for line in lines if 'nVAR' in line)
+  assert 'equal ones' in said
+
+
 def test_spread_of_classes_needs_one_network():
   evaluator = protocols.Evaluator(prepare(algorithm='ifca', nvar=True))
   with pytest.raises(ValueError, match="one model.* found 'ifca'"):

@@ -94,15 +94,15 @@ def test_an_algorithm_that_has_to_know_learns_the_number_of_clients():
     _resolve(hparams='num_clients=9', **scaffold)
 
 
-def test_a_group_has_as_many_clients_as_are_kept():
+def test_a_group_has_more_clients_than_are_kept():
   """Synthetic data have groups of three; a run without groups may be."""
-  one_shot = dict(algorithm='one_shot_ft', hparams='kept_clients=4')
+  one_shot = dict(algorithm='one_shot_ft', hparams='kept_clients=3')
   with pytest.raises(
-      ValueError, match='`kept_clients`, 4, found 3.*--group_clients=8'
+      ValueError, match='`kept_clients`, 3, found 3.*--group_clients=6'
   ):
     _resolve(**one_shot)
   config = _resolve(group_clients=4, **one_shot)
-  assert config.group_clients == config.hparams.kept_clients == 4
+  assert (config.group_clients, config.hparams.kept_clients) == (4, 3)
   assert dataclasses.replace(config, group_clients=None).way == 3
 
 
@@ -231,10 +231,18 @@ def test_the_identity_leaves_out_what_may_change():
       data_dir='elsewhere',
       protocols=(),
       eval_groups=7,
+      nvar=True,
   )
   other = dataclasses.replace(config, seed=2)
   assert longer.identity() == config.identity()
   assert other.identity() != config.identity()
+
+
+def test_a_configuration_from_before_nvar_is_read():
+  config = _resolve()
+  values = config.to_json()
+  del values['nvar']
+  assert run_config.from_json(values) == config
 
 
 @pytest.mark.parametrize(

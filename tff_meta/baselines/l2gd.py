@@ -55,7 +55,7 @@ class L2gdConfig:
     epochs: Epochs that make a local step.
     batch_size: Examples of a minibatch; 0 is the whole set, where one epoch is
       the gradient step of Algorithm 1.
-    averaging_probability: p, above 0 and below 1. A round has 1 / (1 - p)
+    averaging_probability: p, from 1e-4 to 1 - 1e-4. A round has 1 / (1 - p)
       averaging steps and 1 / p local ones on average.
     penalty_weight: lambda; with 0 clients train alone.
     new_client_epochs: Epochs in which a new client trains the server's model.
@@ -72,7 +72,11 @@ class L2gdConfig:
 
   def __post_init__(self):
     config_checks.check_fields(self)
-    config_checks.check_fraction(self, 'averaging_probability')
+    if not 1e-4 <= self.averaging_probability <= 1 - 1e-4:
+      raise ValueError(
+          'Expected `averaging_probability` from 0.0001 to 0.9999, found'
+          f' {self.averaging_probability}.'
+      )
     composition.build_optimizer('sgd', self.learning_rate, self.momentum)
     if self.pull > 1:
       raise ValueError(
@@ -95,7 +99,7 @@ class L2gdConfig:
 
 # Algorithm 1 itself. The numbers are ours: p is near lambda / (L + lambda), at
 # which the paper's bound on alpha is largest, with eta = 1 / (2 L) for L = 5;
-# an averaging step then goes half of the way.
+# an averaging step then goes nearly half of the way.
 PAPER = L2gdConfig()
 # FedRep's code, which has it as a baseline: alpha = 1 with n = 100, p = 0.9, a
 # local step of ten epochs of minibatches. It pulls by eta * 0.5, not by

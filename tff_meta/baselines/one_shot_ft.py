@@ -32,7 +32,9 @@ from tff_meta.learners import few_round
 from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
-_BEFORE_ROUNDS = -1  # When clients draw what they hold out; rounds begin at 0.
+# In place of a round's number, of which the first is 0: the draws of what
+# clients hold out, and of who goes first among equals.
+_HOLDING_OUT, _TIES = -1, -2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +56,8 @@ class OneShotFtConfig:
     kept_clients: K, how many clients of a new group are averaged in a round, at
       least 1. The group has at least as many; the paper has twice as many.
     held_out_share: Share of a client's support set that is held out to score
-      it, at least 0 and below 1, rounded down to whole examples. With 0 the
-      first K clients are kept.
+      it, at least 0 and below 1, rounded down to whole examples. With 0 K
+      random clients are kept.
   """
 
   optimizer: Literal['sgd', 'adam'] = 'sgd'
@@ -172,7 +174,7 @@ def hold_out(
     y, mask, salt = args
     rows = episodes.Examples(tf.range(tf.size(y)), y, mask)
     held_out, _ = episodes.split_support_query(
-        rows, share, few_round.client_seed(seed, _BEFORE_ROUNDS, salt)
+        rows, share, few_round.client_seed(seed, _HOLDING_OUT, salt)
     )
     indices = held_out.x[:, tf.newaxis]
     return tf.scatter_nd(indices, held_out.mask, tf.shape(mask))
@@ -225,19 +227,41 @@ def score(
   return tf.where(uploads.weight > 0, accuracies, -1.0)
 
 
-def keep_best(scores: tf.Tensor, num_kept: int) -> tf.Tensor:
-  """Returns which clients have the best scores; of equals, the first ones.
+def draw_ranks(salts: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+  """Returns who goes first among equals, whatever the order of the clients.
+
+  Args:
+    salts: int32 `[K]`, one of each client.
+    seed: Of the group, int32 `[2]`.
+
+  Returns:
+    float32 `[K]`, random numbers of the clients' own; the smallest goes first.
+  """
+  return tf.map_fn(
+      lambda salt: tf.random.stateless_uniform(
+          [], few_round.client_seed(seed, _TIES, salt)
+      ),
+      salts,
+      fn_output_signature=tf.TensorSpec([], tf.float32),
+  )
+
+
+def keep_best(scores: tf.Tensor, ranks: tf.Tensor, num_kept: int) -> tf.Tensor:
+  """Returns which clients have the best scores.
 
   Args:
     scores: float32 `[K]`.
+    ranks: float32 `[K]`; of equal scores those of the smallest are kept.
     num_kept: From 1 to K.
 
   Returns:
     float32 `[K]`, 1 for `num_kept` clients and 0 for the others.
   """
+  by_rank = tf.argsort(ranks)
   # Where elements are equal, top_k promises the lower index first.
-  _, best = tf.math.top_k(scores, num_kept)
-  return tf.reduce_sum(tf.one_hot(best, tf.size(scores)), axis=0)
+  _, best = tf.math.top_k(tf.gather(scores, by_rank), num_kept)
+  kept = tf.one_hot(tf.gather(by_rank, best), tf.size(scores))
+  return tf.reduce_sum(kept, axis=0)
 
 
 def build_one_shot_ft_personalizer(
@@ -281,6 +305,7 @@ def build_one_shot_ft_personalizer(
     train, held_out = hold_out(
         support, config.held_out_share, salts, rounds_seed
     )
+    ranks = draw_ranks(salts, rounds_seed)
     for round_num in range(config.rounds):
       uploads = few_round.train_clients(
           classifier,
@@ -293,7 +318,7 @@ def build_one_shot_ft_personalizer(
           round_num,
       )
       scores = score(classifier, uploads, held_out)
-      kept = keep_best(scores, config.kept_clients)
+      kept = keep_best(scores, ranks, config.kept_clients)
       weights, _ = few_round.average(
           uploads._replace(weight=kept * uploads.weight), weights
       )

@@ -38,7 +38,8 @@ class Measure:
   Attributes:
     name: What it is called in tables.
     path: Where it is in summary.json: keys joined by `/`; keys may hold a `/`
-      themselves, see `read`. It holds a share, 0..1.
+      themselves, see `read`. It holds a share, 0..1, or another number that is
+      shown in percent.
     spread_path: Where the spread is that the paper prints beside it (also a
       share), or None.
     spread_name: What that spread is.

@@ -14,8 +14,9 @@ _OWN_MODEL = {
     'local': lambda kept: kept,
     'fed_proto': lambda kept: kept['weights'],
 }
-# Where the server's network is one that makes those of the clients.
-_HYPERNETWORK = 'pfedhn'
+# Those whose known clients have a network that is the server's in part, or is
+# made by it.
+_PARTLY_OWN_MODEL = ('lg_fed_avg', 'pfedhn')
 _MANY_MODELS = ('ifca', 'ifca_ft')
 
 
@@ -41,7 +42,7 @@ class EmbeddedExamples(NamedTuple):
 
 def embedded_by(experiment: experiment_lib.Experiment) -> str:
   """Returns whose body `embed_test_examples` uses: 'global' or 'client'."""
-  own = (*_OWN_MODEL, _HYPERNETWORK)
+  own = (*_OWN_MODEL, *_PARTLY_OWN_MODEL)
   return 'client' if experiment.config.algorithm in own else 'global'
 
 
@@ -68,9 +69,10 @@ def embed_test_examples(
   """Embeds the test examples of all known clients.
 
   They are embedded by the body of the server's model; after local training and
-  FedProto, where the server trains none, and pFedHN, where it makes one for
-  each client, each client's by the body of its own. A client's examples are one
-  batch, which matters to networks with batch normalisation.
+  FedProto, where the server trains none, LG-FedAvg, where the first layers are
+  the clients', and pFedHN, where it makes one for each client, each client's by
+  the body of its own. A client's examples are one batch, which matters to
+  networks with batch normalisation.
 
   Args:
     experiment: The clients and the network.
@@ -103,7 +105,7 @@ def embed_test_examples(
 def _build_network_of(experiment):
   """Returns `(weights, memory) -> OrderedDict(body, head)` of a client."""
   algorithm = experiment.config.algorithm
-  if algorithm == _HYPERNETWORK:
+  if algorithm in _PARTLY_OWN_MODEL:
     known_client = experiment.spec.build_known_client_personalizer(
         experiment.model,
         experiment.config.hparams,

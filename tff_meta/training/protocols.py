@@ -112,6 +112,15 @@ def untrained_model(process: tff.learning.templates.LearningProcess) -> Model:
   return model(process, process.initialize(), None)
 
 
+def check_has_known_clients(chosen: Sequence[str]) -> None:
+  """Raises a ValueError if known clients, whom nVAR is of, are not chosen."""
+  if KNOWN_CLIENTS not in chosen:
+    raise ValueError(
+        f'Expected {KNOWN_CLIENTS} to be evaluated with --nvar, found'
+        f' {", ".join(chosen) or NONE}.'
+    )
+
+
 class Evaluator:
   """Runs protocols; what TensorFlow has traced once is used again."""
 
@@ -252,7 +261,7 @@ class Evaluator:
       the very same groups or clients, with `gain` and `gain_half_width_95`, the
       mean and 95 % half width of the difference to them group by group or
       client by client. With the configuration's `nvar` known clients have
-      `nvar`, too, see `normalized_variance`.
+      `nvar`, too, see `normalized_variance`; None where that is not defined.
     """
     if self.starts_from_scratch(name):
       report(f'Evaluating {name}: {_LABELS[_FROM_SCRATCH]}.')
@@ -266,16 +275,19 @@ class Evaluator:
       own = self._report(name, of_round)
       summary = self._summary(name, own, references)
       if self._config.nvar and name == KNOWN_CLIENTS:
-        summary['nvar'] = self._nvar(of_round)
+        summary['nvar'] = self._nvar(of_round, report)
       results[suffix] = summary, own
     self._report_no_curve(name, own, report)
     return results
 
-  def _nvar(self, trained: Model) -> float:
-    """Returns the normalized variance of known clients' test examples."""
-    return normalized_variance.normalized_variance(
-        *embeddings.embed_test_examples(self._experiment, *trained)
-    )
+  def _nvar(self, trained: Model, report) -> float | None:
+    """Returns that of known clients' test examples, None if there is none."""
+    examples = embeddings.embed_test_examples(self._experiment, *trained)
+    try:
+      return normalized_variance.normalized_variance(*examples)
+    except ValueError as error:  # Training has diverged, or units are dead.
+      report(f'No nVAR of {KNOWN_CLIENTS} (--nvar): {error}')
+      return None
 
   def _report_no_curve(self, name, own, report) -> None:
     if self._config.curve and own.curves is None:
@@ -558,7 +570,7 @@ def _further_line(model_name, result) -> str:
     ]
   if result['curve_end_mean'] is not None:
     parts.append(f'last three steps {100 * result["curve_end_mean"]:.2f}')
-  if 'nvar' in result:
+  if result.get('nvar') is not None:
     parts.append(f'nVAR {result["nvar"]:.4g}')
   return f'  {_LABELS[model_name]}: {", ".join(parts)}'
 

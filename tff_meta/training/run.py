@@ -413,6 +413,7 @@ def _summary(experiment, directory, trained) -> dict[str, Any]:
       'seed': config.seed,
       'eval_groups': config.eval_groups,
       'references': config.references,
+      'nvar': config.nvar,
       'seconds_per_round_median': metric_writers.median_seconds(
           directory.timings
       ),
@@ -451,6 +452,7 @@ def _finished_summary(
         )
         and summary['eval_groups'] == config.eval_groups
         and summary['references'] == config.references
+        and summary.get('nvar', False) == config.nvar  # Older ones have none.
         and tuple(summary['evaluation']) == config.protocols
     )
   except (FileNotFoundError, ValueError, KeyError, TypeError):

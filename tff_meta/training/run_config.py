@@ -174,11 +174,11 @@ class RunConfig:
           f' {self.num_clients}, found {known}.'
       )
     kept = getattr(self.hparams, 'kept_clients', None)
-    if None not in (kept, self.group_clients) and kept > self.group_clients:
+    if None not in (kept, self.group_clients) and kept >= self.group_clients:
       raise ValueError(
-          f'Expected `group_clients` to be at least `kept_clients`, {kept},'
-          f' found {self.group_clients}. Tip: --group_clients={2 * kept} has'
-          ' twice as many to choose from.'
+          f'Expected `group_clients` to be more than `kept_clients`, {kept},'
+          f' found {self.group_clients}: nobody would be chosen. Tip:'
+          f' --group_clients={2 * kept} has twice as many to choose from.'
       )
     if self.partition == FEW_ROUND:
       self._check_few_round()
@@ -247,6 +247,7 @@ def from_json(values: Mapping[str, Any]) -> RunConfig:
   Raises:
     ValueError: If `values` is not one, e.g. of another version.
   """
+  values = {'nvar': False} | dict(values)  # Runs from before there was one.
   try:
     preset = registry.get(values['algorithm']).presets[values['preset']]
     hparams = {k: _to_tuple(v) for k, v in values['hparams'].items()}
