@@ -31,6 +31,15 @@ def test_arithmetic_by_hand():
   tf.nest.assert_same_structure(weights_lib.add(a, b), a)
 
 
+def test_clipping_by_hand():
+  """Of norm 5: to half of it, and not at all."""
+  a = make_weights(3.0, 0.0, 4.0)
+  assert flat(weights_lib.clip_by_global_norm(a, 2.5)) == [1.5, [[0.0, 2.0]]]
+  assert flat(weights_lib.clip_by_global_norm(a, 8.0)) == flat(a)
+  huge = weights_lib.clip_by_global_norm(make_weights(1e30, 0.0, 1.0), 1.0)
+  assert np.isnan(huge['body']['bias'])
+
+
 def test_scale_keeps_the_dtype():
   scaled = weights_lib.scale(
       [tf.ones(2, tf.float64), tf.ones(2)], tf.constant(0.5)

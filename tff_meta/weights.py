@@ -30,6 +30,20 @@ def squared_norm(a):
   return sum((tf.reduce_sum(leaf**2) for leaf in tf.nest.flatten(a)), 0.0)
 
 
+def clip_by_global_norm(a, norm):
+  """Scales `a` down to a joint norm; what is shorter stays as it is.
+
+  Args:
+    a: A structure of float tensors, at least one.
+    norm: The joint norm, above 0.
+
+  Returns:
+    The structure; NaN throughout if the norm of `a` is infinite or NaN.
+  """
+  clipped, _ = tf.clip_by_global_norm(tf.nest.flatten(a), norm)
+  return tf.nest.pack_sequence_as(a, clipped)
+
+
 def all_finite(a):
   """Whether no entry is NaN or infinite, a boolean scalar."""
   finite = [

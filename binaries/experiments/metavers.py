@@ -89,7 +89,6 @@ _METHODS = {
     # Of one client each, so 5000 rounds are as many clients as 1000 of five.
     'pFedHN': (
         '--algorithm=pfedhn',
-        '--preset=paper',
         '--hparams=',
         '--clients_per_round=1',
         '--rounds=5000',

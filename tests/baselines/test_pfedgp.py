@@ -145,6 +145,32 @@ def test_two_rounds_by_a_naive_implementation(change):
     assert 0.02 < max(norms) < 50  # So that one setting clips, and one not.
 
 
+def test_the_tree_stays_that_of_the_servers_network():
+  """Two steps of a client that after the first would build another tree."""
+  config = dataclasses.replace(CONFIG, learning_rate=2.0)
+  client = oracle.make_client((4, 3, 2), salt=14)
+  process = pfedgp.build_pfedgp(
+      oracle.build_model(),
+      config,
+      num_classes=oracle.NUM_CLASSES,
+      seed=oracle.RUN_SEED,
+  )
+  before, after = map(
+      oracle.to_vector, personal.run(process, [[client]]).weights
+  )
+  seed = personal.client_seed(0, client)
+  once, _, _ = naive_training(
+      dataclasses.replace(config, inner_steps=1), before, client, seed
+  )
+  trees = [
+      gp_oracle.tree(oracle.class_means(w, client.pairs()))
+      for w in (before, once)
+  ]
+  assert trees[0] != trees[1]
+  twice, _, _ = naive_training(config, before, client, seed)
+  np.testing.assert_allclose(after, twice, **oracle.TOLERANCE)
+
+
 def test_a_client_of_one_class_has_the_decay_alone():
   process = pfedgp.build_pfedgp(
       oracle.build_model(),

@@ -33,7 +33,7 @@ CONFIG = pfedhn.PFedHNConfig(
     fine_tuning_steps=3,
     fine_tuning_learning_rate=0.5,
 )
-CLIPPED = dataclasses.replace(CONFIG, clip_norm=0.3)
+CLIPPED = dataclasses.replace(CONFIG, max_gradient_norm=0.3)
 # Gradients are what they are: no decay, no momentum.
 PLAIN = dataclasses.replace(
     CONFIG,
@@ -109,7 +109,7 @@ def naive_training(config, theta, pairs, seed):
     loss_sum += len(batch) * oracle.cross_entropy(theta, batch)
     gradient = oracle.gradient(oracle.cross_entropy, theta, batch)
     norms.append(np.linalg.norm(gradient))
-    gradient = naive_clip(gradient, config.clip_norm)
+    gradient = naive_clip(gradient, config.max_gradient_norm)
     gradient = gradient + config.weight_decay * theta
     velocity = config.momentum * velocity + gradient
     theta = theta - config.learning_rate * velocity
@@ -149,7 +149,7 @@ def test_three_rounds_by_a_naive_implementation(config):
       gradient = naive_gradient(phi, like, v, theta - trained)
       loss_sum, local_norms = loss_sum + client_loss, local_norms + client_norms
       norms.append(np.linalg.norm(gradient))
-      gradient = naive_clip(gradient, config.clip_norm)
+      gradient = naive_clip(gradient, config.max_gradient_norm)
       uploads.append(gradient[:-2] + decay * phi)
       u = config.server_momentum * u + gradient[-2:] + decay * v
       kept[client.salt] = v - config.server_learning_rate * u, u
@@ -170,7 +170,7 @@ def test_three_rounds_by_a_naive_implementation(config):
         metrics['loss'], loss_sum / metrics['num_examples'], rtol=1e-4
     )
   for found in (local_norms, norms):
-    assert (max(found) > config.clip_norm) == (config is CLIPPED)
+    assert (max(found) > config.max_gradient_norm) == (config is CLIPPED)
 
 
 def test_one_round_by_hand():
@@ -376,7 +376,7 @@ def test_presets():
   assert (paper.learning_rate, paper.server_learning_rate) == (5e-3, 1e-2)
   assert paper.momentum == paper.server_momentum == 0.9
   assert (paper.weight_decay, paper.server_weight_decay) == (5e-5, 1e-3)
-  assert paper.clip_norm == 50
+  assert paper.max_gradient_norm == 50
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_presets():
         ({'batch_size': 0}, '`batch_size` of at least 1, found 0'),
         ({'momentum': 1.0}, '`momentum` below 1, found 1.0'),
         ({'server_momentum': 1.0}, '`server_momentum` below 1, found 1.0'),
-        ({'clip_norm': 0.0}, '`clip_norm` above 0, found 0.0'),
+        ({'max_gradient_norm': 0.0}, '`max_gradient_norm` above 0, found 0.0'),
         ({'learning_rate': -1.0}, '`learning_rate`.*found -1.0'),
     ],
     ids=str,

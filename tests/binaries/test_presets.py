@@ -146,7 +146,6 @@ def test_pfedhn_as_its_code_has_it(resolve, num_clients, size):
   config = resolve('metavers_cifar10_pfedhn', f'--num_clients={num_clients}')
   assert _differences(config, resolve(f'metavers_cifar10_{num_clients}')) == {
       'algorithm',
-      'preset',
       'hparams',
       'clients_per_round',
       'eval_every',

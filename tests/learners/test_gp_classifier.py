@@ -206,6 +206,17 @@ def test_draws_are_of_the_seed_alone_and_no_gradient_flows_through_them():
   assert len(np.unique(first)) == 12  # Chains and examples have their own.
 
 
+def test_the_prior_is_drawn_where_float32_cannot_factor_it():
+  """As 10,000 examples and output scale 8 have it: eigenvalues 1e-3, 8e4."""
+  process = gp_classifier.GaussianProcess(output_scale=800.0, gibbs_steps=0)
+  given = tf.constant(embeddings(100, seed=1, scale=1e-3), tf.float32)
+  assert np.isnan(tf.linalg.cholesky(process.prior(given))).any()
+  omegas = gp_classifier.draw_omegas(
+      process, given, tf.fill([100], 0.5), 2, tf.constant([1, 2])
+  )
+  assert np.isfinite(omegas).all() and np.min(omegas) > 0
+
+
 def test_embeddings_that_hardly_differ():
   """As those of a network that has not learned: float32 is as float64."""
   process = gp_classifier.GaussianProcess()

@@ -1,5 +1,6 @@
 import collections
 import functools
+import math
 
 import numpy as np
 import pytest
@@ -50,7 +51,9 @@ def train(optimizer, num_examples=7, loss_fn=linear_loss, **options):
   )
 
 
-def naive_training(update, weight_decay, max_steps=None):
+def naive_training(
+    update, weight_decay, max_steps=None, max_gradient_norm=math.inf
+):
   """Returns (scale 0, scale 1, bias) and the sum of losses."""
   batches = episodes.minibatches(7, 3, SEED, 2)
   w, state, loss_sum = np.array([1.0, -2.0, 0.5]), {}, 0.0
@@ -66,6 +69,7 @@ def naive_training(update, weight_decay, max_steps=None):
       error = features @ w - Y[i]
       loss_sum += 0.5 * error**2
       gradient += error * features / len(real)
+    gradient *= min(1.0, max_gradient_norm / np.linalg.norm(gradient))
     w = w - update(gradient + weight_decay * w, state, step + 1)
   return w, loss_sum
 
@@ -103,6 +107,30 @@ def test_training_against_the_oracle(optimizer, update, weight_decay):
   np.testing.assert_allclose(weights['head']['bias'], expected[2], rtol=1e-5)
   np.testing.assert_allclose(report.loss_sum, loss_sum, rtol=1e-5)
   assert report.num_examples.numpy() == 14
+
+
+def test_gradients_are_clipped_before_the_decay():
+  """Gradients have norms from 0.4 to 2.4 here, so some are clipped."""
+  expected, loss_sum = naive_training(
+      sgd_with_momentum, 0.3, max_gradient_norm=1.0
+  )
+  weights, report = train(
+      tff.learning.optimizers.build_sgdm(0.1, 0.9),
+      weight_decay=0.3,
+      max_gradient_norm=1.0,
+  )
+  np.testing.assert_allclose(weights['body']['scale'], expected[:2], rtol=1e-5)
+  np.testing.assert_allclose(weights['head']['bias'], expected[2], rtol=1e-5)
+  np.testing.assert_allclose(report.loss_sum, loss_sum, rtol=1e-5)
+
+
+def test_a_gradient_whose_norm_overflows_becomes_nan():
+  weights, _ = train(
+      tff.learning.optimizers.build_sgdm(0.1),
+      loss_fn=lambda weights, batch: 1e30 * weights['head']['bias'],
+      max_gradient_norm=1.0,
+  )
+  assert np.isnan(weights['head']['bias'])
 
 
 def test_an_optimizer_goes_on_where_it_ended():

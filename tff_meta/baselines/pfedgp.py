@@ -44,10 +44,10 @@ class PFedGPConfig:
     momentum: Of SGD, in [0, 1).
     weight_decay: Coupled L2 coefficient.
     inner_steps: Local steps of a round, each on all of a client's examples.
-    max_gradient_norm: At which a gradient is clipped, before the decay; above
-      0.
-    held_out: The part of a class, strictly between 0 and 1, whose likelihood is
-      predicted from the rest; rounded down.
+    max_gradient_norm: Longer gradients are scaled down to it, before weight
+      decay; above 0.
+    held_out: The part of each class's examples, rounded down, that is predicted
+      from the others; strictly between 0 and 1.
     output_scale: Variance of the Gaussian processes, above 0.
     length_scale: Of their covariance, above 0.
     gibbs_steps: Draws in a chain after the first one.
@@ -177,10 +177,9 @@ def build_client_update(
       gradient = tape.gradient(
           loss, w, unconnected_gradients=tf.UnconnectedGradients.ZERO
       )
-      clipped, _ = tf.clip_by_global_norm(
-          tf.nest.flatten(gradient), config.max_gradient_norm
+      gradient = weights_lib.clip_by_global_norm(
+          gradient, config.max_gradient_norm
       )
-      gradient = tf.nest.pack_sequence_as(w, clipped)
       decay = weights_lib.scale(w, config.weight_decay)
       state, w = optimizer.next(state, w, weights_lib.add(gradient, decay))
       return i + 1, w, state, loss_sum + loss * count

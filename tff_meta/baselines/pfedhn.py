@@ -20,7 +20,6 @@ Deviations: BUILD_NOTES.md, pFedHN.
 
 import collections
 import dataclasses
-from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -56,9 +55,8 @@ class PFedHNConfig:
     weight_decay: Its coupled L2 coefficient.
     local_steps: K, minibatches of a round.
     batch_size: Examples of a minibatch, at least 1.
-    clip_norm: Gradients longer than that are scaled down to it, those of a
-      client's model and those of phi and v together; above 0. Weight decay
-      comes after it.
+    max_gradient_norm: Longer gradients are scaled down to it, before weight
+      decay: those of a client's model, and that of phi and v in one; above 0.
     fine_tuning_steps: SGD steps of a new client on its embedding.
     fine_tuning_learning_rate: Of these.
   """
@@ -74,7 +72,7 @@ class PFedHNConfig:
   weight_decay: float = 5e-5
   local_steps: int = 50
   batch_size: int = 64
-  clip_norm: float = 50.0
+  max_gradient_norm: float = 50.0
   fine_tuning_steps: int = 50
   fine_tuning_learning_rate: float = 0.1
 
@@ -87,8 +85,8 @@ class PFedHNConfig:
         raise ValueError(
             f'Expected `{name}` below 1, found {getattr(self, name)}.'
         )
-    if not self.clip_norm:
-      raise ValueError(f'Expected `clip_norm` above 0, found {self.clip_norm}.')
+    if not self.max_gradient_norm:
+      raise ValueError('Expected `max_gradient_norm` above 0, found 0.0.')
 
   @property
   def embedding_size(self) -> int:
@@ -121,46 +119,6 @@ def build_hypernetwork(
       config.hidden_layers,
       config.hidden_units,
   )
-
-
-def _clip(gradients: Any, norm: float) -> Any:
-  """Scales gradients down to a joint norm; those below stay as they are."""
-  length = tf.sqrt(weights_lib.squared_norm(gradients))
-  return weights_lib.scale(gradients, norm / tf.maximum(length, norm))
-
-
-def _decay(gradients: Any, weights: Any, coefficient: float) -> Any:
-  """Adds coupled weight decay."""
-  return weights_lib.add(gradients, weights_lib.scale(weights, coefficient))
-
-
-def _momentum_step(weights, velocity, gradients, rate, momentum):
-  """Returns the weights and the velocity `momentum * velocity + gradients`."""
-  velocity = weights_lib.add(weights_lib.scale(velocity, momentum), gradients)
-  moved = weights_lib.subtract(weights, weights_lib.scale(velocity, rate))
-  return moved, velocity
-
-
-class _ClippedSgd:
-  """Clipping, weight decay, momentum, in this order; TFF's interface.
-
-  Its state is the velocity.
-  """
-
-  def __init__(self, config: PFedHNConfig):
-    self._config = config
-
-  def initialize(self, specs):
-    return tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), specs)
-
-  def next(self, state, weights, gradients):
-    config = self._config
-    gradients = _clip(gradients, config.clip_norm)
-    gradients = _decay(gradients, weights, config.weight_decay)
-    weights, state = _momentum_step(
-        weights, state, gradients, config.learning_rate, config.momentum
-    )
-    return state, weights
 
 
 def _memory(embedding, velocity=None):
@@ -219,9 +177,13 @@ def build_pfedhn(
         classifier.loss,
         received,
         client.examples,
-        _ClippedSgd(config),
+        composition.build_optimizer(
+            'sgd', config.learning_rate, config.momentum
+        ),
         batch_size=config.batch_size,
         seed=client.seed,
+        weight_decay=config.weight_decay,
+        max_gradient_norm=config.max_gradient_norm,
         **local_sgd.length_of(config.local_steps, 'steps'),
     )
     gradients = tape.gradient(
@@ -229,19 +191,14 @@ def build_pfedhn(
         (phi, embedding),
         output_gradients=weights_lib.subtract(received, trained),
     )
-    gradients = _clip(gradients, config.clip_norm)
-    of_phi, of_embedding = _decay(
-        gradients, (phi, embedding), config.server_weight_decay
+    gradients = weights_lib.clip_by_global_norm(
+        gradients, config.max_gradient_norm
     )
-    memory = _memory(
-        *_momentum_step(
-            embedding,
-            kept['velocity'],
-            of_embedding,
-            config.server_learning_rate,
-            config.server_momentum,
-        )
-    )
+    decay = weights_lib.scale((phi, embedding), config.server_weight_decay)
+    of_phi, of_embedding = weights_lib.add(gradients, decay)
+    velocity = config.server_momentum * kept['velocity'] + of_embedding
+    embedding -= config.server_learning_rate * velocity
+    memory = _memory(embedding, velocity)
     weight = few_round.client_weight(tf.size(client.examples.y), True)
     return client_work.ClientOutput(of_phi, weight, report, memory=memory)
 

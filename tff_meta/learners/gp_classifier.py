@@ -9,8 +9,10 @@ the draws of omega.
 Here n are the examples, S the draws and m the new examples; kappa is 1/2 for an
 example on the left and -1/2 for one on the right. With `s = sqrt(omega)` all
 solves are with `B = I + diag(s) K diag(s)`, whose eigenvalues are at least 1
-and seldom above `1 + n * output_scale / 4`, so float32 will do; only the root
-of the prior K itself is computed in float64.
+and seldom above `1 + n * output_scale / 4`, so float32 will do. K itself has
+eigenvalues from the jitter up to `n * output_scale`; where a few thousand
+embeddings hardly differ float32 has no Cholesky factor of it, so that one is
+computed in float64.
 
 Sources: Polson, Scott and Windle 2013, "Bayesian Inference for Logistic Models
 Using Polya-Gamma Latent Variables"; Rasmussen and Williams 2006, "Gaussian
@@ -93,8 +95,8 @@ def draw_polya_gamma(c: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
   Source: Polson, Scott and Windle 2013, definition 1.
   """
-  k = tf.range(1, _PG_TERMS + 1, dtype=c.dtype) - 0.5
-  scales = 0.5 / ((math.pi * k) ** 2 + c[..., tf.newaxis] ** 2 / 4)
+  half_odd = tf.range(1, _PG_TERMS + 1, dtype=c.dtype) - 0.5
+  scales = 0.5 / ((math.pi * half_odd) ** 2 + c[..., tf.newaxis] ** 2 / 4)
   uniform = tf.random.stateless_uniform(tf.shape(scales), seed, dtype=c.dtype)
   exponential = -tf.math.log1p(-uniform)
   small = tf.abs(c) < 1e-3
@@ -103,7 +105,7 @@ def draw_polya_gamma(c: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
   return mean + tf.reduce_sum(scales * (exponential - 1), -1)
 
 
-def _root(prior, s):
+def _cholesky(prior, s):
   """Lower triangular [S, n, n], of B; prior [n, n] and s [S, n]."""
   identity = tf.eye(tf.shape(s)[1], dtype=s.dtype)
   return tf.linalg.cholesky(
@@ -136,7 +138,7 @@ def draw_omegas(
   """
   embeddings = tf.stop_gradient(embeddings)
   prior = process.prior(embeddings)
-  prior_root = tf.cast(
+  prior_cholesky = tf.cast(
       tf.linalg.cholesky(process.prior(tf.cast(embeddings, tf.float64))),
       prior.dtype,
   )
@@ -145,14 +147,14 @@ def draw_omegas(
     return tf.random.stateless_normal([num_draws, tf.shape(kappa)[0]], seed)
 
   def draw_prior(seed):
-    return tf.matmul(draw_normal(seed), prior_root, transpose_b=True)
+    return tf.matmul(draw_normal(seed), prior_cholesky, transpose_b=True)
 
   def draw_f(omegas, seed):
     s = tf.sqrt(omegas)
     f = draw_prior(_fold_in(seed, 0))
     residual = kappa / s - s * f - draw_normal(_fold_in(seed, 1))
     solved = tf.linalg.cholesky_solve(
-        _root(prior, s), residual[:, :, tf.newaxis]
+        _cholesky(prior, s), residual[:, :, tf.newaxis]
     )
     return f + tf.matmul(s * solved[:, :, 0], prior)
 
@@ -161,7 +163,7 @@ def draw_omegas(
   for step in range(process.gibbs_steps):
     f = draw_f(omegas, _fold_in(seed, 2 * step + 2))
     omegas = draw_polya_gamma(f, _fold_in(seed, 2 * step + 3))
-  return tf.stop_gradient(omegas)
+  return omegas
 
 
 def side_probabilities(
@@ -190,7 +192,7 @@ def side_probabilities(
   s = tf.sqrt(omegas)
   cross = s[:, :, tf.newaxis] * process.covariance(embeddings, query)
   solved = tf.linalg.triangular_solve(
-      _root(process.prior(embeddings), s),
+      _cholesky(process.prior(embeddings), s),
       tf.concat([(kappa / s)[:, :, tf.newaxis], cross], axis=2),
   )
   target, cross = solved[:, :, :1], solved[:, :, 1:]

@@ -81,7 +81,7 @@ def build_tree(prototypes: prototypical.Prototypes) -> Tree:
 
   Source: Achituve et al. 2021 (GP-Tree), and the released code of pFedGP.
   """
-  means, present = tf.nest.map_structure(tf.stop_gradient, prototypes)
+  means, present = prototypes
   num_classes = present.shape[0]
   num_nodes = tf.cast(tf.reduce_sum(present), tf.int32) - 1
 

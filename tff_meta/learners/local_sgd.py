@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tff_meta import episodes
+from tff_meta import weights as weights_lib
 
 
 class LocalReport(NamedTuple):
@@ -58,15 +59,17 @@ def local_sgd(
     num_epochs: int,
     seed: tf.Tensor,
     weight_decay: float = 0.0,
+    max_gradient_norm: float | None = None,
     trainable: Collection[str] | None = None,
     max_steps: int | None = None,
 ) -> tuple[Any, LocalReport]:
   """Takes one optimizer step per minibatch.
 
-  Per step: `g = grad loss(w) + weight_decay * w`, then the optimizer moves `w`
-  by `g`; the decay is coupled, that is it passes through momentum and Adam's
-  moments. Without examples the weights come back unchanged. Gradients do not
-  flow through this function usefully; see `adaptation` for that.
+  Per step: `g = grad loss(w) + weight_decay * w`, the gradient clipped if asked
+  for, then the optimizer moves `w` by `g`; the decay is coupled, that is it
+  passes through momentum and Adam's moments. Without examples the weights come
+  back unchanged. Gradients do not flow through this function usefully; see
+  `adaptation` for that.
 
   Args:
     loss_fn: From weights and a minibatch to a scalar: the mean over the
@@ -79,6 +82,9 @@ def local_sgd(
     num_epochs: Passes over the examples, each in its own random order.
     seed: int32 [2].
     weight_decay: Coefficient of the coupled L2 penalty.
+    max_gradient_norm: Longer gradients of the loss are scaled down to it before
+      the decay is added; above 0. A gradient whose norm overflows becomes NaN.
+      None means no clipping.
     trainable: The top-level parts that learn, such as ('body',); the others
       stay as they are. None means all.
     max_steps: Ends after so many steps, even amid an epoch; None means after
@@ -102,6 +108,7 @@ def local_sgd(
       num_epochs=num_epochs,
       seed=seed,
       weight_decay=weight_decay,
+      max_gradient_norm=max_gradient_norm,
       trainable=trainable,
       max_steps=max_steps,
   )
@@ -119,6 +126,7 @@ def resume_local_sgd(
     num_epochs: int,
     seed: tf.Tensor,
     weight_decay: float = 0.0,
+    max_gradient_norm: float | None = None,
     trainable: Collection[str] | None = None,
     max_steps: int | None = None,
 ) -> tuple[Any, Any, LocalReport]:
@@ -136,6 +144,7 @@ def resume_local_sgd(
     num_epochs: Passes over the examples.
     seed: int32 [2].
     weight_decay: Coefficient of the coupled L2 penalty.
+    max_gradient_norm: To which longer gradients are scaled down.
     trainable: The top-level parts that learn.
     max_steps: Ends after so many steps.
 
@@ -164,6 +173,8 @@ def resume_local_sgd(
     gradients = tape.gradient(
         loss, learned, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
+    if max_gradient_norm is not None:
+      gradients = weights_lib.clip_by_global_norm(gradients, max_gradient_norm)
     gradients = tf.nest.map_structure(
         lambda g, w: g + tf.cast(weight_decay, w.dtype) * w, gradients, learned
     )
