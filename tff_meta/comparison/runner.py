@@ -289,7 +289,7 @@ class Runner:
     started = time.monotonic()
 
     def write(state: State, problem: str = '') -> None:
-      seconds = round(before.seconds + time.monotonic() - started, 1)
+      seconds = round(before.seconds + time.monotonic() - started, 3)
       folder.write(Outcome(state, seconds, problem, cell.flags))
 
     write('running')
