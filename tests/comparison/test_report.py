@@ -149,6 +149,7 @@ def test_the_page_has_all_pictures_and_no_markup_of_others(
   report.write(tmp_path, comparison)
   page = (tmp_path / 'report.html').read_text()
   assert page.count('data:image/png;base64,') == 4
+  assert 'The loss that' in page and 'runs 3 are shown' not in page
   assert 'no &lt;data&gt;' in page and '<data>' not in page
   assert 'Table &lt;2&gt;' in page
   for loaded in ('src="http', 'href=', '<script'):
@@ -272,6 +273,7 @@ def test_what_is_kept_is_a_comparison_and_can_be_kept_again(
   # Without the picture of losses, of which rounds are missing.
   assert [p.count('data:image/png;base64,') for p in pages] == [4, 3]
   assert ['The loss that' in page for page in pages] == [True, False]
+  assert 'Of 3 runs 2 are shown' in pages[0]
   record.keep(kept, _TABLE, 'cpu', good, again)
   assert {p.relative_to(again): p.read_bytes() for p in _files(again)} == before
 

@@ -105,7 +105,7 @@ def _which(protocol: str, suffix: str) -> str:
 
 
 def _accuracy_curves(runs, styles) -> Picture | None:
-  curves, names = _mean_columns(
+  curves, names, _ = _mean_columns(
       runs,
       lambda name: name.split('/')[-1] == 'accuracy'
       and not name.startswith('train/'),
@@ -124,8 +124,13 @@ def _accuracy_curves(runs, styles) -> Picture | None:
 
 
 def _losses(runs, styles) -> Picture | None:
-  curves, _ = _mean_columns(
+  curves, _, num_shown = _mean_columns(
       runs, lambda name: name.split('/')[-1] == 'loss', every_round=True
+  )
+  num_runs = sum(map(len, runs.values()))
+  left_out = (
+      f' Of {num_runs} runs {num_shown} are shown: the others have one round,'
+      ' or were kept without their losses.'
   )
   return _lines(
       curves,
@@ -134,18 +139,20 @@ def _losses(runs, styles) -> Picture | None:
       'training loss',
       'The loss that a method reports of its local training (mean over seeds,'
       ' a moving one over 2 % of the rounds). Methods minimise different'
-      ' losses: compare shapes, not heights.',
+      ' losses: compare shapes, not heights.'
+      f'{left_out if num_shown < num_runs else ""}',
       smooth=True,
   )
 
 
 def _mean_columns(runs, wanted, every_round=False):
-  """Returns row -> (rounds, means over its seeds) of a column; the columns.
+  """Returns row -> (rounds, means over its seeds) of a column; columns; runs.
 
+  The last is the number of runs of which there is something to see.
   With `every_round` runs are left out of which rounds are missing, or that
   have only one.
   """
-  curves, columns = {}, {}
+  curves, columns, num_shown = {}, {}, 0
   for row, paths in runs.items():
     series = []
     for path in paths:
@@ -169,7 +176,8 @@ def _mean_columns(runs, wanted, every_round=False):
             series[0][0][:length],
             np.mean([values[:length] for _, values in series], 0),
         )
-  return curves, list(columns)
+        num_shown += len(series)
+  return curves, list(columns), num_shown
 
 
 def _has_every_round(rounds: Sequence[float]) -> bool:
