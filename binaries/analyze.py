@@ -16,6 +16,7 @@ Prints numbers and writes them to OUTPUT_DIR/ANALYSIS.json, a picture beside it.
 Nothing in a run's directory is changed.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 
@@ -416,7 +417,12 @@ def main() -> int:
     from tff_meta.training import atomic_files
 
     root.mkdir(parents=True, exist_ok=True)
-    result = _ANALYSES[name](root)
+    try:
+      result = _ANALYSES[name](root)
+    except BaseException:
+      with contextlib.suppress(OSError):  # It has files of others.
+        root.rmdir()
+      raise
     path = root / f'{name}.json'
     atomic_files.write_json(path, {'analysis': name, **result})
   print(f'Written: {path}')

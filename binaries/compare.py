@@ -69,7 +69,8 @@ def _cost(table: tables.Table, scale_name: str) -> str:
   cost = (
       'hours not measured'
       if hours is None
-      else f'about {hours:g} hours with --processes=2 on 2 cores'
+      else f'about {hours:g} hours (measured, or from runs like them) with'
+      ' --processes=2 on 2 cores'
   )
   seeds = ', '.join(map(str, table.scale(scale_name).seeds))
   runs = len(tables.cells(table, scale_name))
@@ -114,9 +115,12 @@ def _check_any(cells, table: tables.Table) -> None:
 
 
 def _seeds() -> list[int]:
-  if not all(seed.isascii() and seed.isdigit() for seed in SEEDS.value):
+  if not all(
+      seed.isascii() and seed.isdigit() and int(seed) < 2**31
+      for seed in SEEDS.value
+  ):
     raise ValueError(
-        'Expected --seeds to be integers of at least 0, found'
+        'Expected --seeds to be integers of at least 0 and below 2**31, found'
         f' {",".join(SEEDS.value)}.'
     )
   return [int(seed) for seed in SEEDS.value]
@@ -161,6 +165,20 @@ def _check_data(cells, data_dir: str | None) -> None:
   given = ([f for f in cell.flags if f.startswith(flag)] for cell in cells)
   for name in dict.fromkeys(names[-1].removeprefix(flag) for names in given):
     datasets.load_corpus(name, data_dir)
+
+
+def _claim_kept(kept: pathlib.Path, table: tables.Table) -> None:
+  """Makes the directory of --keep, or raises before anything runs."""
+  from tff_meta.comparison import runner
+
+  try:
+    kept.mkdir(parents=True, exist_ok=True)
+    runner.claim(kept, table.name, SCALE.value)
+  except OSError as error:
+    raise OSError(
+        f'Expected to be able to write to {kept} of --keep, found'
+        f' {error.strerror}.'
+    ) from None
 
 
 def _command() -> str:
@@ -263,6 +281,8 @@ def main() -> int:
 
     with run_directory.RunDirectory(root).locked():
       runner.claim(root, table.name, SCALE.value)
+      if kept:
+        _claim_kept(kept, table)
       begun = _shown(root, table, cells)
       runner.settle(root, [_with_flag_files(cell) for cell in begun])
       running = runner.Runner(
@@ -297,13 +317,14 @@ def main() -> int:
         command_line.report(f'Nothing was copied to {kept}.')
       elif kept:
         record.keep(root, table, SCALE.value, _shown(root, table, cells), kept)
-      states = [runner.CellFolder(root, c).outcome().state for c in cells]
+      complete = REPORT_ONLY.value or all(
+          results.is_complete(root, cell) for cell in cells
+      )
   print((root / 'table.md').read_text())
   print(f'Report: {root / "report.html"}')
   if running.stopped:
     command_line.report('Stopped; the same command continues the comparison.')
     return command_line.INTERRUPTED
-  complete = REPORT_ONLY.value or set(states) == {'finished'}
   return 0 if complete else command_line.FAILURE
 
 

@@ -1,36 +1,79 @@
 """README's tables of results say what the runs kept in `results` say."""
 
 import json
+import math
 import pathlib
+import statistics
 
 import pytest
 
+from binaries import experiments
+from tff_meta.comparison import results
+from tff_meta.comparison import runner
+from tff_meta.comparison import tables
+from tff_meta.training import metric_writers
+
 _ROOT = pathlib.Path(__file__).parents[1]
 _README = (_ROOT / 'README.md').read_text()
+_KEPT = sorted(path.parent for path in _ROOT.glob('results/*/comparison.json'))
+
+
+def _kept_entries(root):
+  """Entries of a kept table that have run, as they are in table.json."""
+  table = json.loads((root / 'table.json').read_text())
+  return [entry for entry in table['entries'] if entry['mean'] is not None]
 
 
 def _entries(name):
-  """Entries of a kept table that have run: (setting, row) -> measure -> it."""
-  table = json.loads((_ROOT / 'results' / name / 'table.json').read_text())
+  """The same as (setting, row) -> measure -> entry."""
   entries = {}
-  for entry in table['entries']:
-    if entry['mean'] is not None:
-      cell = entries.setdefault((entry['setting'], entry['row']), {})
-      cell[entry['measure']] = entry
+  for entry in _kept_entries(_ROOT / 'results' / name):
+    cell = entries.setdefault((entry['setting'], entry['row']), {})
+    cell[entry['measure']] = entry
   assert entries
   return entries
 
 
-def _readme_table(begin):
-  """Rows, lists of cells, of the first table after a text that README has."""
+def _runs(name):
+  """Kept runs of a table: (setting, row) -> their directories, by seed."""
+  root = _ROOT / 'results' / name
+  runs = {}
+  for cell in _kept_cells(root):
+    run = runner.CellFolder(root, cell).run
+    runs.setdefault((cell.setting, cell.row), []).append(run)
+  return runs
+
+
+def _claim(root):
+  return json.loads((root / 'comparison.json').read_text())
+
+
+def _table(root):
+  return experiments.get(_claim(root)['experiment'])
+
+
+def _kept_cells(root):
+  table = _table(root)
+  cells = tables.cells(
+      table,
+      _claim(root)['scale'],
+      rows=[row.name for row in table.rows],
+      settings=[setting.name for setting in table.settings],
+      seeds=runner.seeds(root),
+  )
+  return [c for c in cells if (root / c.folder / 'cell.json').exists()]
+
+
+def _readme_table(begin, index=0):
+  """Rows, lists of cells, of a table after a text that README has."""
   assert _README.count(begin) == 1
-  rows = []
+  found = [[]]
   for line in _README.partition(begin)[2].splitlines():
     if line.startswith('| '):
-      rows.append([cell.strip() for cell in line.strip('|').split(' | ')])
-    elif rows:
-      break
-  return rows[2:]  # Without its header and the line under it.
+      found[-1].append([cell.strip() for cell in line.strip('|').split(' | ')])
+    elif found[-1]:
+      found.append([])
+  return found[index][2:]  # Without its header and the line under it.
 
 
 def _mean(entry):
@@ -96,6 +139,20 @@ def _fedec(setting, row, cell):
   ]
 
 
+@pytest.mark.parametrize('root', _KEPT, ids=lambda root: root.name)
+def test_tables_are_of_the_kept_runs(root):
+  cells = _kept_cells(root)
+  assert len(cells) == len(list(root.rglob('cell.json')))
+  found = [
+      entry.to_json() | {'missing': None}
+      for entry in results.collect(root, _table(root), cells)
+      if entry.mean is not None
+  ]
+  assert found == [
+      entry | {'missing': None} for entry in _kept_entries(root)
+  ]  # Seeds that were asked for and have not run are missing in one of them.
+
+
 @pytest.mark.parametrize(
     'name, begin, line_of',
     [
@@ -109,11 +166,25 @@ def test_numbers_over_seeds(name, begin, line_of):
   assert sorted(_readme_table(begin)) == sorted(expected)
 
 
+def _last_ten_tests(runs):
+  """Range and mean of the last ten tests of every run."""
+  values = []
+  for run in runs:
+    metrics = metric_writers.read_metrics(run / 'metrics.csv')
+    column = metrics['known_clients/accuracy_micro']
+    values += [100 * value for value in column if not math.isnan(value)][-10:]
+  return (
+      f'{min(values):.1f} to {max(values):.1f},'
+      f' mean {statistics.fmean(values):.2f}'
+  )
+
+
 @pytest.mark.parametrize(
     'data, has_curve', [('mnist', False), ('cifar10', True)]
 )
 def test_known_and_new_clients_of_fedmeta_per(data, has_curve):
   entries = _entries(f'fedmeta_per_{data}')
+  runs = _runs(f'fedmeta_per_{data}')
   expected = []
   for row in dict.fromkeys(row for _, row in entries):
     line = [row]
@@ -124,15 +195,33 @@ def test_known_and_new_clients_of_fedmeta_per(data, has_curve):
           _seeds(entry, 'std'),
           _difference(entry),
       ]
+      if has_curve and setting == 'Known clients':
+        line.append(_last_ten_tests(runs[setting, row]))
     expected.append(line)
   found = _readme_table(
       f'**FedMeta-Per, Table 4, {data.upper().replace("CIFAR", "CIFAR-")}**'
   )
-  if has_curve:
-    found = [
-        line[:4] + line[5:] for line in found
-    ]  # Without the last ten tests.
   assert found == expected
+
+
+def test_what_two_classes_a_client_cost():
+  expected = []
+  for name, setting in {
+      'One, with all images': 'Centralized',
+      '50, IID': 'IID clients',
+      '50 of 2 classes, known': 'Known clients',
+      '50 of 2 classes, new': 'New clients',
+  }.items():
+    entry = _entries('fedmeta_per_table3_mnist')[setting, 'FedAvg']['Micro']
+    expected.append(
+        [
+            name,
+            _published(entry, 2),
+            _seeds(entry, 'std'),
+            _difference(entry),
+        ]
+    )
+  assert _readme_table('**FedMeta-Per, Table 3, MNIST**') == expected
 
 
 @pytest.mark.parametrize(
@@ -165,6 +254,24 @@ def test_new_groups(name, begin, measures):
   assert sorted(_readme_table(begin)) == sorted(expected)
 
 
+def test_curves_of_personalization():
+  expected = []
+  for (setting, row), runs in _runs('cafeme_rmnist').items():
+    curves = []
+    for run in runs:
+      summary = results.read_json(run / 'summary.json')
+      curves.append(summary['evaluation']['new_clients']['curve'])
+      assert len(curves[-1]) == 51
+    means = [
+        statistics.fmean(curve[steps] for curve in curves)
+        for steps in (0, 1, 2, 5, 10, 20, 50)
+    ]
+    expected.append([setting, row] + [f'{100 * mean:.2f}' for mean in means])
+  assert sorted(_readme_table('**The personalization curve**')) == sorted(
+      expected
+  )
+
+
 def test_sizes_of_clients():
   entries = _entries('cafeme_rmnist_local_size')
   sizes = list(dict.fromkeys(setting for setting, _ in entries))
@@ -173,3 +280,73 @@ def test_sizes_of_clients():
       for row in dict.fromkeys(row for _, row in entries)
   ]
   assert _readme_table('**Sizes of clients**') == expected
+
+
+_GROUPS_OF_OMNIGLOT = ('IID', 'Non-IID', 'Mixed IID', 'Mixed non-IID')
+
+
+def test_best_rounds_of_new_groups():
+  expected = []
+  runs = _runs('frl_omniglot')
+  for key, cell in _entries('frl_omniglot').items():
+    (run,) = runs[key]
+    best = results.read_json(run / 'summary.json')['best_round']
+    if best > 1:  # FedAvg prepares nothing, and has one.
+      expected.append(
+          [f'{key[1]} (round {best:,})']
+          + [_spread(cell[f'{g}, best round']) for g in _GROUPS_OF_OMNIGLOT]
+      )
+  found = _readme_table('### FRL on Omniglot', index=1)
+  assert sorted(found) == sorted(expected)
+
+
+def test_accuracy_against_rounds_of_preparation():
+  expected = []
+  for (_, row), (run,) in _runs('frl_omniglot').items():
+    metrics = metric_writers.read_metrics(run / 'metrics.csv')
+    if len(metrics['round']) > 1:
+      assert metrics['round'] == [200, 400, 600, 800, 1000, 1200]
+      column = metrics['validation_groups/accuracy']
+      expected.append([row] + [f'{100 * value:.2f}' for value in column])
+  found = _readme_table('### FRL on Omniglot', index=2)
+  assert sorted(found) == sorted(expected)
+
+
+def test_the_spread_of_classes_in_the_embedding():
+  lines = []
+  for analysis, directory, number, form in (
+      ('nvar', 'nvar_metavers_cifar10', 'trained', '.2f'),
+      ('embedding_map', 'embedding_map_metavers_cifar10', 'silhouette', '.3f'),
+  ):
+    path = _ROOT / 'results' / 'analyses' / directory / f'{analysis}.json'
+    runs = {
+        run['algorithm']: run for run in json.loads(path.read_text())['runs']
+    }
+    lines.append(
+        [
+            format(round(runs[name][number], 3) + 0.0, form)  # No -0.000.
+            for name in (
+                'metavers',
+                'metavers_ce',
+                'metavers_triplet',
+                'fed_avg',
+                'per_fed_avg',
+            )
+        ]
+    )
+  assert [line[1:] for line in _readme_table('### Analyses')] == lines
+
+
+def test_the_first_command():
+  (run,) = _runs('digits')['New groups', 'frl']
+  summary = results.read_json(run / 'summary.json')
+  found = summary['evaluation']['new_groups']
+  frl, untrained, _ = _readme_table('### Pairs of digits')
+  for numbers, cell in (
+      (found, frl[1]),
+      (found['references']['untrained'], untrained[1]),
+  ):
+    assert cell == (
+        f'{100 * numbers["accuracy_mean"]:.2f} +-'
+        f' {100 * numbers["accuracy_half_width_95"]:.2f}'
+    )

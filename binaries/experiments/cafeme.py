@@ -375,6 +375,7 @@ RMNIST_LOCAL_SIZE = tables.Table(
             'Rotated MNIST, one rotation a client, instead of Meta-Dataset.'
             f' {_CLIENT_DATA}'
         ),
+        hours=(2.2, None),  # IFCA-FT and Ditto by the seconds of their rounds.
     ),
     notes=(
         _NO_NUMBERS,

@@ -98,14 +98,19 @@ def test_every_analysis_writes_numbers_and_a_picture(tmp_path):
       ['--analysis=group_map', f'--run_dir={runs["fedec"]}'],
       ['--analysis=nvar', f'--run_dir={tmp_path}'],
   ]
-  calls = [[*call, f'--output_dir={output}'] for call in calls]
+  nowhere = tmp_path / 'nowhere'
+  calls = [
+      *([*call, f'--output_dir={output}'] for call in calls),
+      [*calls[-1], f'--output_dir={nowhere}'],
+  ]
   done = _python('-c', _CALLS, json.dumps(calls))
   codes = [
       int(line.split()[1])
       for line in done.stdout.splitlines()
       if line.startswith('code ')
   ]
-  assert codes == [0, 0, 0, 0, 0, 2, 2, 2, 1], done.stderr
+  assert codes == [0, 0, 0, 0, 0, 2, 2, 2, 1, 1], done.stderr
+  assert not nowhere.exists()
   assert done.stdout.count('nVAR') == 1  # All runs are checked before one is.
   for problem in (
       "the run's 4, found 5",

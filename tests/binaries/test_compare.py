@@ -67,7 +67,7 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
   if signal_num == signal.SIGTERM:
     assert program.returncode == 130
     assert 'interrupted' in (directory / 'table.md').read_text()
-  assert not kept.exists()
+  assert not _outcomes(kept)
 
   done = _compare(*flags)
   assert done.returncode == 0, done.stderr
@@ -112,7 +112,12 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
         (['--experiment=nothing'], "found 'nothing'"),
         (['--experiment=digits', '--scale=paper'], "'digits': smoke, cpu"),
         (['--experiment=digits', '--rows=sgd'], "found 'sgd'"),
-        (['--experiment=digits', '--seeds=x'], 'at least 0, found x'),
+        (['--experiment=digits', '--seeds=x'], 'below 2**31, found x'),
+        (['--experiment=digits', f'--seeds={2**31}'], f'found {2**31}'),
+        (
+            ['--experiment=digits', f'--keep={__file__}'],
+            'to be a directory, found a file',
+        ),
         (['--experiment=digits', '--report_only'], 'found no directory'),
         (
             [
@@ -146,6 +151,15 @@ def test_a_comparison_is_not_kept_where_it_is(tmp_path):
   assert done.returncode == 2
   assert f'another directory than --output_dir, found {table}' in done.stderr
   assert not table.exists()
+
+
+def test_what_cannot_be_written_to_is_refused_before_anything_runs(tmp_path):
+  table, kept = tmp_path / 'table', '/proc/kept'
+  done = _compare(*_SMOKE, f'--output_dir={table}', f'--keep={kept}')
+  assert done.returncode == 1
+  assert f'Expected to be able to write to {kept} of --keep' in done.stderr
+  assert done.stderr.count('\n') == 1
+  assert not list(table.rglob('cell.json'))
 
 
 def test_data_that_are_not_there_are_one_error(tmp_path):

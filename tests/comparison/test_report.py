@@ -245,6 +245,32 @@ def test_a_copy_is_not_replaced_by_an_unfinished_run(tmp_path, comparison):
   assert {p: p.read_bytes() for p in _files(tmp_path / 'kept')} == before
 
 
+@pytest.mark.parametrize(
+    'name, content',
+    [
+        ('config.json', None),
+        ('config.json', b'[]'),
+        ('summary.json', b'{"evaluation": '),
+        ('metrics.csv', b'\xff\xfe'),
+    ],
+)
+def test_nothing_is_kept_where_a_file_is_missing(
+    tmp_path, comparison, name, content
+):
+  *_, last = _keep_good(tmp_path, comparison)
+  before = {p: p.read_bytes() for p in _files(tmp_path / 'kept')}
+  path = runner.CellFolder(tmp_path, last).run / name
+  if content is None:
+    path.unlink()
+  else:
+    path.write_bytes(content)
+  first = runner.CellFolder(tmp_path, comparison.cells[0])
+  first.write(runner.Outcome('finished', 7.0, flags=first.outcome().flags))
+  with pytest.raises(runner.ComparisonError, match='files of a finished run'):
+    record.keep(tmp_path, _TABLE, 'cpu', comparison.cells, tmp_path / 'kept')
+  assert {p: p.read_bytes() for p in _files(tmp_path / 'kept')} == before
+
+
 def test_a_run_is_not_replaced_by_a_copy(tmp_path, comparison):
   first, *_ = _keep_good(tmp_path, comparison)
   runner.CellFolder(tmp_path / 'kept', first).log.write_text('round 1\n')
@@ -309,6 +335,10 @@ def test_a_finished_cell_without_its_files_has_no_number(tmp_path, comparison):
   report.write(tmp_path, poorer)
   assert poorer.entries[0].values.keys() == {2, 3}
   assert (
-      'seed 1 finished: its summary.json has no'
+      'seed 1 finished: its summary.json is missing or unreadable'
       in (tmp_path / 'report.html').read_text()
   )
+  assert not results.is_complete(tmp_path, cell)
+  (run / 'summary.json').write_text('[1]')
+  assert _comparison(tmp_path, comparison.cells).entries == poorer.entries
+  assert not results.is_complete(tmp_path, cell)

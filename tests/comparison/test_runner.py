@@ -143,13 +143,32 @@ def test_a_directory_with_other_files_is_refused(tmp_path):
   assert not (tmp_path / 'comparison.json').exists()
 
 
-def test_an_unreadable_cell_file_is_an_error(tmp_path):
-  cell = _cell('works')
-  folder = runner.CellFolder(tmp_path, cell)
-  folder.write(runner.Outcome())
-  (folder.path / 'cell.json').write_text(json.dumps({'state': 'finished'}))
-  with pytest.raises(runner.ComparisonError, match='remove its folder'):
+@pytest.mark.parametrize(
+    'changes, problem',
+    [
+        ({'state': 'bogus'}, "state 'bogus'"),
+        ({'seconds': 'x'}, "seconds 'x'"),
+        ({'seconds': None}, 'seconds None'),
+        ({'problem': 1}, 'problem 1'),
+        ({'flags': [1]}, 'flags'),
+        ({'flags': None}, 'TypeError'),
+        ({'more': 1}, 'more'),
+    ],
+    ids=str,
+)
+def test_an_unreadable_cell_file_is_an_error(tmp_path, changes, problem):
+  folder = runner.CellFolder(tmp_path, _cell('works'))
+  folder.write(runner.Outcome('finished', 2.0))
+  path = folder.path / 'cell.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+  with pytest.raises(runner.ComparisonError, match=f'{problem}.*remove its'):
     folder.outcome()
+
+
+def test_a_file_is_not_a_directory(tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(runner.ComparisonError, match='directory, found a file'):
+    runner.check_claim(tmp_path / 'file', 'a', 'cpu')
 
 
 def test_cores_are_divided_between_processes(monkeypatch):

@@ -105,7 +105,7 @@ def _which(protocol: str, suffix: str) -> str:
 
 
 def _accuracy_curves(runs, styles) -> Picture | None:
-  curves, names, _ = _mean_columns(
+  curves, names, _ = _columns(
       runs,
       lambda name: name.split('/')[-1] == 'accuracy'
       and not name.startswith('train/'),
@@ -115,7 +115,8 @@ def _accuracy_curves(runs, styles) -> Picture | None:
       styles,
       'communication round',
       'accuracy, percent',
-      'Accuracy during training (mean over seeds), as'
+      'Accuracy during training (mean over seeds, band of one standard'
+      ' deviation, to where the first of them ended), as'
       f' {" and ".join(names)} in metrics.csv: names with "validation" are'
       ' of examples or classes kept apart for it, others of test examples, by'
       ' which nothing is chosen.',
@@ -124,7 +125,7 @@ def _accuracy_curves(runs, styles) -> Picture | None:
 
 
 def _losses(runs, styles) -> Picture | None:
-  curves, _, num_shown = _mean_columns(
+  curves, _, num_shown = _columns(
       runs, lambda name: name.split('/')[-1] == 'loss', every_round=True
   )
   num_runs = sum(map(len, runs.values()))
@@ -138,15 +139,15 @@ def _losses(runs, styles) -> Picture | None:
       'communication round',
       'training loss',
       'The loss that a method reports of its local training (mean over seeds,'
-      ' a moving one over 2 % of the rounds). Methods minimise different'
-      ' losses: compare shapes, not heights.'
+      ' a moving one over 2 % of the rounds, to where the first of them ended).'
+      ' Methods minimise different losses: compare shapes, not heights.'
       f'{left_out if num_shown < num_runs else ""}',
       smooth=True,
   )
 
 
-def _mean_columns(runs, wanted, every_round=False):
-  """Returns row -> (rounds, means over its seeds) of a column; columns; runs.
+def _columns(runs, wanted, every_round=False):
+  """Returns row -> (rounds, values of each seed) of a column; columns; runs.
 
   The last is the number of runs of which there is something to see.
   With `every_round` runs are left out of which rounds are missing, or that
@@ -174,7 +175,7 @@ def _mean_columns(runs, wanted, every_round=False):
       if length:
         curves[row] = (
             series[0][0][:length],
-            np.mean([values[:length] for _, values in series], 0),
+            np.stack([values[:length] for _, values in series]),
         )
         num_shown += len(series)
   return curves, list(columns), num_shown
@@ -242,15 +243,16 @@ def _adaptation(runs, styles, protocol, suffix) -> Picture | None:
         found.append(curve)
     if found:
       length = min(map(len, found))
-      means = np.mean([curve[:length] for curve in found], 0)
-      curves[row] = (np.arange(length), means)
+      values = np.stack([curve[:length] for curve in found])
+      curves[row] = (np.arange(length), values)
   return _lines(
       curves,
       styles,
       'steps of adaptation',
       'accuracy, percent',
       'Accuracy after 0, 1, ... steps of adaptation'
-      f' ({_which(protocol, suffix)}; mean over clients and seeds).',
+      f' ({_which(protocol, suffix)}; mean over clients and seeds, band of one'
+      ' standard deviation over seeds).',
       scale=100,
   )
 
@@ -258,12 +260,26 @@ def _adaptation(runs, styles, protocol, suffix) -> Picture | None:
 def _lines(
     curves, styles, x_label, y_label, caption, *, scale=1, smooth=False
 ) -> Picture | None:
-  """Draws row -> (x, y) as lines, None without any."""
+  """Draws row -> (x, y of each seed) as lines of means, None without any.
+
+  With a band of one standard deviation, unless they are smooth.
+  """
   if not curves:
     return None
   plt = _pyplot()
   figure, axes = plt.subplots(figsize=(9, 3.8), layout='constrained')
-  for row, (x, y) in curves.items():
+  for row, (x, values) in curves.items():
+    y = values.mean(0)
+    if len(values) > 1 and not smooth:
+      spread = values.std(0, ddof=1)
+      axes.fill_between(
+          x,
+          scale * (y - spread),
+          scale * (y + spread),
+          color=styles[row]['color'],
+          alpha=0.15,
+          linewidth=0,
+      )
     if smooth:
       window = max(1, len(y) // 50)
       y = np.convolve(y, np.ones(window) / window, 'valid')

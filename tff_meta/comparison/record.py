@@ -68,10 +68,9 @@ def keep(
 
   Raises:
     ComparisonError: If copies of another table or scale are there, of a run
-      that is not among the cells or is not finished, or other files. Nothing
-      is changed then.
-    OSError: If a file cannot be read or written.
-    ValueError: If one that should be JSON is not.
+      that is not among the cells or is not finished, or other files, or a
+      finished cell lacks a file or has another's. Nothing is changed then.
+    OSError: If a file cannot be written.
   """
   runner.check_claim(target, table.name, scale_name)
   check_target(target, cells)
@@ -86,30 +85,43 @@ def keep(
           f' finished, found it {state}. Tip: run it to its end, or give'
           ' another directory.'
       )
+  files = {cell: _small_files(root, cell) for cell in finished}
+  pages = {name: (root / name).read_bytes() for name in _TABLES}
   target.mkdir(parents=True, exist_ok=True)
   runner.claim(target, table.name, scale_name)
-  for name in _TABLES:
-    atomic_files.write_bytes(target / name, (root / name).read_bytes())
-  for cell in finished:
-    folder = runner.CellFolder(root, cell)
+  for name, content in pages.items():
+    atomic_files.write_bytes(target / name, content)
+  for cell, contents in files.items():
     copy = runner.CellFolder(target, cell)
     copy.run.mkdir(parents=True, exist_ok=True)
-    files = {
-        path.name: path.read_bytes()
-        for path in (folder.run / 'summary.json', *_per_client(folder.run))
-    }
-    evaluations = _evaluations(folder.run / 'metrics.csv')
-    if evaluations:
-      files['metrics.csv'] = evaluations
-    for name, content in files.items():
+    for name, content in contents.items():
       atomic_files.write_bytes(copy.run / name, content)
     for path in (copy.run / 'metrics.csv', *_per_client(copy.run)):
-      if path.name not in files:  # Of an earlier copy.
+      if path.name not in contents:  # Of an earlier copy.
         path.unlink(missing_ok=True)
-    config = json.loads((folder.run / 'config.json').read_text())
+    copy.write(runner.CellFolder(root, cell).outcome())
+
+
+def _small_files(root, cell) -> dict[str, bytes]:
+  """Returns name -> content of what is kept of a finished cell's run."""
+  run = runner.CellFolder(root, cell).run
+  try:
+    files = {
+        path.name: path.read_bytes()
+        for path in (run / 'summary.json', *_per_client(run))
+    }
+    json.loads(files['summary.json'])
+    evaluations = _evaluations(run / 'metrics.csv')
+    if evaluations:
+      files['metrics.csv'] = evaluations
+    config = json.loads((run / 'config.json').read_text())
     config['config'].pop('data_dir', None)
-    atomic_files.write_json(copy.run / 'config.json', config)
-    copy.write(folder.outcome())
+    return files | {'config.json': atomic_files.json_bytes(config)}
+  except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    raise runner.ComparisonError(
+        f'Expected the files of a finished run in {run}, found'
+        f' {type(error).__name__}: {error}. {runner.RUN_AGAIN}'
+    ) from None
 
 
 def _per_client(run: pathlib.Path) -> list[pathlib.Path]:

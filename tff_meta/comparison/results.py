@@ -148,6 +148,9 @@ def _entries(root, row, setting, cells) -> list[Entry]:
       if outcome.state != 'finished':
         problems[seed] = outcome.problem
         continue
+      if not summaries[seed]:
+        problems[seed] = 'its summary.json is missing or unreadable'
+        continue
       value = tables.read(summaries[seed], measure.path)
       if value is None:
         problems[seed] = f'its summary.json has no {measure.path}'
@@ -174,12 +177,20 @@ def _entries(root, row, setting, cells) -> list[Entry]:
   return entries
 
 
+def is_complete(root: pathlib.Path, cell: tables.Cell) -> bool:
+  """Returns whether a cell is finished and its `summary.json` can be read."""
+  folder = runner.CellFolder(root, cell)
+  finished = folder.outcome().state == 'finished'
+  return finished and bool(read_json(folder.run / 'summary.json'))
+
+
 def read_json(path: pathlib.Path) -> Mapping[str, Any]:
   """Returns a JSON file of a finished cell; empty if it is not readable."""
   try:
-    return json.loads(path.read_text())
+    content = json.loads(path.read_text())
   except (OSError, ValueError):
     return {}
+  return content if isinstance(content, Mapping) else {}
 
 
 def provenance(root: pathlib.Path, cells: Sequence[tables.Cell]) -> list[str]:

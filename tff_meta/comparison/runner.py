@@ -21,7 +21,7 @@ import signal
 import subprocess
 import threading
 import time
-from typing import Literal
+from typing import Any, get_args, Literal
 
 from tff_meta.comparison import tables
 from tff_meta.execution import native
@@ -30,6 +30,9 @@ from tff_meta.training import run_directory
 
 State = Literal['not run', 'running', 'finished', 'failed', 'interrupted']
 
+RUN_AGAIN = (
+    'Tip: remove its cell.json, and the next comparison there runs it again.'
+)
 _CLAIM = 'comparison.json'
 _POLL_SECONDS = 0.2
 _SECONDS_BETWEEN_WRITES = 30
@@ -76,20 +79,33 @@ class CellFolder:
       ComparisonError: If `cell.json` is not one.
     """
     try:
-      found = json.loads(self._outcome.read_text())
-      return Outcome(**(found | {'flags': tuple(found['flags'])}))
+      return _parse_outcome(json.loads(self._outcome.read_text()))
     except FileNotFoundError:
       return Outcome()
     except (ValueError, TypeError, KeyError) as error:
       raise ComparisonError(
           f'Expected {self._outcome} to tell how a cell stands, found'
-          f' {type(error).__name__}: {error}. Tip: remove its folder.'
+          f' {type(error).__name__}: {error}. {RUN_AGAIN}'
       ) from None
 
   def write(self, outcome: Outcome) -> None:
     """Replaces `cell.json`."""
     self.path.mkdir(parents=True, exist_ok=True)
     atomic_files.write_json(self._outcome, dataclasses.asdict(outcome))
+
+
+def _parse_outcome(content: Any) -> Outcome:
+  """Returns the content of a `cell.json`; raises if it is another's."""
+  found = Outcome(**(content | {'flags': tuple(content['flags'])}))
+  if found.state not in get_args(State):
+    raise ValueError(f'state {found.state!r}')
+  if not isinstance(found.seconds, int | float) or found.seconds < 0:
+    raise ValueError(f'seconds {found.seconds!r}')
+  if not isinstance(found.problem, str):
+    raise ValueError(f'problem {found.problem!r}')
+  if not all(isinstance(flag, str) for flag in found.flags):
+    raise ValueError(f'flags {found.flags!r}')
+  return found
 
 
 def seeds(root: pathlib.Path) -> list[int]:
@@ -113,10 +129,12 @@ def check_claim(root: pathlib.Path, table_name: str, scale_name: str) -> None:
     scale_name: The scale.
 
   Raises:
-    ComparisonError: If it is another's, or holds other files.
+    ComparisonError: If it is another's, or holds other files, or is a file.
   """
   path = root / _CLAIM
   wanted = _claim(table_name, scale_name)
+  if root.exists() and not root.is_dir():
+    raise ComparisonError(f'Expected {root} to be a directory, found a file.')
   try:
     found = json.loads(path.read_text())
   except (FileNotFoundError, NotADirectoryError):

@@ -37,8 +37,13 @@ def write_bytes(path: pathlib.Path, data: bytes) -> None:
 
 def write_json(path: pathlib.Path, value: object) -> None:
   """Writes `value` to `path` as indented JSON, atomically and durably."""
+  write_bytes(path, json_bytes(value))
+
+
+def json_bytes(value: object) -> bytes:
+  """Returns `value` as indented JSON, as `write_json` writes it."""
   text = json.dumps(value, indent=2, allow_nan=False)
-  write_bytes(path, (text + '\n').encode())
+  return (text + '\n').encode()
 
 
 def sync_directory(path: pathlib.Path) -> None:

@@ -126,11 +126,24 @@ class MetricsFile:
 
 
 def read_metrics(path: pathlib.Path) -> dict[str, list[float]]:
-  """Returns the columns of metrics.csv, NaN where a row has no value."""
-  with open(path, newline='') as file:
-    rows = list(csv.DictReader(file))
-  names = rows[0].keys() if rows else ()
-  return {n: [float(row[n] or 'nan') for row in rows] for n in names}
+  """Returns the columns of metrics.csv, NaN where a row has no value.
+
+  Args:
+    path: The file.
+
+  Raises:
+    OSError: If it cannot be read.
+    ValueError: If it is not a table of numbers.
+  """
+  try:
+    with open(path, newline='') as file:
+      rows = list(csv.DictReader(file))
+    names = rows[0].keys() if rows else ()
+    return {n: [float(row[n] or 'nan') for row in rows] for n in names}
+  except (ValueError, TypeError, csv.Error) as error:
+    raise ValueError(
+        f'Expected {path} to be a table of numbers, found {error}.'
+    ) from None
 
 
 def mean_of_last(path: pathlib.Path, column: str, count: int) -> float | None:
