@@ -154,8 +154,7 @@ _BASELINES_NOTE = (
     'The paper leaves the settings of the baselines to a supplement that we do'
     " not have; ours are those of the baselines' own papers and codes, not"
     ' tuned, but for FedBABU, whose own rate of 0.1 destroys LeNet in the first'
-    " round (0.01 here), and Per-FedAvg, whose paper's rates are from memory"
-    ' and were not checked.'
+    " round (0.01 here), and Per-FedAvg, whose paper's rates are from memory."
 )
 _NOTES = (
     'Accuracy over all test examples of all clients. The paper reports the'
