@@ -96,11 +96,13 @@ def _print_list() -> None:
 
 
 def _check_any(cells, table: tables.Table) -> None:
-  """Raises if rows and settings are there but have no run in common."""
-  if cells:
-    return
+  """Raises if a row that was asked for has no run in these settings."""
   scale = table.scale(SCALE.value)
-  rows = ROWS.value or scale.rows or [row.name for row in table.rows]
+  with_runs = {cell.row for cell in cells}
+  rows = [row for row in ROWS.value if row not in with_runs]
+  if cells and not rows:
+    return
+  rows = rows or scale.rows or [row.name for row in table.rows]
   settings = {
       row.name: row.settings or [s.name for s in table.settings]
       for row in table.rows

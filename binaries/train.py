@@ -370,6 +370,7 @@ def main() -> int:
   if summary.get('evaluation_best'):
     print(f'Best round, {summary["best_round"]}:')
     print(protocols.format_table(summary['evaluation_best']))
+  print(f'Written: {directory.root}')
   return 0
 
 

@@ -3,8 +3,11 @@
 import collections
 import pathlib
 import re
+import subprocess
+import sys
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 _README = pathlib.Path(__file__).parents[1] / 'README.md'
@@ -25,12 +28,43 @@ def _clients():
   return tff.simulation.datasets.TestClientData(data)
 
 
-def test_pythons_of_readme(capsys):
+def _arrays():
+  """Sixty images of each of ten classes to train on, twenty to test."""
+  rng = np.random.default_rng(0)
+  arrays = {}
+  for part, num_images in (('train', 600), ('test', 200)):
+    images = rng.integers(0, 256, (num_images, 4, 4, 1)).astype(np.uint8)
+    arrays[f'{part}_images'] = images
+    arrays[f'{part}_labels'] = np.arange(num_images, dtype=np.int32) % 10
+  return arrays
+
+
+def test_pythons_of_readme(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  subprocess.run(
+      [
+          sys.executable,
+          '-m',
+          'binaries.train',
+          '--algorithm=fed_avg',
+          '--rounds=3',
+          f'--output_dir={tmp_path / "runs/digits_fed_avg"}',
+      ],
+      cwd=_README.parent,
+      check=True,
+      capture_output=True,
+  )
   blocks = re.findall(r'```python\n(.*?)```', _README.read_text(), re.DOTALL)
-  names = {'client_data': _clients()}
+  names = {'client_data': _clients(), **_arrays()}
   for block in blocks:
     exec(block, names)
-  assert names['weights']['body']  # Of FRL.
-  known, new = capsys.readouterr().out.splitlines()
+  groups, known, new = capsys.readouterr().out.splitlines()
+  assert groups.startswith('new groups') and float(groups.split()[2]) > 0.5
   assert known.startswith('meta_train') and float(known.split()[1]) > 0.9
   assert new.startswith('meta_test') and float(new.split()[1]) > 0.5
+  assert len(names['dealt'].client_ids()) == 15
+  images = np.random.default_rng(0).random((7, 8, 8, 1), np.float32)
+  saved = tf.saved_model.load('runs/classifier')
+  np.testing.assert_allclose(
+      saved(images), names['classifier'](images), rtol=1e-6
+  )

@@ -108,4 +108,4 @@ def test_listing_imports_neither_tensorflow_nor_an_algorithm():
   done = subprocess.run(
       [sys.executable, '-c', code], capture_output=True, text=True, check=True
   )
-  assert done.stdout.strip() == "['tff_meta.registry']"
+  assert done.stdout.strip() == "['tff_meta.registry', 'tff_meta.spelling']"

@@ -9,6 +9,8 @@ import dataclasses
 import importlib
 from typing import Any
 
+from tff_meta import spelling
+
 PRESETS = ('paper', 'release', 'demo')
 
 
@@ -488,6 +490,7 @@ def get(name: str) -> AlgorithmSpec:
   """
   if name not in ALGORITHMS:
     raise ValueError(
-        f'Expected an algorithm of {", ".join(ALGORITHMS)}, found {name!r}.'
+        f'Expected an algorithm of {", ".join(ALGORITHMS)}, found'
+        f' {name!r}.{spelling.tip(name, ALGORITHMS)}'
     )
   return ALGORITHMS[name]

@@ -6,6 +6,7 @@ from binaries.experiments import fedec
 from binaries.experiments import fedmeta_per
 from binaries.experiments import frl
 from binaries.experiments import metavers
+from tff_meta import spelling
 from tff_meta.comparison import tables
 
 TABLES: dict[str, tables.Table] = {
@@ -26,6 +27,7 @@ def get(name: str) -> tables.Table:
   """
   if name not in TABLES:
     raise ValueError(
-        f'Expected an experiment of {", ".join(TABLES)}; found {name!r}.'
+        f'Expected an experiment of {", ".join(TABLES)}; found'
+        f' {name!r}.{spelling.tip(name, TABLES)}'
     )
   return TABLES[name]

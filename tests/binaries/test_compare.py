@@ -128,6 +128,14 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
             'run of frl in Known clients, found none. Tip: frl has New',
         ),
         (
+            [
+                '--experiment=digits',
+                '--rows=fed_avg,frl',
+                '--settings=Known clients',
+            ],
+            'run of frl in Known clients, found none. Tip: frl has New',
+        ),
+        (
             ['--experiment=metavers_new_classes', '--rows=FRL'],
             'FRL in any setting, found none. Tip: there are published',
         ),

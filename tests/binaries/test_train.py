@@ -358,6 +358,7 @@ def _check_evaluation_of_clients(call, directory, summary):
     'flags, code, message',
     [
         (['--algorithm=fedd'], 2, 'algorithm of frl, metavers'),
+        (['--algorithm=fedrep'], 2, "did you mean 'fed_rep'?"),
         (['--algorithm='], 2, 'Expected --algorithm, found none'),
         (['--dataset=imagenet'], 2, 'one of digits, digit_pairs'),
         (['--dataset_options=sigma=1'], 2, 'Known: num_classes'),

@@ -79,6 +79,17 @@ def test_shapes(name, input_shape, num_examples):
 
 
 @pytest.mark.parametrize('name, input_shape', NETWORKS)
+def test_variables_are_weights_too(name, input_shape):
+  model = models.build(name, input_shape, 6)
+  weights = model.initialize(SEED)
+  x = tf.constant(images(3, input_shape), tf.float32)
+  variables = tf.nest.map_structure(tf.Variable, weights)
+  np.testing.assert_array_equal(
+      model.logits(variables, x), model.logits(weights, x)
+  )
+
+
+@pytest.mark.parametrize('name, input_shape', NETWORKS)
 def test_padding_changes_nothing(name, input_shape):
   model = models.build(name, input_shape, 6)
   weights = to_float64(model.initialize(SEED))

@@ -16,6 +16,7 @@ from tff_meta.comparison import tables
 from tff_meta.training import metric_writers
 
 _UNITS = ('clients', 'groups')
+_LEGEND_INCHES = 0.17  # Of a line.
 
 
 class Picture(NamedTuple):
@@ -267,7 +268,8 @@ def _lines(
   if not curves:
     return None
   plt = _pyplot()
-  figure, axes = plt.subplots(figsize=(9, 3.8), layout='constrained')
+  height = max(3.8, 0.4 + _LEGEND_INCHES * len(curves))
+  figure, axes = plt.subplots(figsize=(9, height), layout='constrained')
   for row, (x, values) in curves.items():
     y = values.mean(0)
     if len(values) > 1 and not smooth:

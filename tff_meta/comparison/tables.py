@@ -13,6 +13,8 @@ import dataclasses
 import re
 from typing import Any
 
+from tff_meta import spelling
+
 SCALES = ('smoke', 'cpu', 'paper')
 SEED_PREFIX = 'seed_'  # Of the folders of a row's runs.
 
@@ -291,5 +293,6 @@ def _check_known(what, names, known) -> None:
   for name in names:
     if name not in known:
       raise ValueError(
-          f'Expected a {what} of {", ".join(known)}; found {name!r}.'
+          f'Expected a {what} of {", ".join(known)}; found'
+          f' {name!r}.{spelling.tip(name, known)}'
       )

@@ -182,7 +182,7 @@ def batch_norm(
 
   Source: Ioffe and Szegedy 2015, "Batch Normalization", algorithm 1.
   """
-  beta += 0.0 * bias
+  beta = beta + 0.0 * bias  # With `+=` a tf.Variable would be an error.
   if x.dtype == tf.float32:
     no_average = tf.zeros([0])
     return tf.raw_ops.FusedBatchNormV3(
