@@ -3,6 +3,8 @@
 import json
 import math
 import pathlib
+import re
+import shlex
 import statistics
 
 import pytest
@@ -15,6 +17,7 @@ from tff_meta.training import metric_writers
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _README = (_ROOT / 'README.md').read_text()
+_RESULTS = _README.partition('\n## Results\n')[2]
 _KEPT = sorted(path.parent for path in _ROOT.glob('results/*/comparison.json'))
 
 
@@ -151,6 +154,35 @@ def test_tables_are_of_the_kept_runs(root):
   assert found == [
       entry | {'missing': None} for entry in _kept_entries(root)
   ]  # Seeds that were asked for and have not run are missing in one of them.
+
+
+def _cells_of_commands():
+  """Experiment -> folders of the cells that README's commands run."""
+  blocks = re.findall(r'```sh\n(.*?)```', _RESULTS, re.DOTALL)
+  folders = {}
+  for line in ''.join(blocks).replace('\\\n', '').splitlines():
+    run, python, option, module, *given = shlex.split(line)
+    assert (run, python, option) == ('./run', 'python', '-m')
+    assert module == 'binaries.compare'
+    values = dict(flag.removeprefix('--').split('=', 1) for flag in given)
+    values.pop('data_dir', None)
+    values.pop('processes', None)
+    name, scale = values.pop('experiment'), values.pop('scale')
+    selection = {key: value.split(',') for key, value in values.items()}
+    if 'seeds' in selection:
+      selection['seeds'] = [int(seed) for seed in selection['seeds']]
+    cells = tables.cells(experiments.get(name), scale, **selection)
+    folders.setdefault((name, scale), set()).update(c.folder for c in cells)
+  return folders
+
+
+def test_commands_are_those_of_the_kept_runs():
+  commands = _cells_of_commands()
+  assert len(commands) == 10
+  for (name, scale), folders in commands.items():
+    root = _ROOT / 'results' / name
+    assert _claim(root)['scale'] == scale
+    assert folders == {cell.folder for cell in _kept_cells(root)}, name
 
 
 @pytest.mark.parametrize(
