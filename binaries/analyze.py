@@ -416,12 +416,14 @@ def main() -> int:
     command_line.set_execution_context('in_process', flag_groups.DEVICE.value)
     from tff_meta.training import atomic_files
 
+    is_new = not root.exists()
     root.mkdir(parents=True, exist_ok=True)
     try:
       result = _ANALYSES[name](root)
     except BaseException:
-      with contextlib.suppress(OSError):  # It has files of others.
-        root.rmdir()
+      if is_new:
+        with contextlib.suppress(OSError):  # A picture is there.
+          root.rmdir()
       raise
     path = root / f'{name}.json'
     atomic_files.write_json(path, {'analysis': name, **result})

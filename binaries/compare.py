@@ -95,7 +95,7 @@ def _print_list() -> None:
     print(f'  --rows: {", ".join(rows)}')
 
 
-def _check_any(cells, table: tables.Table) -> None:
+def _check_have_runs(cells, table: tables.Table) -> None:
   """Raises if a row that was asked for has no run in these settings."""
   scale = table.scale(SCALE.value)
   with_runs = {cell.row for cell in cells}
@@ -234,7 +234,7 @@ def main() -> int:
         settings=SETTINGS.value,
         seeds=_seeds(),
     )
-    _check_any(cells, table)
+    _check_have_runs(cells, table)
     default = f'runs/compare_{table.name}_{SCALE.value}'
     root = pathlib.Path(OUTPUT_DIR.value or default).resolve()
     kept = KEEP.value and pathlib.Path(KEEP.value).resolve()

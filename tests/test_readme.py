@@ -10,6 +10,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import registry
+
 _README = pathlib.Path(__file__).parents[1] / 'README.md'
 
 
@@ -68,3 +70,29 @@ def test_pythons_of_readme(tmp_path, monkeypatch, capsys):
   np.testing.assert_allclose(
       saved(images), names['classifier'](images), rtol=1e-6
   )
+
+
+def test_algorithms_and_what_they_are_tested_on():
+  found = {}
+  for line in _README.read_text().splitlines():
+    cells = [cell.strip() for cell in line.strip('|').split(' | ')]
+    if len(cells) == 4 and cells[2].startswith('`tff_meta/'):
+      names = re.findall(r'`(\w+)`', cells[0])
+      for kind in re.findall(
+          r'(new classes|new|known|groups)( \(.*?\))?', cells[3]
+      ):
+        for name in re.findall(r'`(\w+)`', kind[1]) or names:
+          found.setdefault(name, set()).add(kind[0])
+  assert found == {
+      spec.name: {
+          kind
+          for kind, builder in (
+              ('known', spec.known_client_personalizer),
+              ('new', spec.new_client_personalizer),
+              ('groups', spec.group_personalizer),
+              ('new classes', spec.new_class_personalizer),
+          )
+          if builder
+      }
+      for spec in registry.ALGORITHMS.values()
+  }

@@ -12,6 +12,9 @@ def tip(name: str, known: Iterable[str]) -> str:
   Args:
     name: What was given, which is not known.
     known: All names.
+
+  Returns:
+    A sentence with a space before it, or an empty string.
   """
   by_letters = {_letters(k): k for k in known}
   found = difflib.get_close_matches(_letters(name), by_letters, n=1)

@@ -438,7 +438,7 @@ OMNIGLOT = tables.Table(
                 ' end.'
             ),
         ),
-        'cpu': tables.Scale(seeds=(0, 1, 2), hours=6.2),
+        'cpu': tables.Scale(seeds=(0, 1, 2), hours=6.2),  # 1.5 x seed 0.
     },
     notes=(
         'Nobody published these numbers, so there is no paper scale: 1,200'
@@ -537,7 +537,7 @@ CIFAR10 = tables.Table(
             ),
             changes='4 rounds, one episode of FRL; 2 groups of each kind.',
         ),
-        'cpu': tables.Scale(seeds=(0, 1, 2), hours=6.9),
+        'cpu': tables.Scale(seeds=(0, 1, 2), hours=6.9),  # 1.5 x seed 0.
     },
     flags=(
         '--dataset=cifar10',
@@ -555,10 +555,9 @@ CIFAR10 = tables.Table(
         ' 12, which have half as many images each.',
         'Rates are round numbers, not searched for, but that of FedAvg, which'
         ' was chosen on three of its validation classes. Four classes teach'
-        ' little:'
-        ' all groups have the same three, so the interval is over the dealing'
-        ' of images and over seeds. Groups of seen and unseen classes are in'
-        ' the table of Omniglot only.',
+        ' little: all groups have the same three, so the interval is over the'
+        ' dealing of images and over seeds. Groups of seen and unseen classes'
+        ' are in the table of Omniglot only.',
     ),
 )
 

@@ -98,10 +98,12 @@ def test_every_analysis_writes_numbers_and_a_picture(tmp_path):
       ['--analysis=group_map', f'--run_dir={runs["fedec"]}'],
       ['--analysis=nvar', f'--run_dir={tmp_path}'],
   ]
-  nowhere = tmp_path / 'nowhere'
+  nowhere, empty = tmp_path / 'nowhere', tmp_path / 'empty'
+  empty.mkdir()
   calls = [
       *([*call, f'--output_dir={output}'] for call in calls),
       [*calls[-1], f'--output_dir={nowhere}'],
+      [*calls[-1], f'--output_dir={empty}'],
   ]
   done = _python('-c', _CALLS, json.dumps(calls))
   codes = [
@@ -109,8 +111,8 @@ def test_every_analysis_writes_numbers_and_a_picture(tmp_path):
       for line in done.stdout.splitlines()
       if line.startswith('code ')
   ]
-  assert codes == [0, 0, 0, 0, 0, 2, 2, 2, 1, 1], done.stderr
-  assert not nowhere.exists()
+  assert codes == [0, 0, 0, 0, 0, 2, 2, 2, 1, 1, 1], done.stderr
+  assert not nowhere.exists() and empty.exists()
   assert done.stdout.count('nVAR') == 1  # All runs are checked before one is.
   for problem in (
       "the run's 4, found 5",

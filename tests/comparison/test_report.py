@@ -164,6 +164,27 @@ def test_no_two_rows_of_a_table_look_the_same():
   assert figures.row_styles(names[:3])['row 2'] == styles['row 2']
 
 
+def test_the_legend_of_many_rows_is_within_the_picture(monkeypatch):
+  names = [f'row {i}' for i in range(40)]
+  drawn = []
+  monkeypatch.setattr(
+      figures, '_picture', lambda _, figure, __: drawn.append(figure)
+  )
+  figures._lines(
+      {name: (np.arange(3), np.random.rand(2, 3)) for name in names},
+      figures.row_styles(names),
+      'x',
+      'y',
+      'caption',
+  )
+  (figure,) = drawn
+  assert len(figure.axes[0].collections) == 40  # Bands over two seeds.
+  figure.canvas.draw()
+  (legend,) = figure.legends
+  box, page = legend.get_window_extent(), figure.bbox
+  assert box.y0 >= page.y0 and box.y1 <= page.y1
+
+
 def test_nothing_is_drawn_where_nothing_has_finished(tmp_path):
   cells = tables.cells(_TABLE, 'cpu')
   empty = _comparison(tmp_path, cells)
@@ -251,6 +272,7 @@ def test_a_copy_is_not_replaced_by_an_unfinished_run(tmp_path, comparison):
         ('config.json', None),
         ('config.json', b'[]'),
         ('summary.json', b'{"evaluation": '),
+        ('summary.json', b'[1]'),
         ('metrics.csv', b'\xff\xfe'),
     ],
 )

@@ -16,7 +16,7 @@ from tff_meta.comparison import tables
 from tff_meta.training import metric_writers
 
 _UNITS = ('clients', 'groups')
-_LEGEND_INCHES = 0.17  # Of a line.
+_LEGEND_INCHES = 0.19  # Of a line.
 
 
 class Picture(NamedTuple):

@@ -12,6 +12,7 @@ import io
 import json
 import pathlib
 
+from tff_meta.comparison import results
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
 from tff_meta.training import atomic_files
@@ -69,8 +70,9 @@ def keep(
   Raises:
     ComparisonError: If copies of another table or scale are there, of a run
       that is not among the cells or is not finished, or other files, or a
-      finished cell lacks a file or has another's. Nothing is changed then.
-    OSError: If a file cannot be written.
+      finished cell lacks a file or has one that cannot be read. Nothing is
+      changed then.
+    OSError: If a table cannot be read or a file not be written.
   """
   runner.check_claim(target, table.name, scale_name)
   check_target(target, cells)
@@ -110,7 +112,8 @@ def _small_files(root, cell) -> dict[str, bytes]:
         path.name: path.read_bytes()
         for path in (run / 'summary.json', *_per_client(run))
     }
-    json.loads(files['summary.json'])
+    if not results.read_json(run / 'summary.json'):
+      raise ValueError('summary.json is not one')
     evaluations = _evaluations(run / 'metrics.csv')
     if evaluations:
       files['metrics.csv'] = evaluations

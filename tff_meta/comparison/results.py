@@ -178,7 +178,15 @@ def _entries(root, row, setting, cells) -> list[Entry]:
 
 
 def is_complete(root: pathlib.Path, cell: tables.Cell) -> bool:
-  """Returns whether a cell is finished and its `summary.json` can be read."""
+  """Returns whether a cell is finished and its `summary.json` can be read.
+
+  Args:
+    root: The comparison's directory.
+    cell: The cell.
+
+  Raises:
+    runner.ComparisonError: If its `cell.json` is not one.
+  """
   folder = runner.CellFolder(root, cell)
   finished = folder.outcome().state == 'finished'
   return finished and bool(read_json(folder.run / 'summary.json'))

@@ -31,7 +31,8 @@ from tff_meta.training import run_directory
 State = Literal['not run', 'running', 'finished', 'failed', 'interrupted']
 
 RUN_AGAIN = (
-    'Tip: remove its cell.json, and the next comparison there runs it again.'
+    'Tip: remove its cell.json, or its whole folder if config.json is lost, and'
+    ' the next comparison there runs it again.'
 )
 _CLAIM = 'comparison.json'
 _POLL_SECONDS = 0.2

@@ -41,7 +41,11 @@ def write_json(path: pathlib.Path, value: object) -> None:
 
 
 def json_bytes(value: object) -> bytes:
-  """Returns `value` as indented JSON, as `write_json` writes it."""
+  """Returns `value` as indented JSON, as `write_json` writes it.
+
+  Raises:
+    ValueError: If it has a number that is not finite.
+  """
   text = json.dumps(value, indent=2, allow_nan=False)
   return (text + '\n').encode()
 
