@@ -224,6 +224,7 @@ def test_there_is_no_paper_scale_of_what_nobody_published():
   ours = {n for n, t in experiments.TABLES.items() if t.source == 'ours'}
   assert ours == {
       'digits',
+      'digits_search',
       'frl_omniglot',
       'frl_cifar10',
       'metavers_cifar10_sweep',

@@ -82,7 +82,7 @@ RELEASE = dataclasses.replace(
 )
 # For the demonstration on the embedded digits only.
 DEMO = dataclasses.replace(
-    PAPER, epochs=2, batch_size=16, fine_tuning_learning_rate=0.003
+    PAPER, epochs=1, batch_size=16, fine_tuning_learning_rate=0.003
 )
 
 
