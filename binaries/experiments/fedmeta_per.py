@@ -364,10 +364,62 @@ MNIST_SCALINGS = tables.Table(
     ),
 )
 
+# The choice among them, on validation examples, of clients of Table 4.
+MNIST_SCALING_SEARCH = tables.Table(
+    name='fedmeta_per_mnist_scaling_search',
+    title='Known clients of two classes of MNIST, pixels scaled in five ways',
+    source='ours',
+    settings=tuple(
+        tables.Setting(
+            scaling,
+            measures=(
+                tables.Measure(
+                    'Validation, last ten rounds',
+                    'last_ten_evaluations_mean/validation_clients/accuracy',
+                ),
+            ),
+            flags=(
+                '--protocol=known_clients',
+                '--validation_fraction=0.2',
+                '--eval_every=1',
+                '--eval_from=291',
+                f'--dataset_options=scaling={scaling}',
+            ),
+        )
+        for scaling in _SCALINGS
+    ),
+    rows=tuple(
+        tables.Row(row.name, (*row.flags, *row.setting_flags.get(_KNOWN, ())))
+        for row in MNIST.rows
+        if row.name
+        in (
+            'FedAvg',
+            'FedMeta (MAML)',
+            'FedMeta-Per (MAML)',
+            'FedMeta-Per (Meta-SGD)',
+        )
+    ),
+    scales={
+        'smoke': dataclasses.replace(
+            _SMOKE, flags=(*_SMOKE.flags, '--eval_from=0')
+        ),
+        'cpu': tables.Scale(seeds=(1,)),
+    },
+    notes=(
+        'Mean accuracy of clients on a fifth of their images, which they do not'
+        ' train on here. The scaling with the best mean over the rows is'
+        ' chosen: that was said before the first of these runs, but long after'
+        ' the scaling was in use.',
+        'Scalings as in fedmeta_per_mnist_scalings; rates are the published'
+        ' ones, whatever the scaling.',
+    ),
+)
+
 TABLES = (
     MNIST,
     CIFAR10,
     TABLE_3_MNIST,
     TABLE_3_CIFAR10,
     MNIST_SCALINGS,
+    MNIST_SCALING_SEARCH,
 )

@@ -231,6 +231,7 @@ def test_there_is_no_paper_scale_of_what_nobody_published():
       'fedec_cifar10_100_2_grid',
       'fedec_cifar10_100_2_full_grid',
       'fedmeta_per_mnist_scalings',
+      'fedmeta_per_mnist_scaling_search',
   }
   assert ours == set(experiments.TABLES) - set(_PAPER)
 
