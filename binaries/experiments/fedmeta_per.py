@@ -383,13 +383,20 @@ MNIST_SCALING_SEARCH = tables.Table(
                 '--validation_fraction=0.2',
                 '--eval_every=1',
                 '--eval_from=291',
-                f'--dataset_options=scaling={scaling}',
             ),
         )
         for scaling in _SCALINGS
     ),
     rows=tuple(
-        tables.Row(row.name, (*row.flags, *row.setting_flags.get(_KNOWN, ())))
+        tables.Row(
+            row.name,
+            (*row.flags, *row.setting_flags.get(_KNOWN, ())),
+            # After the flag file, which has one, too.
+            setting_flags={
+                scaling: (f'--dataset_options=scaling={scaling}',)
+                for scaling in _SCALINGS
+            },
+        )
         for row in MNIST.rows
         if row.name
         in (

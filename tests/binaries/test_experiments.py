@@ -950,3 +950,44 @@ def test_digits_have_every_algorithm(resolve):
   }
   assert {cell.seed for cell in cells} == {0, 1, 2}
   assert {resolve(cell.flags).rounds for cell in cells} == {200}
+
+
+def test_search_of_the_digits(resolve):
+  """Runs of the table itself, but for what is searched and for the examples."""
+  searched = tables.cells(experiments.get('digits_search'), 'cpu')
+  assert len({cell.row.split()[0] for cell in searched}) == 16
+  for cell in searched:
+    algorithm, *changes = cell.row.split()
+    config = resolve(cell.flags)
+    known = _config(resolve, 'digits', 'cpu', algorithm, 'Known clients')
+    hparams = dataclasses.asdict(known.hparams)
+    for change in changes:
+      name, _, value = change.partition('=')
+      hparams[name] = type(hparams[name])(value)
+    assert config == dataclasses.replace(
+        known,
+        hparams=type(known.hparams)(**hparams),
+        validation_fraction=0.2,
+        eval_every=1,
+        eval_from=191,
+        seed=1,
+    )
+
+
+def test_search_for_the_scaling_of_mnist(resolve):
+  """Known clients of Table 4, but for the scaling and for the examples."""
+  searched = tables.cells(
+      experiments.get('fedmeta_per_mnist_scaling_search'), 'cpu'
+  )
+  assert len(searched) == 4 * 5
+  for cell in searched:
+    known = _config(
+        resolve, 'fedmeta_per_mnist', 'cpu', cell.row, 'Known clients'
+    )
+    assert resolve(cell.flags) == dataclasses.replace(
+        known,
+        dataset_options=known.dataset_options | {'scaling': cell.setting},
+        validation_fraction=0.2,
+        eval_every=1,
+        eval_from=291,
+    )
