@@ -226,6 +226,7 @@ def test_there_is_no_paper_scale_of_what_nobody_published():
       'digits',
       'digits_search',
       'frl_omniglot',
+      'frl_omniglot_search',
       'frl_cifar10',
       'metavers_cifar10_sweep',
       'fedec_cifar10_100_2_grid',
@@ -972,6 +973,29 @@ def test_search_of_the_digits(resolve):
         eval_from=191,
         seed=1,
     )
+
+
+def test_search_for_the_linear_rows_on_omniglot(resolve):
+  """Rates of the rows of the table, tried on validation characters alone."""
+  searched = tables.cells(experiments.get('frl_omniglot_search'), 'cpu')
+  assert len(searched) == 9 + 9 + 6
+  for cell in searched:
+    # The name of a method has no =.
+    words = cell.row.split()
+    rates = [word.partition('=') for word in words if '=' in word]
+    method = ' '.join(words[: -len(rates)])
+    row = _config(resolve, 'frl_omniglot', 'cpu', method, cell.setting)
+    changed = {name: float(value) for name, _, value in rates}
+    assert len(changed) == (2 if method.startswith('Fine') else 3)
+    assert resolve(cell.flags) == dataclasses.replace(
+        row,
+        hparams=dataclasses.replace(row.hparams, **changed),
+        rounds=200,
+        protocols=('new_groups',),
+        eval_groups=2,
+        seed=1,
+    )
+    assert row.select_best and row.eval_every == 200
 
 
 def test_search_for_the_scaling_of_mnist(resolve):
