@@ -10,6 +10,7 @@ import statistics
 import pytest
 
 from binaries import experiments
+from tff_meta import registry
 from tff_meta.comparison import results
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
@@ -382,3 +383,38 @@ def test_the_first_command():
         f'{100 * numbers["accuracy_mean"]:.2f} +-'
         f' {100 * numbers["accuracy_half_width_95"]:.2f}'
     )
+
+
+def _best(entries):
+  """Name of a method -> what the best of its rows adds to it.
+
+  Args:
+    entries: Of a search, the first of several equal rows before the others.
+  """
+  best = {}
+  for entry in entries:
+    words = entry['row'].split()
+    rates = tuple(word for word in words if '=' in word)
+    method = ' '.join(words[: -len(rates)])
+    if method not in best or entry['mean'] > best[method][0]:
+      best[method] = (entry['mean'], rates)
+  return {method: rates for method, (_, rates) in best.items()}
+
+
+def _whole_search(name):
+  """Entries of a search, all of whose rows have run."""
+  entries = _kept_entries(_ROOT / 'results' / name)
+  assert {entry['row'] for entry in entries} == {
+      row.name for row in experiments.get(name).rows
+  }
+  return entries
+
+
+def test_demonstrations_have_what_the_search_found():
+  best = _best(_whole_search('digits_search'))
+  assert len(best) == 16
+  for algorithm, rates in best.items():
+    demo = registry.get(algorithm).presets['demo']
+    for rate in rates:
+      name, _, value = rate.partition('=')
+      assert getattr(demo, name) == float(value), (algorithm, rate)

@@ -97,7 +97,7 @@ PAPER = FedEcConfig()
 RELEASE = PAPER
 # For the demonstration on the embedded digits only.
 DEMO = dataclasses.replace(
-    PAPER, inner_learning_rate=0.05, tau=3, eval_model='stored'
+    PAPER, inner_learning_rate=0.03, tau=3, eval_model='stored'
 )
 
 

@@ -76,7 +76,7 @@ class ApflConfig:
 PAPER = ApflConfig()
 RELEASE = PAPER
 # For the demonstration on the embedded digits only.
-DEMO = dataclasses.replace(PAPER, learning_rate=0.1, epochs=1, batch_size=16)
+DEMO = dataclasses.replace(PAPER, learning_rate=0.03, epochs=1, batch_size=16)
 
 
 def build_apfl(

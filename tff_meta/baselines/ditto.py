@@ -100,9 +100,9 @@ RELEASE = PAPER
 # For the demonstration on the embedded digits only.
 DEMO = dataclasses.replace(
     PAPER,
-    learning_rate=0.1,
+    learning_rate=0.01,
     epochs=1,
-    personal_learning_rate=0.1,
+    personal_learning_rate=0.01,
     personal_epochs=1,
     local_unit='epochs',
     batch_size=10,

@@ -81,9 +81,7 @@ RELEASE = dataclasses.replace(
     PAPER, fine_tuning_epochs=5, fine_tuning_batch_size=50
 )
 # For the demonstration on the embedded digits only.
-DEMO = dataclasses.replace(
-    PAPER, epochs=1, batch_size=16, fine_tuning_learning_rate=0.003
-)
+DEMO = dataclasses.replace(PAPER, epochs=1, batch_size=16)
 
 
 def build_fed_babu(

@@ -84,7 +84,7 @@ RELEASE = dataclasses.replace(
     head_of_evaluation='averaged',
 )
 # For the demonstration on the embedded digits only.
-DEMO = dataclasses.replace(PAPER, learning_rate=0.1, epochs=1, batch_size=16)
+DEMO = dataclasses.replace(PAPER, learning_rate=0.3, epochs=1, batch_size=16)
 
 
 def build_fed_per(

@@ -77,7 +77,7 @@ class FedProtoConfig:
 PAPER = FedProtoConfig()
 RELEASE = dataclasses.replace(PAPER, uniform=True)
 # For the demonstration on the embedded digits only.
-DEMO = dataclasses.replace(PAPER, learning_rate=0.1, batch_size=16)
+DEMO = dataclasses.replace(PAPER, learning_rate=0.3, batch_size=16)
 
 
 def _build_loss(model, config, prototypes):

@@ -106,7 +106,7 @@ PAPER = FedRepConfig()
 # Their code: decay, and ten last epochs on every head before the final test.
 RELEASE = dataclasses.replace(PAPER, weight_decay=1e-4, known_client_epochs=10)
 # For the demonstration on the embedded digits only.
-DEMO = dataclasses.replace(PAPER, learning_rate=0.1, head_epochs=2)
+DEMO = dataclasses.replace(PAPER, learning_rate=0.3, head_epochs=2)
 
 
 def build_fed_rep(

@@ -79,9 +79,7 @@ class IfcaConfig:
 PAPER = IfcaConfig()
 RELEASE = PAPER
 # For the demonstration on the embedded digits only.
-DEMO = dataclasses.replace(
-    PAPER, clusters=2, epochs=1, batch_size=16, fine_tuning_steps=10
-)
+DEMO = dataclasses.replace(PAPER, epochs=1, batch_size=16, fine_tuning_steps=10)
 
 
 def _stack(models):

@@ -114,9 +114,7 @@ RELEASE = dataclasses.replace(
     penalty_weight=4.5,
 )
 # For the demonstration on the embedded digits only.
-DEMO = dataclasses.replace(
-    PAPER, batch_size=16, averaging_probability=0.5, penalty_weight=2.0
-)
+DEMO = dataclasses.replace(PAPER, learning_rate=0.03, batch_size=16)
 
 
 class RoundSteps(NamedTuple):

@@ -77,7 +77,7 @@ class LocalConfig:
 PAPER = LocalConfig()
 RELEASE = PAPER
 # For the demonstration on the embedded digits only.
-DEMO = dataclasses.replace(PAPER, learning_rate=0.1, epochs=1)
+DEMO = dataclasses.replace(PAPER, learning_rate=0.03, epochs=1)
 
 
 def build_local(

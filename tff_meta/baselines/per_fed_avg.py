@@ -91,9 +91,9 @@ DEMO = dataclasses.replace(
     PAPER,
     local_steps=5,
     batch_size=10,
-    inner_learning_rate=0.3,
+    inner_learning_rate=0.1,
     outer_learning_rate=0.1,
-    fine_tuning_learning_rate=0.3,
+    fine_tuning_learning_rate=0.1,
 )
 
 

@@ -99,7 +99,7 @@ PAPER = PFedHNConfig()
 RELEASE = PAPER
 # For the demonstration on the embedded digits only.
 DEMO = dataclasses.replace(
-    PAPER, learning_rate=0.02, local_steps=10, batch_size=16
+    PAPER, learning_rate=0.08, local_steps=10, batch_size=16
 )
 
 

@@ -76,7 +76,7 @@ RELEASE = PAPER
 # For the demonstration on the embedded digits only.
 DEMO = dataclasses.replace(
     PAPER,
-    learning_rate=0.05,
+    learning_rate=0.1,
     local_rounds=5,
     personal_learning_rate=0.1,
     batch_size=16,
