@@ -418,3 +418,11 @@ def test_demonstrations_have_what_the_search_found():
     for rate in rates:
       name, _, value = rate.partition('=')
       assert getattr(demo, name) == float(value), (algorithm, rate)
+
+
+def test_rows_on_omniglot_have_what_the_search_found():
+  best = _best(_whole_search('frl_omniglot_search'))
+  assert len(best) == 3
+  rows = {row.name: row for row in experiments.get('frl_omniglot').rows}
+  for method, rates in best.items():
+    assert rows[method].flags[-1].endswith(','.join(rates)), method
