@@ -77,7 +77,7 @@ TABLE = tables.Table(
                 ' stay untrained; 10 groups; seed 0 only.'
             ),
         ),
-        'cpu': tables.Scale(seeds=(0, 1, 2), hours=1.3),
+        'cpu': tables.Scale(seeds=(0, 1, 2), hours=0.4),
     },
     # For the column of untrained models.
     flags=('--preset=demo', '--rounds=200', '--references'),
@@ -184,7 +184,7 @@ SEARCH = tables.Table(
             changes='4 rounds.',
         ),
         # Not the seed of the numbers in README.
-        'cpu': tables.Scale(seeds=(1,)),
+        'cpu': tables.Scale(seeds=(1,), hours=0.4),
     },
     flags=('--preset=demo', '--rounds=200'),
     notes=(

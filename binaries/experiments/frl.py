@@ -533,6 +533,7 @@ OMNIGLOT_SEARCH = tables.Table(
                 '--protocol=new_groups',
                 '--eval_groups=2',
             ),
+            hours=0.2,
         ),
     },
     notes=(
