@@ -227,6 +227,7 @@ def test_there_is_no_paper_scale_of_what_nobody_published():
       'digits_search',
       'frl_omniglot',
       'frl_omniglot_search',
+      'frl_omniglot_updates',
       'frl_cifar10',
       'metavers_cifar10_sweep',
       'fedec_cifar10_100_2_grid',
@@ -996,6 +997,17 @@ def test_search_for_the_linear_rows_on_omniglot(resolve):
         seed=1,
     )
     assert row.select_best and row.eval_every == 200
+
+
+def test_frl_with_as_many_updates_as_personalized_fl(resolve):
+  cells = tables.cells(experiments.get('frl_omniglot_updates'), 'cpu')
+  assert len(cells) == 2
+  for cell in cells:
+    row = _config(resolve, 'frl_omniglot', 'cpu', cell.row, cell.setting)
+    assert resolve(cell.flags) == dataclasses.replace(
+        row, rounds=4 * row.rounds, eval_every=4 * row.eval_every
+    )
+    assert row.hparams.rounds == 3  # And the update: four a step.
 
 
 def test_search_for_the_scaling_of_mnist(resolve):
