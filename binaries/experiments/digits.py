@@ -5,10 +5,11 @@ Nobody published these numbers: there is no paper scale. The clients are
 `demo`'s: few, of few images of 8x8 pixels, with rates from which they learn in
 200 rounds. It shows that everything runs, not which method is better.
 
-The second table is the search for these rates, on validation examples.
+The second table is the search for these rates, and for some numbers of steps
+and sizes, on validation examples.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 import itertools
 
 from tff_meta import registry
@@ -96,16 +97,29 @@ TABLE = tables.Table(
 _RATES = (0.01, 0.03, 0.1, 0.3)
 
 
-def _grid(**values: tuple[float, ...]) -> Iterator[dict[str, float]]:
-  """Yields every combination of values, the first ones first."""
-  for chosen in itertools.product(*values.values()):
-    yield dict(zip(values, chosen, strict=True))
+def _grid(**values: tuple[float, ...]) -> list[dict[str, float]]:
+  """Returns every combination of values, the first ones first."""
+  return [
+      dict(zip(values, chosen, strict=True))
+      for chosen in itertools.product(*values.values())
+  ]
 
 
-# Algorithm -> what is tried in place of its `demo` preset. The others have none
-# that was searched for, or share that of one of these.
+_PER_FED_AVG = [
+    {
+        'inner_learning_rate': inner,
+        'fine_tuning_learning_rate': inner,
+        'outer_learning_rate': outer,
+    }
+    for inner, outer in itertools.product((0.03, 0.1, 0.3), repeat=2)
+]
+# Algorithm -> what is tried in place of its `demo` preset. Others share that of
+# one of these (fedec_wo that of fedec), or were not searched for.
 _CANDIDATES = {
-    'metavers': _grid(learning_rate=(0.001, 0.003, 0.01)),
+    'metavers': [
+        *_grid(learning_rate=(0.001, 0.003, 0.01)),
+        *_grid(shots=(5,), queries=(5,), learning_rate=(0.001, 0.003, 0.01)),
+    ],
     'fedec': _grid(tau=(1, 3), inner_learning_rate=(0.01, 0.03, 0.1)),
     'fedmeta_per': _grid(
         inner_learning_rate=(0.03, 0.1, 0.3), outer_learning_rate=(0.1, 0.3)
@@ -130,14 +144,13 @@ _CANDIDATES = {
     ],
     'ifca': _grid(clusters=(2, 4)),
     'fed_proto': _grid(learning_rate=_RATES),
-    'pfedhn': _grid(learning_rate=(0.005, 0.02, 0.08)),
+    'pfedhn': [
+        *_grid(learning_rate=(0.005, 0.02, 0.08)),
+        *_grid(local_steps=(50,), learning_rate=(0.005, 0.02)),
+    ],
     'per_fed_avg': [
-        {
-            'inner_learning_rate': inner,
-            'fine_tuning_learning_rate': inner,
-            'outer_learning_rate': outer,
-        }
-        for inner, outer in itertools.product((0.03, 0.1, 0.3), repeat=2)
+        *_PER_FED_AVG,
+        *({'local_steps': 10} | rates for rates in _PER_FED_AVG),
     ],
 }
 
@@ -153,7 +166,7 @@ def _candidate(algorithm: str, hparams: Mapping[str, float]) -> tables.Row:
 _SEARCH = 'Validation examples'
 SEARCH = tables.Table(
     name='digits_search',
-    title='The search for the rates of the demonstration',
+    title='The search for the rates, and some sizes, of the demonstration',
     source='ours',
     settings=(
         tables.Setting(
