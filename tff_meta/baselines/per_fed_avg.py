@@ -89,10 +89,9 @@ RELEASE = dataclasses.replace(
 # Only for the demonstration: rates for the embedded digits.
 DEMO = dataclasses.replace(
     PAPER,
-    local_steps=5,
     batch_size=10,
     inner_learning_rate=0.1,
-    outer_learning_rate=0.1,
+    outer_learning_rate=0.03,
     fine_tuning_learning_rate=0.1,
 )
 
