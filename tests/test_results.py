@@ -425,3 +425,17 @@ def test_rows_on_omniglot_have_what_the_search_found():
   for method, entry in best.items():
     rates = entry['row'].removeprefix(method).split()
     assert rows[method].flags[-1].endswith(','.join(rates)), method
+
+
+def test_the_scaling_of_mnist_is_what_the_search_found():
+  search = experiments.get('fedmeta_per_mnist_scaling_search')
+  entries = _whole_search(search.name)
+  assert len(entries) == len(search.rows) * len(search.settings)
+  scalings = {}
+  for entry in entries:
+    scalings.setdefault(entry['setting'], []).append(entry['mean'])
+  means = {name: statistics.mean(found) for name, found in scalings.items()}
+  best = max(means, key=means.get)
+  for run in sum(_runs('fedmeta_per_mnist').values(), []):
+    config = results.read_json(run / 'config.json')['config']
+    assert config['dataset_options']['scaling'] == best
