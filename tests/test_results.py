@@ -270,6 +270,15 @@ def test_what_two_classes_a_client_cost():
             ],
         ),
         (
+            'frl_omniglot_updates',
+            'FRL with 4,800 rounds',
+            [
+                f'{groups}, {which} round'
+                for which in ('last', 'best')
+                for groups in ('IID', 'Non-IID')
+            ],
+        ),
+        (
             'frl_cifar10',
             '### FRL on CIFAR-10',
             [

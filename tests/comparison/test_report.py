@@ -121,6 +121,7 @@ def test_markdown_has_a_row_a_method_and_no_number_where_none_is(comparison):
       '| Elsewhere | not run here | 70 | – | not run here | – | – |',
   ]
   text = '\n'.join(lines)
+  assert '* Finished runs: 3 of the 6 asked for; the scale has 6.' in lines
   without = [line for line in lines if ' seed 1 ' in line]
   assert len(without) == 2  # One measure of a row, and a row.
   assert without[0].startswith('* 50 clients, Good, best: seed 1 finished: ')

@@ -44,7 +44,9 @@ class Comparison:
     """Returns sentences on what was run."""
     scale = self.table.scale(self.scale)
     seeds = sorted({cell.seed for cell in self.cells})
-    hours = sum(e.hours for e in _first_measures(self.entries))
+    entries = _first_measures(self.entries)
+    hours = sum(e.hours for e in entries)
+    states = [state for e in entries for state in e.states.values()]
     sentences = [f'Source: {self.table.source}.']
     changes = scale.changes.rstrip('.')
     if self.table.source == 'ours':
@@ -59,7 +61,8 @@ class Comparison:
       )
     num_cells = len(tables.cells(self.table, self.scale))
     sentences.append(
-        f'Runs in this report: {len(self.cells)}; the scale has {num_cells}.'
+        f'Finished runs: {states.count("finished")} of the'
+        f' {len(self.cells)} asked for; the scale has {num_cells}.'
     )
     return [
         *sentences,
