@@ -496,7 +496,7 @@ OMNIGLOT_UPDATES = tables.Table(
     scales={
         'smoke': OMNIGLOT.scale('smoke'),
         'cpu': tables.Scale(
-            seeds=(0,), flags=('--rounds=4800', '--eval_every=800')
+            seeds=(0,), flags=('--rounds=4800', '--eval_every=800'), hours=0.7
         ),
     },
     notes=(
