@@ -271,7 +271,7 @@ def test_what_two_classes_a_client_cost():
         ),
         (
             'frl_omniglot_updates',
-            'FRL with 4,800 rounds',
+            '**FRL distance is before Personalized FL distance',
             [
                 f'{groups}, {which} round'
                 for which in ('last', 'best')
