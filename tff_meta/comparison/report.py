@@ -242,6 +242,7 @@ th, td { padding: .3rem .4rem; text-align: right; vertical-align: top;
   border-bottom: 1px solid #e4e8ee; }
 th:first-child, td:first-child { text-align: left; }
 th { border-bottom: 2px solid #9aa6b5; font-weight: 600; }
+th, small { white-space: normal; }
 small, td.published { color: #5a6675; }
 td.none { color: #a03030; }
 figure { margin: 1rem 0; }
