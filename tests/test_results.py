@@ -417,7 +417,7 @@ def _whole_search(name):
 def test_demonstrations_have_what_the_search_found():
   runs = _runs('digits_search')
   best = _best(_whole_search('digits_search'))
-  assert len(best) == 16
+  assert len(best) == 17
   for algorithm, entry in best.items():
     (run,) = runs[entry['setting'], entry['row']]
     found = results.read_json(run / 'config.json')['config']['hparams']

@@ -120,6 +120,7 @@ _CANDIDATES = {
         *_grid(learning_rate=(0.001, 0.003, 0.01)),
         *_grid(shots=(5,), queries=(5,), learning_rate=(0.001, 0.003, 0.01)),
     ],
+    'cafeme': _grid(fine_tuning_steps=(5, 50)),
     'fedec': _grid(tau=(1, 3), inner_learning_rate=(0.01, 0.03, 0.1)),
     'fedmeta_per': _grid(
         inner_learning_rate=(0.03, 0.1, 0.3), outer_learning_rate=(0.1, 0.3)

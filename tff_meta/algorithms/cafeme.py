@@ -111,11 +111,8 @@ RELEASE = dataclasses.replace(
     batch_position='persist',
     client_adam_state='persist',
 )
-# Only for the demonstration: small batches for the embedded digits, and so few
-# steps at the end that one sees what was trained before.
-DEMO = dataclasses.replace(
-    PAPER, batch_size=10, query_batches=2, fine_tuning_steps=5
-)
+# For the demonstration on the embedded digits only.
+DEMO = dataclasses.replace(PAPER, batch_size=10, query_batches=2)
 
 
 class Personalized(NamedTuple):
