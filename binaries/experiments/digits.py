@@ -105,20 +105,14 @@ def _grid(**values: tuple[float, ...]) -> list[dict[str, float]]:
   ]
 
 
-_PER_FED_AVG = [
-    {
-        'inner_learning_rate': inner,
-        'fine_tuning_learning_rate': inner,
-        'outer_learning_rate': outer,
-    }
-    for inner, outer in itertools.product((0.03, 0.1, 0.3), repeat=2)
-]
 # Algorithm -> what is tried in place of its `demo` preset. Others share that of
-# one of these (fedec_wo that of fedec), or were not searched for.
+# one of these (fedec_wo that of fedec), or were not searched for. All that is
+# searched is named, because the preset in the place of the rest has what was
+# found.
 _CANDIDATES = {
     'metavers': [
-        *_grid(learning_rate=(0.001, 0.003, 0.01)),
-        *_grid(shots=(5,), queries=(5,), learning_rate=(0.001, 0.003, 0.01)),
+        {'shots': images, 'queries': images, 'learning_rate': rate}
+        for images, rate in itertools.product((10, 5), (0.001, 0.003, 0.01))
     ],
     'cafeme': _grid(fine_tuning_steps=(5, 50)),
     'fedec': _grid(tau=(1, 3), inner_learning_rate=(0.01, 0.03, 0.1)),
@@ -146,12 +140,19 @@ _CANDIDATES = {
     'ifca': _grid(clusters=(2, 4)),
     'fed_proto': _grid(learning_rate=_RATES),
     'pfedhn': [
-        *_grid(learning_rate=(0.005, 0.02, 0.08)),
+        *_grid(local_steps=(10,), learning_rate=(0.005, 0.02, 0.08)),
         *_grid(local_steps=(50,), learning_rate=(0.005, 0.02)),
     ],
     'per_fed_avg': [
-        *_PER_FED_AVG,
-        *({'local_steps': 10} | rates for rates in _PER_FED_AVG),
+        {
+            'local_steps': steps,
+            'inner_learning_rate': inner,
+            'fine_tuning_learning_rate': inner,
+            'outer_learning_rate': outer,
+        }
+        for steps, inner, outer in itertools.product(
+            (5, 10), (0.03, 0.1, 0.3), (0.03, 0.1, 0.3)
+        )
     ],
 }
 

@@ -149,6 +149,24 @@ def test_what_is_kept_was_run_as_the_table_says_now(monkeypatch, root):
   assert not kept
 
 
+@pytest.mark.parametrize('name', ['digits', 'digits_search'])
+def test_what_is_kept_of_the_digits_has_the_presets_of_now(resolve, name):
+  """A cell's flags name the preset, which may have changed since it ran."""
+  root = _ROOT / 'results' / name
+  kept = 0
+  for cell in tables.cells(experiments.get(name), 'cpu'):
+    path = root / cell.folder / 'run' / 'config.json'
+    if not path.exists():
+      continue
+    found = json.loads(path.read_text())['config']['hparams']
+    hparams = dataclasses.asdict(resolve(cell.flags).hparams)
+    for numbers in (found, hparams):
+      numbers.pop('num_clients', None)  # A run fills in its own.
+    assert found == hparams, cell.folder
+    kept += 1
+  assert kept
+
+
 @pytest.mark.parametrize('name', list(experiments.TABLES))
 def test_rows_of_a_setting_see_the_same_data(resolve, name):
   """Clients and evaluation do not depend on the method."""
