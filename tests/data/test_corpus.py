@@ -113,7 +113,12 @@ def test_oblique_rotation_moves_a_dot_where_trigonometry_says():
   x[0, 18:23, 33:38] = 255  # Centred 15 to the right of the middle.
   examples = corpus_lib.LabelledExamples(x, np.zeros(1, np.int32))
   corpus = corpus_lib.Corpus(
-      'dot', examples, examples, 1, rotations=np.float32([20, 40])
+      'dot',
+      examples,
+      examples,
+      1,
+      rotations=np.float32([20, 40]),
+      interpolation='bilinear',
   )
   turned = corpus.raw_rows([0, 1])[..., 0].astype(float)
   for image, degrees in zip(turned, (20, 40), strict=True):
@@ -124,6 +129,39 @@ def test_oblique_rotation_moves_a_dot_where_trigonometry_says():
     # Rows count downwards. A tenth of a pixel for bilinear rounding.
     assert row == pytest.approx(20 - 15 * np.sin(angle), abs=0.1)
     assert column == pytest.approx(20 + 15 * np.cos(angle), abs=0.1)
+  nearest = dataclasses.replace(corpus, interpolation='nearest')
+  assert nearest.fingerprint() != corpus.fingerprint()
+
+
+def test_rotation_is_that_of_torchvision():
+  """What `functional.rotate` of torchvision 0.29.1 makes of 1, 2, ..., 25.
+
+  At 240 degrees four pixels come from the middle between two others.
+  """
+  image = np.arange(1, 26, dtype=np.uint8).reshape(1, 5, 5, 1)
+  examples = corpus_lib.LabelledExamples(image, np.zeros(1, np.int32))
+  corpus = corpus_lib.Corpus(
+      'numbers', examples, examples, 1, rotations=np.float32([20, 240])
+  )
+  np.testing.assert_array_equal(
+      corpus.raw_rows([0, 1])[..., 0],
+      [
+          [
+              [0, 3, 4, 5, 0],
+              [1, 7, 8, 9, 15],
+              [6, 12, 13, 14, 20],
+              [11, 17, 18, 19, 25],
+              [0, 21, 22, 23, 0],
+          ],
+          [
+              [0, 22, 16, 11, 0],
+              [23, 18, 12, 12, 6],
+              [24, 18, 13, 8, 2],
+              [20, 14, 14, 8, 3],
+              [0, 15, 10, 4, 0],
+          ],
+      ],
+  )
 
 
 @pytest.mark.parametrize(
@@ -131,6 +169,7 @@ def test_oblique_rotation_moves_a_dot_where_trigonometry_says():
     [
         (lambda c: {'num_classes': 1}, r'labels of `toy.train.y` .* 0\.\.0'),
         (lambda c: {'writers': np.arange(3)}, 'each of the 7 train examples'),
+        (lambda c: {'interpolation': 'cubic'}, "'bilinear'.*found 'cubic'"),
         (
             lambda c: {'train': c.train._replace(y=c.train.y.astype(np.int64))},
             'int32',

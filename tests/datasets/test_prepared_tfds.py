@@ -198,8 +198,9 @@ def test_rotated_mnist_is_dealt_by_group(tmp_path):
   angles = np.degrees([np.arctan2(y, x) for x, y in means]) - 90
   expected = np.repeat(20.0 * np.arange(10), 2)
   np.testing.assert_allclose((angles - expected + 180) % 360, 180, atol=2)
-  other = mnist.load(str(tmp_path), **options | {'rotation_seed': 1})
-  assert other.fingerprint() != corpus.fingerprint()
+  for change in ({'rotation_seed': 1}, {'rotation_interpolation': 'bilinear'}):
+    other = mnist.load(str(tmp_path), **options | change)
+    assert other.fingerprint() != corpus.fingerprint()
   with pytest.raises(ValueError, match='`num_groups` >= 1, found -1'):
     mnist.load(str(tmp_path), rotation_groups=-1)
 

@@ -4,6 +4,8 @@ Source: LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to
 document recognition, Proc. IEEE 1998; read through TensorFlow Datasets.
 """
 
+from typing import Literal
+
 import numpy as np
 
 from tff_meta.data import class_splits
@@ -28,6 +30,7 @@ def load(
     scaling: str = 'unit',
     rotation_groups: int = 0,
     rotation_seed: int = 0,
+    rotation_interpolation: Literal['nearest', 'bilinear'] = 'nearest',
 ) -> corpus_lib.Corpus:
   """Loads MNIST, or rotated MNIST (RMNIST) with `rotation_groups`.
 
@@ -42,6 +45,8 @@ def load(
       counter-clockwise; IFCA and CAFeMe: 10, to be dealt with the partition
       `by_group`. 0 for none.
     rotation_seed: Of the groups, non-negative.
+    rotation_interpolation: How turned pixels are made: 'nearest', each a copy
+      of another as in the code of CAFeMe, or 'bilinear'.
 
   Returns:
     The corpus; x uint8 [n, 28, 28, 1], ink high.
@@ -66,7 +71,10 @@ def load(
   )
   if rotation_groups:
     return corpus_lib.with_rotation_groups(
-        corpus, rotation_seed, rotation_groups
+        corpus,
+        rotation_seed,
+        rotation_groups,
+        interpolation=rotation_interpolation,
     )
   return corpus
 
