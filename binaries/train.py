@@ -87,6 +87,12 @@ TEST_FRACTION = flags.DEFINE_float(
 STRATIFY = flags.DEFINE_bool(
     'stratify', False, 'Split off --test_fraction class by class.'
 )
+DEAL_TEST_IMAGES = flags.DEFINE_bool(
+    'deal_test_images',
+    True,
+    'Deal the published test images, too; without, --test_fraction is of the'
+    ' training images alone.',
+)
 VALIDATION_FRACTION = flags.DEFINE_float(
     'validation_fraction',
     0.0,
@@ -263,6 +269,7 @@ def _config():
       partition_options=PARTITION_OPTIONS.value,
       test_fraction=TEST_FRACTION.value,
       stratify=STRATIFY.value,
+      deal_test_images=DEAL_TEST_IMAGES.value,
       validation_fraction=VALIDATION_FRACTION.value,
       num_clients=NUM_CLIENTS.value,
       num_new_clients=NUM_NEW_CLIENTS.value,

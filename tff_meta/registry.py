@@ -43,6 +43,8 @@ class AlgorithmSpec:
     cohort_rounds_field: Field of the configuration that holds R where the
       cohort must stay for R + 1 consecutive rounds; None where every round
       draws its own.
+    former_fields: Fields that the configuration had in earlier versions, with
+      the value that means what the algorithm always does now.
   """
 
   name: str
@@ -58,6 +60,7 @@ class AlgorithmSpec:
   model: str | None = None
   changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   cohort_rounds_field: str | None = None
+  former_fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def _attribute(self, name: str | None) -> Any:
     if name is None:
@@ -108,6 +111,17 @@ class AlgorithmSpec:
       return 1
     return getattr(config, self.cohort_rounds_field) + 1
 
+
+# Those of `cafeme_fed_rep`, which was an option of FedRep.
+_FORMER_FIELDS_OF_FED_REP = dict(
+    averaged_head=False,
+    client_optimizer_state='reset',
+    local_unit='epochs',
+    fine_tuning_steps=50,
+    fine_tuning_learning_rate=0.01,
+    fine_tuning_decay=0.8,
+    fine_tuning_decay_steps=5,
+)
 
 ALGORITHMS: Mapping[str, AlgorithmSpec] = {
     spec.name: spec
@@ -296,7 +310,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_fed_rep',
             known_client_personalizer='build_fed_rep_known_client',
             new_client_personalizer='build_fed_rep_new_client',
-            new_class_personalizer='build_fed_rep_new_classes',
+            new_class_personalizer='build_fed_rep_new_client',
+            former_fields=_FORMER_FIELDS_OF_FED_REP,
         ),
         AlgorithmSpec(
             name='fed_rep_proto',
@@ -307,6 +322,17 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_fed_rep_proto_client',
             new_client_personalizer='build_fed_rep_proto_client',
             new_class_personalizer='build_fed_rep_proto_client',
+            former_fields=_FORMER_FIELDS_OF_FED_REP,
+        ),
+        AlgorithmSpec(
+            name='cafeme_fed_rep',
+            summary='Head, then base, both averaged: the FedRep of CAFeMe',
+            paper='Collins et al., ICML 2021; Vettoruzzo et al., 2023',
+            module_name='tff_meta.baselines.cafeme_fed_rep',
+            builder='build_cafeme_fed_rep',
+            known_client_personalizer='build_cafeme_fed_rep_client',
+            new_client_personalizer='build_cafeme_fed_rep_client',
+            model='cafeme_base',
         ),
         AlgorithmSpec(
             name='fed_babu',

@@ -27,6 +27,7 @@ _DEFAULTS = dict(
     partition_options='',
     test_fraction=0.5,
     stratify=False,
+    deal_test_images=True,
     validation_fraction=0.0,
     model=None,
     num_clients=3,

@@ -104,6 +104,12 @@ _TOY_SETTINGS = {
     'fed_per_meta': _FED_PER,
     'fed_rep': _FED_REP,
     'fed_rep_proto': _FED_REP,
+    'cafeme_fed_rep': dict(
+        learning_rate=0.01,
+        batch_size=4,
+        fine_tuning_steps=20,
+        fine_tuning_learning_rate=0.3,
+    ),
     'fed_babu': _FED_BABU,
     'fed_babu_proto': _FED_BABU,
     'ditto': _DITTO,
@@ -240,18 +246,10 @@ _VARIANTS: Mapping[str, Mapping[str, tuple[str, Mapping[str, Any], str]]] = {
             'mlp',
         ),
     },
-    'fed_rep': {
-        'averaged_head': (
+    'cafeme_fed_rep': {
+        'reset': (
             'paper',
-            dict(
-                averaged_head=True,
-                client_optimizer_state='persist',
-                optimizer='adam',
-                momentum=0.0,
-                local_unit='steps',
-                fine_tuning_steps=20,
-                fine_tuning_learning_rate=0.3,
-            ),
+            dict(client_optimizer_state='reset', head_layers=1),
             'mlp',
         ),
     },
@@ -359,6 +357,7 @@ _SAME_BUT_FOR_NUMBERS = (
     'fed_avg_proto',
     'fed_rep',
     'fed_rep_proto',
+    'cafeme_fed_rep',
     'fed_babu',
     'fed_babu_proto',
     'per_fed_avg',
@@ -395,8 +394,9 @@ _MADE_OF_OTHERS = (
 
 
 def _network(spec):
-  """Returns a perceptron, of the kind that the algorithm needs."""
-  return 'modulated_mlp' if spec.model == 'modulated_cnn' else 'mlp'
+  """Returns a small network, of the kind that the algorithm needs."""
+  small = {'modulated_cnn': 'modulated_mlp', 'cafeme_base': 'fedec_mlp'}
+  return small.get(spec.model, 'mlp')
 
 
 def _cases():

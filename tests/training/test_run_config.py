@@ -20,6 +20,7 @@ _DEFAULTS = dict(
     num_new_clients=None,
     new_clients='held_out',
     stratify=False,
+    deal_test_images=True,
     validation_fraction=0.0,
     clients_per_round=None,
     way=None,

@@ -6,9 +6,7 @@ and the server averages the bodies. A new client only trains a head. Without
 heads ("FedRep-Proto" in MetaVers), a client classifies by the class prototypes
 of the trained body.
 
-CAFeMe's code averages and broadcasts the head too, counts steps instead of
-epochs, lets clients keep Adam's moments, and fine-tunes the whole model before
-a test (`averaged_head`, `local_unit`, `client_optimizer_state`).
+What CAFeMe's code calls FedRep is another algorithm, `cafeme_fed_rep`.
 
 Source: Liam Collins, Hamed Hassani, Aryan Mokhtari and Sanjay Shakkottai,
 "Exploiting Shared Representations for Personalized Federated Learning", ICML
@@ -17,7 +15,6 @@ Source: Liam Collins, Hamed Hassani, Aryan Mokhtari and Sanjay Shakkottai,
 Deviations: BUILD_NOTES.md, FedRep.
 """
 
-import collections
 import dataclasses
 from typing import Literal
 
@@ -29,7 +26,6 @@ from tff_meta import config_checks
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import few_round
-from tff_meta.learners import fine_tuning
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personal_head
 from tff_meta.learners import personalizer
@@ -42,59 +38,33 @@ class FedRepConfig:
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
-    optimizer: Of the clients, one for the head and one for the body.
-    client_optimizer_state: `'persist'`: a client keeps the state of both
-      (Adam's moments, SGD's velocity), with an averaged head only. `'reset'`:
-      they start anew every round.
+    optimizer: Of the clients, one for the head and one for the body, which
+      start anew every round.
     learning_rate: Of the head and of the body.
     momentum: Of SGD, in [0, 1).
     head_epochs: Epochs of a round on the head, first.
     body_epochs: Epochs of a round on the body, then.
-    local_unit: Whether these two count `'epochs'` or `'steps'` of minibatches.
     batch_size: Examples of a minibatch; 0 is the whole set.
     weight_decay: Coupled L2 coefficient, of the part that learns.
     uniform: Clients count alike; otherwise by their number of examples.
-    averaged_head: Heads are averaged and broadcast like bodies, no client has
-      one of its own, and every client fine-tunes the whole model by SGD steps,
-      with a curve of accuracy by steps.
     known_client_epochs: Epochs on its own head before a known client is tested;
       0 keeps that of its last round.
     new_client_epochs: The same for a new client, whose head is random at first.
-    fine_tuning_steps: SGD steps of any client, with an averaged head.
-    fine_tuning_learning_rate: Of the first of them.
-    fine_tuning_decay: Factor of that rate every `fine_tuning_decay_steps`.
-    fine_tuning_decay_steps: At least 1.
   """
 
   optimizer: Literal['sgd', 'adam'] = 'sgd'
-  client_optimizer_state: Literal['reset', 'persist'] = 'reset'
   learning_rate: float = 0.01
   momentum: float = 0.5
   head_epochs: int = 10
   body_epochs: int = 1
-  local_unit: Literal['epochs', 'steps'] = 'epochs'
   batch_size: int = 10
   weight_decay: float = 0.0
   uniform: bool = True
-  averaged_head: bool = False
   known_client_epochs: int = 0
   new_client_epochs: int = 10
-  fine_tuning_steps: int = 50
-  fine_tuning_learning_rate: float = 0.01
-  fine_tuning_decay: float = 0.8
-  fine_tuning_decay_steps: int = 5
 
   def __post_init__(self):
     config_checks.check_fields(self)
-    config_checks.check_at_least_one(self, 'fine_tuning_decay_steps')
-    if self.averaged_head:
-      config_checks.check_at_least_one(self, 'batch_size')
-    if self.client_optimizer_state == 'persist' and not self.averaged_head:
-      raise ValueError(
-          "Expected `client_optimizer_state` as 'reset' where `averaged_head`"
-          " is False and clients keep their heads alone, found 'persist'."
-      )
-    config_checks.check_client_optimizer_state(self)
     composition.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
@@ -117,7 +87,7 @@ def build_fed_rep(
     seed: int = 0,
     aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
     server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> tff.learning.templates.LearningProcess:
+) -> composition.StatefulLearningProcess:
   """Builds FedRep.
 
   Args:
@@ -129,75 +99,44 @@ def build_fed_rep(
     server_optimizer: By default SGD of rate 1, the plain average.
 
   Returns:
-    A `StatefulLearningProcess` whose clients' memory is their head; with an
-    averaged head their optimizers' states, `OrderedDict(head, body)`, or, where
-    these do not persist, a `LearningProcess` without memory.
+    A `StatefulLearningProcess` whose clients' memory is their head.
   """
   classifier = few_round.LinearClassifier(model, num_classes)
-  persists = config.client_optimizer_state == 'persist'
 
-  def initial_weights():
-    return classifier.initialize(composition.initial_seed(seed))
-
-  def initial_states(weights):
-    optimizer = _build_optimizer(config)
-    return collections.OrderedDict(
-        (part, local_sgd.initial_optimizer_state(optimizer, weights, (part,)))
-        for part in ('head', 'body')
-    )
-
-  def initial_memory():
-    weights = initial_weights()
-    return initial_states(weights) if persists else weights['head']
+  def initial_parts():
+    weights = classifier.initialize(composition.initial_seed(seed))
+    return personal_head.split(weights)
 
   def client_update(weights, client):
-    local = weights
-    if not config.averaged_head:
-      local = personal_head.merge(weights, client.memory.value)
-    trained, states, report = _train_head_then_body(
-        classifier,
-        config,
-        local,
-        client.memory.value if persists else initial_states(local),
-        client.examples,
-        client.seed,
+    local = personal_head.merge(weights, client.memory.value)
+    trained, report = _train_head_then_body(
+        classifier, config, local, client.examples, client.seed
     )
-    uploaded, head = _share(config, trained)
+    uploaded, head = personal_head.split(trained)
     return client_work.ClientOutput(
         weights_lib.subtract(weights, uploaded),
         few_round.client_weight(tf.size(client.examples.y), config.uniform),
         report,
-        memory=states if persists else head,
+        memory=head,
     )
 
   return composition.build_learning_process(
-      lambda: _share(config, initial_weights())[0],
+      lambda: initial_parts()[0],
       model.input_shape,
       client_update,
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer,
-      memory=initial_memory if persists or not config.averaged_head else None,
-  )
-
-
-def _share(config, weights):
-  """What the server averages of a model, and what stays with the client."""
-  if config.averaged_head:
-    return weights, ()
-  return personal_head.split(weights)
-
-
-def _build_optimizer(config):
-  return composition.build_optimizer(
-      config.optimizer, config.learning_rate, config.momentum
+      memory=lambda: initial_parts()[1],
   )
 
 
 def _options(config, part, seed):
   """How the head or the body is trained."""
   return dict(
-      optimizer=_build_optimizer(config),
+      optimizer=composition.build_optimizer(
+          config.optimizer, config.learning_rate, config.momentum
+      ),
       batch_size=config.batch_size or None,
       seed=seed,
       weight_decay=config.weight_decay,
@@ -205,22 +144,21 @@ def _options(config, part, seed):
   )
 
 
-def _train_head_then_body(classifier, config, weights, states, examples, seed):
+def _train_head_then_body(classifier, config, weights, examples, seed):
   """A client's round: Algorithm 1, the head's updates and then the body's."""
   seeds = tf.unstack(tf.random.experimental.stateless_split(seed))
-  lengths = dict(head=config.head_epochs, body=config.body_epochs)
-  reports, new_states = [], collections.OrderedDict()
-  for (part, length), part_seed in zip(lengths.items(), seeds, strict=True):
-    weights, new_states[part], report = local_sgd.resume_local_sgd(
+  epochs = dict(head=config.head_epochs, body=config.body_epochs)
+  reports = []
+  for (part, num_epochs), part_seed in zip(epochs.items(), seeds, strict=True):
+    weights, report = local_sgd.local_sgd(
         classifier.loss,
         weights,
-        states[part],
         examples,
-        **local_sgd.length_of(length, config.local_unit),
+        num_epochs=num_epochs,
         **_options(config, part, part_seed),
     )
     reports.append(report)
-  return weights, new_states, weights_lib.add(*reports)
+  return weights, weights_lib.add(*reports)
 
 
 def _build_client_with_head(model, config, num_classes, start, num_epochs):
@@ -240,20 +178,10 @@ def _build_client_with_head(model, config, num_classes, start, num_epochs):
   return personal_head.build_client_personalizer(classifier, start, train)
 
 
-def _build_fine_tuning_client(model, config, num_classes):
-  """A client that fine-tunes the server's whole model, step by step."""
-  return fine_tuning.build_classifier_personalizer(
-      fine_tuning.of_config(config),
-      few_round.LinearClassifier(model, num_classes),
-  )
-
-
 def build_fed_rep_known_client(
     model: model_lib.Model, config: FedRepConfig, *, num_classes: int
 ) -> personalizer.ClientPersonalizer:
   """A known client has the server's body under its own head.
-
-  With an averaged head it fine-tunes the server's whole model.
 
   Args:
     model: The network.
@@ -261,10 +189,8 @@ def build_fed_rep_known_client(
     num_classes: Number of classes of the clients' labels.
 
   Returns:
-    A `ClientPersonalizer`; with an averaged head it has a curve.
+    A `ClientPersonalizer`.
   """
-  if config.averaged_head:
-    return _build_fine_tuning_client(model, config, num_classes)
   return _build_client_with_head(
       model,
       config,
@@ -277,33 +203,12 @@ def build_fed_rep_known_client(
 def build_fed_rep_new_client(
     model: model_lib.Model, config: FedRepConfig, *, num_classes: int
 ) -> personalizer.ClientPersonalizer:
-  """A new client trains a random head on the server's body.
-
-  With an averaged head it fine-tunes the server's whole model.
+  """A new client, of any classes, trains a random head on the server's body.
 
   Args:
     model: The network.
     config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that uses no memory; with an averaged head it has a
-    curve.
-  """
-  if config.averaged_head:
-    return _build_fine_tuning_client(model, config, num_classes)
-  return build_fed_rep_new_classes(model, config, num_classes=num_classes)
-
-
-def build_fed_rep_new_classes(
-    model: model_lib.Model, config: FedRepConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A client of other classes trains a random head on the server's body.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of these classes.
+    num_classes: Number of classes of the client's labels, known or new.
 
   Returns:
     A `ClientPersonalizer` that uses no memory.

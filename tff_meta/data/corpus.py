@@ -183,6 +183,17 @@ class Corpus:
         pixels[turned] = rotate[self.interpolation](pixels[turned], degrees)
     return pixels
 
+  def without_test_part(self) -> 'Corpus':
+    """Returns the training examples alone."""
+    num_train = len(self.train.y)
+    return dataclasses.replace(
+        self,
+        test=LabelledExamples(self.test.x[:0], self.test.y[:0]),
+        rotations=None
+        if self.rotations is None
+        else self.rotations[:num_train],
+    )
+
   def fingerprint(self) -> str:
     """Returns 16 hex digits that change when the data change.
 

@@ -1,7 +1,8 @@
 """What the rest of the program knows about a data set before loading it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
+from typing import Any
 
 from tff_meta.data import corpus as corpus_lib
 
@@ -58,6 +59,9 @@ class DatasetSpec:
     load_client_data: Same arguments -> (train, test)
       `tff.simulation.datasets.ClientData` with one client per writer; None
       where the writers are not known.
+    earlier_options: From the options of a run of an earlier version to those
+      that were added since, as they were before there was a choice; None where
+      none were.
   """
 
   name: str
@@ -69,3 +73,6 @@ class DatasetSpec:
   partition: str | None = None
   preset: str = 'paper'
   load_client_data: Callable[..., tuple] | None = None
+  earlier_options: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = (
+      None
+  )

@@ -4,7 +4,8 @@ Source: LeCun, Bottou, Bengio and Haffner, Gradient-based learning applied to
 document recognition, Proc. IEEE 1998; read through TensorFlow Datasets.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import numpy as np
 
@@ -79,6 +80,12 @@ def load(
   return corpus
 
 
+def _earlier_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Rotation was bilinear before there was another."""
+  is_rotated = bool(options.get('rotation_groups'))
+  return {'rotation_interpolation': 'bilinear' if is_rotated else 'nearest'}
+
+
 SPEC = dataset_spec.DatasetSpec(
     name='mnist',
     description='70,000 digits, 28x28, 10 classes (TensorFlow Datasets)',
@@ -87,4 +94,5 @@ SPEC = dataset_spec.DatasetSpec(
     few_round=dataset_spec.FewRoundDefaults(
         way=3, num_clients=16, cohort_size=6, examples_per_class=600
     ),
+    earlier_options=_earlier_options,
 )

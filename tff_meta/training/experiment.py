@@ -78,6 +78,8 @@ def prepare(
   corpus = datasets.load_corpus(
       config.dataset, config.data_dir, download, **config.dataset_options
   )
+  if not config.deal_test_images:
+    corpus = corpus.without_test_part()
   if config.partition == run_config.FEW_ROUND:
     dataset = federated_dataset.FederatedDataset.few_round(
         corpus, config.num_clients, config.seed, **config.partition_options

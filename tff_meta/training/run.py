@@ -129,6 +129,8 @@ def find_checkpoint(
 
 
 def _check_same(old, new, what):
+  with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+    old = run_config.upgrade(old)  # Else the differences say what is wrong.
   differences = run_directory.differences(old, new)
   if differences:
     shown = '; '.join(differences[:_SHOWN_DIFFERENCES])

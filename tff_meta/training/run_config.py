@@ -53,6 +53,8 @@ class RunConfig:
     test_fraction: Share of each client's examples to test on; None deals the
       published test part to the clients. Always None with `'few_round'`.
     stratify: Whether that share is split off class by class.
+    deal_test_images: Whether the published test part is dealt, too, with a
+      `test_fraction` or `'few_round'` pooled with the train part.
     validation_fraction: Share of each client's examples to select on; 0 with
       `'few_round'`, which selects on groups of meta-validation classes.
     num_clients: Training clients.
@@ -104,6 +106,7 @@ class RunConfig:
   partition_options: Mapping[str, Any]
   test_fraction: float | None
   stratify: bool
+  deal_test_images: bool
   validation_fraction: float
   num_clients: int
   num_new_clients: int
@@ -182,6 +185,11 @@ class RunConfig:
       )
     if self.partition == FEW_ROUND:
       self._check_few_round()
+    elif self.test_fraction is None and not self.deal_test_images:
+      raise ValueError(
+          'Expected a `test_fraction` where `deal_test_images` is False and'
+          ' clients have no published test images, found None.'
+      )
     fraction = self.eval_support_fraction
     if fraction is not None and not 0 < fraction < 1:
       raise ValueError(
@@ -247,8 +255,8 @@ def from_json(values: Mapping[str, Any]) -> RunConfig:
   Raises:
     ValueError: If `values` is not one, e.g. of another version.
   """
-  values = {'nvar': False} | dict(values)  # Runs from before there was one.
   try:
+    values = upgrade({'nvar': False} | dict(values))
     preset = registry.get(values['algorithm']).presets[values['preset']]
     hparams = {k: _to_tuple(v) for k, v in values['hparams'].items()}
     reference = registry.get(_REFERENCE).presets[values['preset']]
@@ -264,6 +272,33 @@ def from_json(values: Mapping[str, Any]) -> RunConfig:
         'Expected the configuration of a run of this version of the library,'
         f' found one that it does not know ({error}).'
     ) from None
+
+
+def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a configuration of an earlier version in the terms of this one.
+
+  Choices that were added are as they were before there was one. Hyperparameters
+  that an algorithm no longer has are left out where their value was what it
+  always does now.
+
+  Args:
+    values: What `to_json` or `identity` returned, of this version or an earlier
+      one.
+
+  Raises:
+    AttributeError, KeyError, TypeError, ValueError: If it is nothing like it.
+  """
+  values = {'deal_test_images': True} | dict(values)
+  former = registry.get(values['algorithm']).former_fields
+  hparams = values['hparams'].items()
+  values['hparams'] = {
+      k: v for k, v in hparams if k not in former or v != former[k]
+  }
+  earlier_options = datasets.get(values['dataset']).earlier_options
+  if earlier_options:
+    options = values['dataset_options']
+    values['dataset_options'] = {**earlier_options(options), **options}
+  return values
 
 
 def _to_tuple(value):
