@@ -16,6 +16,7 @@ from tff_meta.comparison import results
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
 from tff_meta.training import metric_writers
+from tff_meta.training import run_config
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _README = (_ROOT / 'README.md').read_text()
@@ -420,7 +421,8 @@ def test_demonstrations_have_what_the_search_found():
   assert len(best) == 17
   for algorithm, entry in best.items():
     (run,) = runs[entry['setting'], entry['row']]
-    found = results.read_json(run / 'config.json')['config']['hparams']
+    found = results.read_json(run / 'config.json')['config']
+    found = run_config.upgrade(found)['hparams']
     demo = dataclasses.asdict(registry.get(algorithm).presets['demo'])
     for hparams in (found, demo):
       hparams.pop('num_clients', None)  # A run fills in its own.

@@ -25,18 +25,6 @@ PERSONAL = dataclasses.replace(
     weight_decay=0.1,
     uniform=False,
 )
-AVERAGED = dataclasses.replace(
-    PERSONAL,
-    optimizer='adam',
-    momentum=0.0,
-    learning_rate=0.05,
-    uniform=True,
-    averaged_head=True,
-)
-STEPS = dataclasses.replace(
-    AVERAGED, head_epochs=3, body_epochs=1, local_unit='steps'
-)
-PERSISTENT = dataclasses.replace(STEPS, client_optimizer_state='persist')
 
 
 @functools.cache
@@ -90,76 +78,46 @@ def test_one_round_by_hand():
   assert result.metrics[0]['num_examples'] == 8
 
 
-def naive_client(w, client, config, round_num, states):
+def naive_client(w, client, config, round_num):
   seeds = tf.unstack(
       tf.random.experimental.stateless_split(
           personal.client_seed(round_num, client)
       )
   )
-  for part, num_epochs, seed, state in (
-      (personal.HEAD, config.head_epochs, seeds[0], states[0]),
-      (personal.BODY, config.body_epochs, seeds[1], states[1]),
+  for part, num_epochs, seed in (
+      (personal.HEAD, config.head_epochs, seeds[0]),
+      (personal.BODY, config.body_epochs, seeds[1]),
   ):
-    max_steps = num_epochs if config.local_unit == 'steps' else None
-    w, _, _ = personal.train(
-        w,
-        client.pairs(),
-        config,
-        seed,
-        num_epochs,
-        part,
-        max_steps=max_steps,
-        state=state,
-    )
+    w, _, _ = personal.train(w, client.pairs(), config, seed, num_epochs, part)
   return w
 
 
-@pytest.mark.parametrize(
-    'config',
-    [PERSONAL, AVERAGED, STEPS, PERSISTENT],
-    ids=['personal', 'averaged', 'steps', 'persistent'],
-)
-def test_two_rounds_by_a_naive_implementation(config):
-  """Head and body have optimizers of their own, new ones in every round or not.
+def test_two_rounds_by_a_naive_implementation():
+  """Head and body have optimizers of their own, new ones in every round.
 
   All clients of the first round come again in the second.
   """
-  persists = config.client_optimizer_state == 'persist'
-  result = personal.run(build(config), COHORTS)
-  w, heads, states = initial_vector(), {}, {}
+  result = personal.run(build(PERSONAL), COHORTS)
+  w, heads = initial_vector(), {}
   first_head = w[personal.HEAD]
   for round_num, cohort in enumerate(COHORTS):
     trained, sizes = [], []
     for client in cohort:
       start = w.copy()
-      if not config.averaged_head:
-        start[personal.HEAD] = heads.get(client.salt, first_head)
-      if not persists or client.salt not in states:
-        states[client.salt] = ({}, {})  # Of the head, of the body.
-      own = naive_client(start, client, config, round_num, states[client.salt])
+      start[personal.HEAD] = heads.get(client.salt, first_head)
+      own = naive_client(start, client, PERSONAL, round_num)
       trained.append(own)
-      sizes.append(1 if config.uniform else len(client.y))
+      sizes.append(len(client.y))
       heads[client.salt] = own[personal.HEAD]
     w = oracle.mean(trained, sizes)
     actual = oracle.to_vector(result.weights[round_num + 1])
-    tolerance = dict(rtol=1e-4, atol=2e-5)
-    np.testing.assert_allclose(actual, w[: len(actual)], **tolerance)
-    if config.averaged_head:
-      assert len(actual) == len(w)
-      kept = result.heads[round_num]
-      assert list(kept) == [salt for salt in states if persists]
-      for salt, optimizers in kept.items():
-        for part, state in zip(('head', 'body'), states[salt], strict=True):
-          assert optimizers[part]['step'] == state['t']
-      continue
     assert len(actual) == 9  # The server has no head.
+    tolerance = dict(rtol=1e-4, atol=2e-5)
+    np.testing.assert_allclose(actual, w[personal.BODY], **tolerance)
     for salt, head in result.heads[round_num].items():
       np.testing.assert_allclose(
           personal.head_vector(head), heads[salt], **tolerance
       )
-  assert isinstance(build(config), composition.StatefulLearningProcess) == (
-      persists or not config.averaged_head
-  )
 
 
 def test_without_epochs_on_the_head_it_is_fed_babu():
@@ -194,33 +152,26 @@ def test_without_epochs_on_the_body_it_never_changes():
 
 
 @pytest.mark.parametrize(
-    'builder, averaged, start_head, num_epochs',
+    'builder, num_classes, start_head, num_epochs',
     [
-        (fed_rep.build_fed_rep_known_client, False, 'own', 3),
-        (fed_rep.build_fed_rep_new_client, False, 'unseen', 2),
-        (fed_rep.build_fed_rep_new_classes, False, 'unseen', 2),
-        (fed_rep.build_fed_rep_new_classes, True, 'unseen', 2),
+        (fed_rep.build_fed_rep_known_client, 4, 'own', 3),
+        (fed_rep.build_fed_rep_new_client, 4, 'unseen', 2),
+        (fed_rep.build_fed_rep_new_client, 3, 'unseen', 2),
     ],
 )
-def test_use(builder, averaged, start_head, num_epochs):
+def test_use(builder, num_classes, start_head, num_epochs):
   """A head alone is trained."""
   config = dataclasses.replace(
-      PERSONAL,
-      averaged_head=averaged,
-      known_client_epochs=3,
-      new_client_epochs=2,
+      PERSONAL, known_client_epochs=3, new_client_epochs=2
   )
   model = oracle.build_model()
-  new_classes = builder is fed_rep.build_fed_rep_new_classes
-  num_classes = 3 if new_classes else 4
   weights = model.with_head(4).initialize(tf.constant([8, 9]))
   heads = {
       'own': model.with_head(4).initialize(tf.constant([5, 5]))['head'],
       'unseen': personal_head.unseen_head(model, num_classes),
   }
   memory = personal.memory(heads['own']) if start_head == 'own' else ()
-  if not averaged:
-    weights = personal_head.split(weights)[0]
+  weights, _ = personal_head.split(weights)
   start = oracle.to_vector(personal_head.merge(weights, heads[start_head]))
   client, seed = CLIENTS[1], tf.constant([4, 4])
   tuned, _, _ = personal.train(
@@ -245,24 +196,6 @@ def test_use(builder, averaged, start_head, num_epochs):
   predicted = use.predict(adapted, query.examples()).numpy().tolist()
   assert predicted == personal.predict(tuned, query.pairs())
   assert np.abs(tuned - start).max() > 0.1
-
-
-@pytest.mark.parametrize(
-    'builder',
-    [fed_rep.build_fed_rep_known_client, fed_rep.build_fed_rep_new_client],
-    ids=['known', 'new'],
-)
-def test_an_averaged_model_is_fine_tuned_as_a_whole(builder):
-  """By plain SGD at a falling rate, whatever the optimizer of training is."""
-  config = dataclasses.replace(
-      AVERAGED,
-      fine_tuning_steps=3,
-      fine_tuning_learning_rate=0.5,
-      fine_tuning_decay=0.5,
-      fine_tuning_decay_steps=2,
-  )
-  use = builder(oracle.build_model(), config, num_classes=oracle.NUM_CLASSES)
-  oracle.assert_fine_tunes(use, batch_size=4, rates=(0.5, 0.5, 0.25))
 
 
 def test_a_known_client_of_the_paper_trains_nothing():
@@ -300,7 +233,7 @@ def test_presets():
     assert (preset.learning_rate, preset.momentum) == (0.01, 0.5)
     assert (preset.head_epochs, preset.body_epochs) == (10, 1)
     assert preset.batch_size == 10 and preset.uniform
-    assert preset.new_client_epochs == 10 and not preset.averaged_head
+    assert preset.new_client_epochs == 10
   assert (paper.weight_decay, release.weight_decay) == (0.0, 1e-4)
   assert (paper.known_client_epochs, release.known_client_epochs) == (0, 10)
 
@@ -311,18 +244,6 @@ def test_presets():
         ({'momentum': 1.0}, '`momentum`.*found 1.0'),
         ({'optimizer': 'adam'}, 'momentum.*found 0.5'),
         ({'head_epochs': -1}, '`head_epochs`.*found -1'),
-        (
-            {'client_optimizer_state': 'persist'},
-            "`averaged_head` is False.*found 'persist'",
-        ),
-        (
-            {
-                'averaged_head': True,
-                'momentum': 0.0,
-                'client_optimizer_state': 'persist',
-            },
-            "SGD without momentum.*found 'persist'",
-        ),
     ],
     ids=str,
 )

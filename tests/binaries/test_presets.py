@@ -200,6 +200,18 @@ def test_settings_of_ditto_in_the_code_of_cafeme(resolve, cell):
 
 
 @pytest.mark.parametrize('cell', _RMNIST)
+def test_settings_of_fed_rep_in_the_code_of_cafeme(resolve, cell):
+  """Both dense layers are the head; training images alone are dealt."""
+  config = resolve(f'fed_rep_rmnist_{cell}')
+  assert config.algorithm == 'cafeme_fed_rep' and config.model == 'cafeme_base'
+  hparams = config.hparams
+  assert (hparams.head_layers, hparams.client_optimizer_state) == (2, 'persist')
+  assert (hparams.head_steps, hparams.base_steps) == (5, 1)
+  assert not config.deal_test_images
+  assert config.dataset_options['rotation_interpolation'] == 'nearest'
+
+
+@pytest.mark.parametrize('cell', _RMNIST)
 def test_curves_of_51_points(resolve, cell):
   """CAFeMe's code: 50 steps at 0.001, falling by 0.8 every five steps."""
   for algorithm in ('ditto', 'fed_avg_ft', 'fed_rep', 'per_fed_avg'):

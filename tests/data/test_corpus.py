@@ -47,6 +47,14 @@ def test_a_corpus_may_have_no_test_part():
   np.testing.assert_array_equal(corpus.raw_rows([1]), corpus.train.x[1:2])
 
 
+def test_a_corpus_without_its_test_part():
+  corpus = corpus_lib.with_rotation_groups(make_corpus(), 0, 2, 90.0)
+  alone = corpus.without_test_part()
+  np.testing.assert_array_equal(alone.pooled_labels, corpus.train.y)
+  np.testing.assert_array_equal(alone.pooled().x, corpus.raw_rows(np.arange(7)))
+  assert alone.fingerprint() != corpus.fingerprint()
+
+
 def test_fingerprint_changes_with_labels_pixels_and_preprocessing():
   corpus = make_corpus()
   labels = corpus.train.y.copy()

@@ -182,6 +182,10 @@ def test_the_model_of_an_algorithm_goes_before_that_of_the_data(monkeypatch):
         (dict(validation_fraction=0.2), 'no `validation_fraction`'),
         (dict(num_new_clients=2), 'no `num_new_clients`'),
         (dict(num_new_clients=-1), '`num_new_clients` to be at least 0'),
+        (
+            dict(partition='iid', deal_test_images=False),
+            'a `test_fraction` where `deal_test_images` is False',
+        ),
         (dict(eval_support_fraction=1.0), 'between 0 and 1, found 1.0'),
         (dict(new_clients='bought'), 'one of held_out, redealt'),
         (dict(new_clients='redealt'), 'an `eval_support_fraction`'),
@@ -239,10 +243,33 @@ def test_the_identity_leaves_out_what_may_change():
   assert other.identity() != config.identity()
 
 
-def test_a_configuration_from_before_nvar_is_read():
-  config = _resolve()
+def test_a_configuration_of_an_earlier_version_is_read():
+  config = _resolve(
+      algorithm='fed_rep',
+      hparams='',
+      dataset='mnist',
+      dataset_options='rotation_groups=5,rotation_interpolation=bilinear',
+      partition='by_group',
+      test_fraction=0.2,
+      protocols=(),
+  )
   values = config.to_json()
-  del values['nvar']
+  del values['nvar'], values['deal_test_images']
+  del values['dataset_options']['rotation_interpolation']
+  values['hparams'] |= {'averaged_head': False, 'local_unit': 'epochs'}
+  assert run_config.from_json(values) == config
+  assert run_config.upgrade(values).items() >= config.identity().items()
+  values['hparams']['averaged_head'] = True  # Another algorithm by now.
+  with pytest.raises(ValueError, match='averaged_head'):
+    run_config.from_json(values)
+
+
+def test_digits_that_are_not_rotated_are_those_of_an_earlier_version():
+  config = _resolve(
+      algorithm='fed_avg', hparams='', dataset='mnist', dataset_options=''
+  )
+  values = config.to_json()
+  del values['dataset_options']['rotation_interpolation']
   assert run_config.from_json(values) == config
 
 

@@ -1,0 +1,184 @@
+"""CAFeMe's FedRep: head steps, then base steps, and all of it is averaged."""
+
+import dataclasses
+
+import few_round_oracle as oracle
+import numpy as np
+import personal_head_oracle as personal
+import pytest
+import tensorflow as tf
+
+from tff_meta import composition
+from tff_meta import models
+from tff_meta.baselines import cafeme_fed_rep
+from tff_meta.learners import few_round
+from tff_meta.learners import personal_layers
+
+COHORTS = (oracle.CLIENTS[:2], oracle.CLIENTS)
+CONFIG = dataclasses.replace(
+    cafeme_fed_rep.PAPER,
+    learning_rate=0.05,
+    head_steps=3,
+    base_steps=2,
+    batch_size=4,
+)
+
+
+@pytest.mark.parametrize(
+    'side, channels, head_layers, base_and_head',
+    [
+        (28, 1, 2, [52_288, 530_954]),
+        (32, 3, 3, [76_032, 930_826]),
+        (28, 1, 1, [578_112, 5_130]),
+    ],
+)
+def test_the_head_of_the_authors(side, channels, head_layers, base_and_head):
+  """All dense layers with their batch normalisation; then the last alone."""
+  model = models.build('cafeme_base', (side, side, channels), None)
+  config = dataclasses.replace(CONFIG, head_layers=head_layers)
+  weights = model.with_head(10).initialize(tf.constant([1, 2]))
+  parts = personal_layers.split(
+      weights, cafeme_fed_rep.head_parameters(model, config, num_classes=10)
+  )
+  assert [
+      sum(w.shape.num_elements() for w in tf.nest.flatten(part))
+      for part in parts
+  ] == base_and_head
+
+
+def build(config):
+  """The process and the classifier of a perceptron of three dense layers."""
+  model = models.build('fedec_mlp', (2,), None)
+  process = cafeme_fed_rep.build_cafeme_fed_rep(
+      model, config, num_classes=oracle.NUM_CLASSES, seed=oracle.RUN_SEED
+  )
+  return process, few_round.LinearClassifier(model, oracle.NUM_CLASSES)
+
+
+def naive_client(classifier, start, client, config, round_num, states):
+  """Steps on some of the flat weights, then on the others.
+
+  Args:
+    classifier: Of which the gradients are.
+    start: The weights; their leaves are six of the body and two of the head.
+    client: The client.
+    config: The configuration.
+    round_num: From 0.
+    states: The dictionaries of two Adams, which these change.
+
+  Returns:
+    The trained weights, as a vector.
+  """
+  sizes = [int(tf.size(leaf)) for leaf in tf.nest.flatten(start)]
+  owner = np.repeat(np.arange(len(sizes)), sizes)
+  in_head = owner >= len(sizes) - 2 * config.head_layers
+
+  def to_vector(weights):
+    leaves = [np.ravel(leaf) for leaf in tf.nest.flatten(weights)]
+    return np.concatenate(leaves).astype(np.float64)
+
+  def to_weights(vector):
+    leaves = np.split(vector.astype(np.float32), np.cumsum(sizes)[:-1])
+    leaves = map(tf.reshape, leaves, map(tf.shape, tf.nest.flatten(start)))
+    return tf.nest.pack_sequence_as(start, list(map(tf.constant, leaves)))
+
+  def gradient(vector, pairs):
+    weights = to_weights(vector)
+    x, y = map(np.array, zip(*pairs, strict=True))
+    batch = oracle.Client(x.astype(np.float32), y.astype(np.int32), 0)
+    with tf.GradientTape() as tape:
+      tape.watch(weights)
+      loss = classifier.loss(weights, batch.examples())
+    return to_vector(tape.gradient(loss, weights))
+
+  w = to_vector(start)
+  seeds = tf.unstack(
+      tf.random.experimental.stateless_split(
+          personal.client_seed(round_num, client)
+      )
+  )
+  for part, seed, num_steps, state in (
+      (in_head, seeds[0], config.head_steps, states[0]),
+      (~in_head, seeds[1], config.base_steps, states[1]),
+  ):
+    adam = personal.naive_optimizer('adam', config.learning_rate, part=part)
+    batches = oracle.batches_of(
+        client.pairs(), config.batch_size, seed, num_steps
+    )
+    for batch in batches[:num_steps]:
+      w = w - adam(gradient(w, batch), state)
+  return w
+
+
+@pytest.mark.parametrize('client_optimizer_state', ['persist', 'reset'])
+@pytest.mark.parametrize('head_layers', [1, 2])
+def test_two_rounds_by_a_naive_implementation(
+    head_layers, client_optimizer_state
+):
+  """All clients of the first round come again in the second."""
+  config = dataclasses.replace(
+      CONFIG,
+      head_layers=head_layers,
+      client_optimizer_state=client_optimizer_state,
+  )
+  process, classifier = build(config)
+  persists = client_optimizer_state == 'persist'
+  assert isinstance(process, composition.StatefulLearningProcess) == persists
+
+  result = personal.run(process, COHORTS)
+
+  states = {}
+  for round_num, cohort in enumerate(COHORTS):
+    start = tf.nest.map_structure(tf.constant, result.weights[round_num])
+    trained = []
+    for client in cohort:
+      if not persists or client.salt not in states:
+        states[client.salt] = ({}, {})  # Of the head, of the base.
+      trained.append(
+          naive_client(
+              classifier, start, client, config, round_num, states[client.salt]
+          )
+      )
+    actual = np.concatenate(
+        [np.ravel(w) for w in tf.nest.flatten(result.weights[round_num + 1])]
+    )
+    # TFF's Adam adds its epsilon before the correction of the moments' bias.
+    np.testing.assert_allclose(
+        actual, np.mean(trained, axis=0), rtol=1e-4, atol=1e-4
+    )
+    kept = result.heads[round_num]
+    assert list(kept) == (list(states) if persists else [])
+    for salt, optimizers in kept.items():
+      for part, state in zip(('head', 'base'), states[salt], strict=True):
+        assert optimizers[part]['step'] == state['t']
+
+
+def test_any_client_fine_tunes_the_whole_model():
+  """By plain SGD at a falling rate."""
+  config = dataclasses.replace(
+      CONFIG,
+      fine_tuning_steps=3,
+      fine_tuning_learning_rate=0.5,
+      fine_tuning_decay=0.5,
+      fine_tuning_decay_steps=2,
+  )
+  use = cafeme_fed_rep.build_cafeme_fed_rep_client(
+      oracle.build_model(), config, num_classes=oracle.NUM_CLASSES
+  )
+  oracle.assert_fine_tunes(use, batch_size=4, rates=(0.5, 0.5, 0.25))
+
+
+def test_presets():
+  """The code: five steps on the head, one on the base, both of rate 0.001."""
+  for preset in (cafeme_fed_rep.PAPER, cafeme_fed_rep.RELEASE):
+    assert (preset.head_steps, preset.base_steps) == (5, 1)
+    assert (preset.learning_rate, preset.batch_size) == (0.001, 30)
+    assert preset.client_optimizer_state == 'persist'
+    assert (preset.fine_tuning_steps, preset.fine_tuning_decay) == (50, 0.8)
+
+
+def test_a_head_that_is_the_whole_network_is_refused():
+  with pytest.raises(ValueError, match='`head_layers`.*found 3'):
+    build(dataclasses.replace(CONFIG, head_layers=3))
+  with pytest.raises(ValueError, match='`head_layers` of at least 1, found 0'):
+    dataclasses.replace(CONFIG, head_layers=0)
