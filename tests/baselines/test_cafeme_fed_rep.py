@@ -1,5 +1,6 @@
 """CAFeMe's FedRep: head steps, then base steps, and all of it is averaged."""
 
+import collections
 import dataclasses
 
 import few_round_oracle as oracle
@@ -13,6 +14,7 @@ from tff_meta import models
 from tff_meta.baselines import cafeme_fed_rep
 from tff_meta.learners import few_round
 from tff_meta.learners import personal_layers
+from tff_meta.models import layers
 
 COHORTS = (oracle.CLIENTS[:2], oracle.CLIENTS)
 CONFIG = dataclasses.replace(
@@ -46,9 +48,37 @@ def test_the_head_of_the_authors(side, channels, head_layers, base_and_head):
   ] == base_and_head
 
 
+def build_model():
+  """A smooth perceptron with two dense layers before the classifier."""
+
+  def init_body(seed):
+    body = collections.OrderedDict()
+    for i, (name, num_inputs) in enumerate({'dense1': 2, 'dense2': 4}.items()):
+      body[f'{name}_kernel'], body[f'{name}_bias'] = layers.uniform_fan_in(
+          oracle.fold_in(seed, i), (num_inputs, 4)
+      )
+    return body
+
+  def embed(body, x, mask):
+    del mask  # Examples do not see each other.
+    for name in ('dense1', 'dense2'):
+      x = tf.tanh(
+          layers.dense(x, body[f'{name}_kernel'], body[f'{name}_bias'])
+      )
+    return x
+
+  return dataclasses.replace(
+      oracle.build_model(),
+      embedding_size=4,
+      init_body=init_body,
+      init_head=layers.dense_head(layers.uniform_fan_in, 4),
+      embed=embed,
+  )
+
+
 def build(config):
-  """The process and the classifier of a perceptron of three dense layers."""
-  model = models.build('fedec_mlp', (2,), None)
+  """The process, and the classifier that it trains."""
+  model = build_model()
   process = cafeme_fed_rep.build_cafeme_fed_rep(
       model, config, num_classes=oracle.NUM_CLASSES, seed=oracle.RUN_SEED
   )
@@ -78,9 +108,9 @@ def naive_client(classifier, start, client, config, round_num, states):
     return np.concatenate(leaves).astype(np.float64)
 
   def to_weights(vector):
-    leaves = np.split(vector.astype(np.float32), np.cumsum(sizes)[:-1])
+    leaves = map(tf.constant, np.split(vector, np.cumsum(sizes)[:-1]))
     leaves = map(tf.reshape, leaves, map(tf.shape, tf.nest.flatten(start)))
-    return tf.nest.pack_sequence_as(start, list(map(tf.constant, leaves)))
+    return tf.nest.pack_sequence_as(start, list(leaves))
 
   def gradient(vector, pairs):
     weights = to_weights(vector)
@@ -110,8 +140,9 @@ def naive_client(classifier, start, client, config, round_num, states):
   return w
 
 
-@pytest.mark.parametrize('client_optimizer_state', ['persist', 'reset'])
-@pytest.mark.parametrize('head_layers', [1, 2])
+@pytest.mark.parametrize(
+    'head_layers, client_optimizer_state', [(2, 'persist'), (1, 'reset')]
+)
 def test_two_rounds_by_a_naive_implementation(
     head_layers, client_optimizer_state
 ):
@@ -142,10 +173,10 @@ def test_two_rounds_by_a_naive_implementation(
     actual = np.concatenate(
         [np.ravel(w) for w in tf.nest.flatten(result.weights[round_num + 1])]
     )
-    # TFF's Adam adds its epsilon before the correction of the moments' bias.
-    np.testing.assert_allclose(
-        actual, np.mean(trained, axis=0), rtol=1e-4, atol=1e-4
-    )
+    # A step is 0.05, and a hundredth shorter where the gradient is 3e-5: TFF's
+    # Adam adds its epsilon before the correction of the moments' bias.
+    expected = np.mean(trained, axis=0)
+    np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-3)
     kept = result.heads[round_num]
     assert list(kept) == (list(states) if persists else [])
     for salt, optimizers in kept.items():

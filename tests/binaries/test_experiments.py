@@ -181,8 +181,8 @@ def test_rows_of_a_setting_see_the_same_data(resolve, name):
   scale = list(table.scales)[-1]
   same = (
       'dataset', 'dataset_options', 'partition', 'partition_options',
-      'test_fraction', 'stratify', 'deal_test_images', 'validation_fraction', 'num_clients',
-      'num_new_clients', 'new_clients', 'eval_support_fraction',
+      'test_fraction', 'stratify', 'deal_test_images', 'validation_fraction',
+      'num_clients', 'num_new_clients', 'new_clients', 'eval_support_fraction',
       'restrict_f1_to_client_labels', 'curve', 'protocols', 'way',
       'group_clients', 'eval_groups', 'select_best', 'select_by', 'seed',
   )  # fmt: skip
