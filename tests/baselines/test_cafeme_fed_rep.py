@@ -62,9 +62,7 @@ def build_model():
   def embed(body, x, mask):
     del mask  # Examples do not see each other.
     for name in ('dense1', 'dense2'):
-      x = tf.tanh(
-          layers.dense(x, body[f'{name}_kernel'], body[f'{name}_bias'])
-      )
+      x = tf.tanh(layers.dense(x, body[f'{name}_kernel'], body[f'{name}_bias']))
     return x
 
   return dataclasses.replace(
