@@ -322,7 +322,9 @@ def build_client_update(
       return update, weight, report
 
     update, weight, report = tf.cond(state.phase < config.rounds, train, meta)
-    return client_work_lib.ClientOutput(update, weight, report)
+    return client_work_lib.ClientOutput(
+        update, weight, report, change=update.model
+    )
 
   return client_update
 
