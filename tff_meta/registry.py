@@ -43,6 +43,9 @@ class AlgorithmSpec:
     cohort_rounds_field: Field of the configuration that holds R where the
       cohort must stay for R + 1 consecutive rounds; None where every round
       draws its own.
+    needs: `(config, class_sizes) -> str | None`, what a client with so many
+      training examples of each class, int [C], lacks to learn anything, as a
+      sentence; None where it lacks nothing. None if any examples do.
   """
 
   name: str
@@ -58,6 +61,7 @@ class AlgorithmSpec:
   model: str | None = None
   changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   cohort_rounds_field: str | None = None
+  needs: str | None = None
 
   def _attribute(self, name: str | None) -> Any:
     if name is None:
@@ -102,6 +106,11 @@ class AlgorithmSpec:
     """The builder of what a client with new classes does, or None."""
     return self._attribute(self.new_class_personalizer)
 
+  @property
+  def what_is_missing(self) -> Callable[..., str | None] | None:
+    """What says what a client lacks to learn anything, or None, see `needs`."""
+    return self._attribute(self.needs)
+
   def rounds_per_cohort(self, config: Any) -> int:
     """Returns for how many consecutive rounds a cohort must stay together."""
     if self.cohort_rounds_field is None:
@@ -131,6 +140,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_metavers_client_personalizer',
             new_client_personalizer='build_metavers_client_personalizer',
             new_class_personalizer='build_metavers_client_personalizer',
+            needs='what_is_missing',
         ),
         AlgorithmSpec(
             name='metavers_ce',
@@ -142,6 +152,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_client_personalizer='build_metavers_client_personalizer',
             new_class_personalizer='build_metavers_client_personalizer',
             changes=dict(loss='ce'),
+            needs='what_is_missing',
         ),
         AlgorithmSpec(
             name='metavers_triplet',
@@ -153,6 +164,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_client_personalizer='build_metavers_client_personalizer',
             new_class_personalizer='build_metavers_client_personalizer',
             changes=dict(loss='triplet'),
+            needs='what_is_missing',
         ),
         AlgorithmSpec(
             name='cafeme',
@@ -220,6 +232,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_local',
             known_client_personalizer='build_local_known_client',
             new_client_personalizer='build_local_new_client',
+            needs='what_is_missing',
         ),
         AlgorithmSpec(
             name='fed_avg',
@@ -425,6 +438,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_pfedgp_client',
             new_client_personalizer='build_pfedgp_client',
             new_class_personalizer='build_pfedgp_client',
+            needs='what_is_missing',
         ),
         AlgorithmSpec(
             name='pfedgp_proto',
@@ -435,6 +449,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_pfedgp_proto_client',
             new_client_personalizer='build_pfedgp_proto_client',
             new_class_personalizer='build_pfedgp_proto_client',
+            needs='what_is_missing',
         ),
         AlgorithmSpec(
             name='scaffold',
