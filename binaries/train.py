@@ -350,6 +350,7 @@ def main() -> int:
           f'Note: in {name} {config.algorithm} begins with random weights: what'
           ' is trained before makes no difference.'
       )
+    experiment.check_can_train()
     process = experiment.build_process()
 
   directory = run_directory.RunDirectory(_output_dir())
@@ -362,7 +363,7 @@ def main() -> int:
           directory,
           report=command_line.report,
       )
-  except OSError as error:
+  except (OSError, run.NothingLearnedError) as error:
     command_line.fail(error, command_line.FAILURE)
   except (
       run.AnotherConfigurationError,

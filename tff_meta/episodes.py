@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 
@@ -179,6 +180,33 @@ def n_way_k_shot(
   return (
       _gather(examples, tf.boolean_mask(order, is_support)),
       _gather(examples, tf.boolean_mask(order, is_query)),
+  )
+
+
+def what_is_missing(
+    class_sizes: np.ndarray, shots: int, queries: int, *, needs_query: bool
+) -> str | None:
+  """Returns what a client lacks for an episode from which anything is learned.
+
+  Args:
+    class_sizes: Numbers of its training examples by class, int [C].
+    shots: K, see `n_way_k_shot`.
+    queries: Q.
+    needs_query: Whether one of the classes needs an example more.
+
+  Returns:
+    What an episode takes, and what the client has; None if it lacks nothing.
+  """
+  enough = class_sizes[class_sizes >= shots]
+  has_query = not needs_query or np.any(enough > shots)
+  if len(enough) > 1 and has_query:
+    return None
+  more = ', one of them with a query example more' if needs_query else ''
+  return (
+      f'an episode takes two classes with `shots` ({shots}) examples at least'
+      f'{more}, and up to `queries` ({queries or "all"}) more of each; the'
+      f' client has {len(enough)} classes with {shots} or more, and'
+      f' {np.max(class_sizes, initial=0)} examples of the largest'
   )
 
 

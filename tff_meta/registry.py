@@ -45,6 +45,9 @@ class AlgorithmSpec:
       draws its own.
     former_fields: Fields that the configuration had in earlier versions, with
       the value that means what the algorithm always does now.
+    needs: `(config, class_sizes) -> str | None`, what a client with so many
+      training examples of each class, int [C], lacks to learn anything, as a
+      sentence; None where it lacks nothing. None if any examples do.
   """
 
   name: str
@@ -61,6 +64,7 @@ class AlgorithmSpec:
   changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   cohort_rounds_field: str | None = None
   former_fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  needs: str | None = None
 
   def _attribute(self, name: str | None) -> Any:
     if name is None:
@@ -105,6 +109,11 @@ class AlgorithmSpec:
     """The builder of what a client with new classes does, or None."""
     return self._attribute(self.new_class_personalizer)
 
+  @property
+  def what_is_missing(self) -> Callable[..., str | None] | None:
+    """What says what a client lacks to learn anything, or None, see `needs`."""
+    return self._attribute(self.needs)
+
   def rounds_per_cohort(self, config: Any) -> int:
     """Returns for how many consecutive rounds a cohort must stay together."""
     if self.cohort_rounds_field is None:
@@ -145,6 +154,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_metavers_client_personalizer',
             new_client_personalizer='build_metavers_client_personalizer',
             new_class_personalizer='build_metavers_client_personalizer',
+            needs='what_is_missing',
         ),
         AlgorithmSpec(
             name='metavers_ce',
@@ -156,6 +166,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_client_personalizer='build_metavers_client_personalizer',
             new_class_personalizer='build_metavers_client_personalizer',
             changes=dict(loss='ce'),
+            needs='what_is_missing',
         ),
         AlgorithmSpec(
             name='metavers_triplet',
@@ -167,6 +178,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_client_personalizer='build_metavers_client_personalizer',
             new_class_personalizer='build_metavers_client_personalizer',
             changes=dict(loss='triplet'),
+            needs='what_is_missing',
         ),
         AlgorithmSpec(
             name='cafeme',
@@ -234,6 +246,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_local',
             known_client_personalizer='build_local_known_client',
             new_client_personalizer='build_local_new_client',
+            needs='what_is_missing',
         ),
         AlgorithmSpec(
             name='fed_avg',
@@ -451,6 +464,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_pfedgp_client',
             new_client_personalizer='build_pfedgp_client',
             new_class_personalizer='build_pfedgp_client',
+            needs='what_is_missing',
         ),
         AlgorithmSpec(
             name='pfedgp_proto',
@@ -461,6 +475,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_pfedgp_proto_client',
             new_client_personalizer='build_pfedgp_proto_client',
             new_class_personalizer='build_pfedgp_proto_client',
+            needs='what_is_missing',
         ),
         AlgorithmSpec(
             name='scaffold',

@@ -86,7 +86,10 @@ def test_a_round(work):
           'loss': 10,
           'num_examples': 5,
           'num_clients': 2,
+          'num_trained_clients': 2,
           'num_non_finite_clients': 0,
+          'num_empty_clients': 0,
+          'max_update_norm': np.float32(np.hypot(12, 17)),
       },
       'signal': (),
   }
@@ -138,8 +141,35 @@ def test_a_client_without_examples(work):
       work.initialize(), [np.zeros(2, np.float32)], [client_data([])]
   )
   assert output.result[0].update_weight == 0
-  assert output.measurements['train']['loss'] == 0
-  assert output.measurements['train']['num_non_finite_clients'] == 0
+  train = output.measurements['train']
+  assert np.isnan(train['loss']) and np.isnan(train['max_update_norm'])
+  assert train['num_empty_clients'] == 1
+  assert train['num_trained_clients'] == train['num_non_finite_clients'] == 0
+
+
+def test_the_largest_norm_is_of_the_updates_that_count(work):
+  """Of (0, 0), (3e30, 4e30), whose square is no float32, and infinity."""
+  clients = [
+      client_data([[1, 1], [0, 0]]),
+      client_data([[1, 1], [3e30, 4e30]]),
+      client_data([[1, 1], [np.inf, 0]]),
+      client_data([]),
+  ]
+  output = work.next(work.initialize(), [np.zeros(2, np.float32)] * 4, clients)
+  train = output.measurements['train']
+  np.testing.assert_allclose(train['max_update_norm'], 5e30, rtol=1e-6)
+  assert train['num_trained_clients'] == 2
+
+
+def test_a_client_that_trained_on_nothing_did_not_train(work):
+  """Its salt gives it a weight, so that its update counts nevertheless."""
+  output = work.next(
+      work.initialize(), [np.ones(2, np.float32)], [client_data([], salts=(3,))]
+  )
+  train = output.measurements['train']
+  assert output.result[0].update_weight == 3
+  assert np.isnan(train['loss']) and train['num_trained_clients'] == 0
+  np.testing.assert_allclose(train['max_update_norm'], np.sqrt(2), rtol=1e-6)
 
 
 def test_the_type_of_client_data():

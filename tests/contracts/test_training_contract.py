@@ -13,7 +13,14 @@ from tff_meta import composition
 from tff_meta.client_works import client_work
 from tff_meta.training import checkpoints
 
-_TRAIN_METRICS = {'loss', 'num_examples', 'num_clients'}
+_TRAIN_METRICS = {
+    'loss',
+    'num_examples',
+    'num_clients',
+    'num_trained_clients',
+    'num_empty_clients',
+    'max_update_norm',
+}
 # Sums of float32 over clients in another order differ in the last bit, about
 # 1e-7 of values near 1; some steps of training on top of that multiply it.
 _OTHER_ORDER = dict(rtol=1e-5, atol=1e-5)
@@ -334,13 +341,29 @@ def test_a_cohort_that_cannot_train_leaves_the_weights(subject):
         subject.weights(output.state), subject.weights(subject.states[0])
     )
     assert _all_finite(output.state)
-    assert _all_finite(output.metrics)
     assert _train(output)['num_non_finite_clients'] == 1
+    assert _train(output)['num_empty_clients'] == 1
   recovered = subject.run(subject.cohort, state=outputs[-1].state)
   assert _all_finite(recovered[-1].state)
   assert _differ(
       _learned(subject, recovered[-1]), _learned(subject, recovered[0])
   )
+
+
+@pytest.mark.parametrize('why', ['no examples', 'not finite'])
+def test_a_round_in_which_nobody_trained_is_said_to_be_one(subject, why):
+  """A mean over nothing is no number; all else that is measured is one."""
+  change = {'counts': {}} if why == 'no examples' else {'pixel': np.nan}
+  client = dataclasses.replace(subject.cohort[0], **change)
+
+  for output in subject.run([client], num_rounds=subject.rounds_per_cohort):
+    train = dict(_train(output))
+    assert train['num_clients'] == 1
+    assert train['num_trained_clients'] == train['num_examples'] == 0
+    assert np.isnan(train.pop('loss'))
+    assert np.isnan(train.pop('max_update_norm'))
+    assert _all_finite(train)
+    assert output.memories == {}
 
 
 def test_a_restored_checkpoint_goes_on_as_if_never_interrupted(

@@ -293,7 +293,9 @@ def build_client_update(
       update = prototypes_lib.ModelAndPrototypes(
           weights_lib.subtract(state.theta, upload.weights), upload.prototypes
       )
-      return update, upload.weight, upload.report
+      learned = classifier.learns_from(support, state.prototypes)
+      report = local_sgd.report_if(learned, upload.report)
+      return update, upload.weight, report
 
     def meta():
       stored = None
@@ -319,10 +321,15 @@ def build_client_update(
       update = prototypes_lib.ModelAndPrototypes(
           weights_lib.subtract(state.phi, phi_k), classifier.no_prototypes()
       )
-      return update, weight, report
+      learned = classifier.learns_from(
+          query, state.prototypes, stored and stored.present
+      )
+      return update, weight, local_sgd.report_if(learned, report)
 
     update, weight, report = tf.cond(state.phase < config.rounds, train, meta)
-    return client_work_lib.ClientOutput(update, weight, report)
+    return client_work_lib.ClientOutput(
+        update, weight, report, change=update.model
+    )
 
   return client_update
 

@@ -17,6 +17,7 @@ Deviations: BUILD_NOTES.md, MetaVers.
 import dataclasses
 from typing import Literal, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -244,14 +245,45 @@ def build_client_update(
         lambda g, w: rate * (g + config.weight_decay * w), gradient, weights
     )
     count = tf.reduce_sum(tf.ones_like(is_support))
+    learned = _is_over_any_example(
+        y, is_support, client.message, config, num_classes
+    )
     return client_work_lib.ClientOutput(
         update,
         tf.cast(count > 0, tf.float32),
-        local_sgd.LocalReport(loss * count, count),
+        local_sgd.report_if(
+            learned, local_sgd.LocalReport(loss * count, count)
+        ),
         signal=margin,
     )
 
   return client_update
+
+
+def _is_over_any_example(y, is_support, message, config, num_classes):
+  """Whether `episode_loss` is; otherwise it is 0, and so is its gradient."""
+  member = tf.one_hot(y, num_classes) * is_support[:, tf.newaxis]
+  present = tf.cast(tf.reduce_sum(member, 0) > 0, tf.float32)
+  has_ce = prototypical.num_scored(y, 1 - is_support, present) > 0
+  has_triplets = tf.reduce_sum(present) > 1  # An episode has support of all.
+  if config.loss == 'ce':
+    return has_ce
+  if config.loss == 'triplet':
+    return has_triplets
+  return has_ce | (has_triplets & message.is_hybrid & (config.gamma < 1))
+
+
+def what_is_missing(
+    config: MetaVersConfig, class_sizes: np.ndarray
+) -> str | None:
+  """Returns what a client lacks to train, see `registry.AlgorithmSpec`."""
+  return episodes.what_is_missing(
+      class_sizes,
+      config.shots,
+      config.queries,
+      # Triplets are of support and query examples alike.
+      needs_query=config.loss == 'ce' or config.gamma == 1,
+  )
 
 
 def build_server_state(

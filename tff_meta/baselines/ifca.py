@@ -164,6 +164,7 @@ def build_ifca(
         ),
         few_round.client_weight(tf.size(client.examples.y), config.uniform),
         report,
+        change=change,
     )
 
   return composition.build_learning_process(

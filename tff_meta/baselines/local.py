@@ -15,6 +15,7 @@ Deviations: BUILD_NOTES.md, Local.
 import dataclasses
 from typing import Literal
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -142,7 +143,7 @@ def _build_training(model, config, num_classes):
     loss = few_round.LinearClassifier(model, num_classes).loss
 
   def train(weights, examples, seed):
-    return local_sgd.local_sgd(
+    trained, report = local_sgd.local_sgd(
         loss,
         weights,
         examples,
@@ -154,8 +155,28 @@ def _build_training(model, config, num_classes):
         seed=seed,
         weight_decay=config.weight_decay,
     )
+    if config.training == 'episodes':
+      support, query = _episode(examples, config, num_classes)
+      member = tf.one_hot(support.y, num_classes)
+      present = tf.cast(tf.reduce_sum(member, 0) > 0, tf.float32)
+      scored = prototypical.num_scored(query.y, query.mask, present)
+      report = local_sgd.report_if(scored > 0, report)
+    return trained, report
 
   return train
+
+
+def _episode(examples, config, num_classes):
+  """Support and query of an episode of all examples."""
+  return episodes.n_way_k_shot(
+      examples,
+      num_classes,
+      tf.constant([0, 0]),
+      ways=0,
+      shots=config.shots,
+      queries=config.queries,
+      max_examples=config.max_whole_examples,
+  )
 
 
 def _build_episode_loss(model, config, num_classes):
@@ -165,21 +186,24 @@ def _build_episode_loss(model, config, num_classes):
   """
 
   def loss(weights, examples):
-    support, query = episodes.n_way_k_shot(
-        examples,
-        num_classes,
-        tf.constant([0, 0]),
-        ways=0,
-        shots=config.shots,
-        queries=config.queries,
-        max_examples=config.max_whole_examples,
-    )
+    support, query = _episode(examples, config, num_classes)
     x, y, is_support = episodes.join(support, query)
     e = model.embed(weights['body'], x, tf.ones_like(is_support))
     prototypes = prototypical.prototypes(e, y, is_support, num_classes)
     return prototypical.prototypical_loss(e, y, 1 - is_support, prototypes)
 
   return loss
+
+
+def what_is_missing(
+    config: LocalConfig, class_sizes: np.ndarray
+) -> str | None:
+  """Returns what a client lacks to train, see `registry.AlgorithmSpec`."""
+  if config.training == 'epochs':
+    return None
+  return episodes.what_is_missing(
+      class_sizes, config.shots, config.queries, needs_query=True
+  )
 
 
 def _build_client_personalizer(model, config, num_classes, start, train):

@@ -150,7 +150,10 @@ def build_client_update(
         tf.size(support.y) + num_query, config.uniform
     )
     num_query = tf.cast(num_query, tf.float32)
-    report = local_sgd.LocalReport(loss * num_query, num_query)
+    report = local_sgd.report_if(
+        classifier.learns_from(query, none),
+        local_sgd.LocalReport(loss * num_query, num_query),
+    )
     return client_work.ClientOutput(delta, weight, report)
 
   return client_update

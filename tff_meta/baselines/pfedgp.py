@@ -18,6 +18,7 @@ Deviations: BUILD_NOTES.md, pFedGP.
 import dataclasses
 from typing import Literal
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -32,6 +33,7 @@ from tff_meta.learners import gp_tree
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
 from tff_meta.learners import prototype_classifier
+from tff_meta.losses import prototypical
 from tff_meta.models import model as model_lib
 
 
@@ -194,13 +196,36 @@ def build_client_update(
             tf.constant(0.0),
         ),
     )
+    # How many are held out does not depend on the seed.
+    held_out, _ = episodes.split_support_query(
+        examples, config.held_out, client.seed, num_classes
+    )
+    scored = prototypical.num_scored(held_out.y, held_out.mask, tree.present)
     return client_work.ClientOutput(
         weights_lib.subtract(weights, trained),
         few_round.client_weight(count, uniform=True),
-        local_sgd.LocalReport(loss_sum, config.inner_steps * count),
+        local_sgd.report_if(
+            scored > 0,
+            local_sgd.LocalReport(loss_sum, config.inner_steps * count),
+        ),
     )
 
   return client_update
+
+
+def what_is_missing(
+    config: PFedGPConfig, class_sizes: np.ndarray
+) -> str | None:
+  """Returns what a client lacks to train, see `registry.AlgorithmSpec`."""
+  num_classes = np.count_nonzero(class_sizes)
+  largest = np.max(class_sizes, initial=0)
+  if num_classes > 1 and int(config.held_out * largest + 1e-9):
+    return None
+  return (
+      'it takes two classes, one of them so large that a part `held_out`'
+      f' ({config.held_out}) of it is an example or more; the client has'
+      f' {num_classes} classes, and {largest} examples of the largest'
+  )
 
 
 def build_pfedgp(

@@ -22,6 +22,8 @@ from tff_meta import episodes
 from tff_meta import weights as weights_lib
 from tff_meta.learners import local_sgd
 
+_NAN = float('nan')
+
 
 class ClientMemory(NamedTuple):
   """What a client has kept for itself since its last round.
@@ -68,6 +70,8 @@ class ClientOutput(NamedTuple):
     signal: What `ClientWorkState.aggregator` aggregates; `()` for nothing.
     memory: What the client keeps for its next round; `()` for nothing. It goes
       to no other party, unless `update` or `signal` has it, too.
+    change: The change of one model, where `update` has other things beside it
+      or several models; `()` for `update` itself. Its norm is measured.
   """
 
   update: Any
@@ -75,6 +79,7 @@ class ClientOutput(NamedTuple):
   report: local_sgd.LocalReport
   signal: Any = ()
   memory: Any = ()
+  change: Any = ()
 
 
 class ClientWorkState(NamedTuple):
@@ -260,12 +265,53 @@ def _to_memory(dataset: tf.data.Dataset, initial_memory: Any) -> ClientMemory:
   return ClientMemory(present, value)
 
 
-def _train_metrics(report: local_sgd.LocalReport, num_clients, num_non_finite):
+class _Counts(NamedTuple):
+  """What is summed over the clients of a round; float32 scalars."""
+
+  report: local_sgd.LocalReport
+  num_clients: tf.Tensor
+  num_trained: tf.Tensor
+  num_non_finite: tf.Tensor
+  num_empty: tf.Tensor
+
+
+def _count(kept: ClientOutput, finite: tf.Tensor, data: ClientData) -> _Counts:
+  """Returns what one client, with zeros if it is not finite, counts for."""
+  trained = (kept.update_weight > 0) & (kept.report.num_examples > 0)
+  return _Counts(
+      kept.report,
+      tf.constant(1.0),
+      *(
+          tf.cast(flag, tf.float32)
+          for flag in (trained, ~finite, tf.equal(tf.size(data.examples.y), 0))
+      ),
+  )
+
+
+def _update_norm(kept: ClientOutput) -> tf.Tensor:
+  """Returns the norm of a client's update, -1 for one that does not count."""
+  change = kept.change if tf.nest.flatten(kept.change) else kept.update
+  # In float32 the square of 1e30 would be infinite.
+  squared = weights_lib.squared_norm(
+      tf.nest.map_structure(lambda leaf: tf.cast(leaf, tf.float64), change)
+  )
+  norm = tf.cast(tf.sqrt(tf.cast(squared, tf.float64)), tf.float32)
+  return tf.where(kept.update_weight > 0, norm, -1.0)
+
+
+def _train_metrics(counts: _Counts, max_norm: tf.Tensor):
+  """Returns the measurements of a round; over nothing there is no number."""
+  report = counts.report
   return collections.OrderedDict(
-      loss=tf.math.divide_no_nan(report.loss_sum, report.num_examples),
+      loss=tf.where(
+          report.num_examples > 0, report.loss_sum / report.num_examples, _NAN
+      ),
       num_examples=report.num_examples,
-      num_clients=num_clients,
-      num_non_finite_clients=num_non_finite,
+      num_clients=counts.num_clients,
+      num_trained_clients=counts.num_trained,
+      num_non_finite_clients=counts.num_non_finite,
+      num_empty_clients=counts.num_empty,
+      max_update_norm=tf.where(max_norm < 0, _NAN, max_norm),
   )
 
 
@@ -277,8 +323,8 @@ def _keep_finite(output: ClientOutput, memory: Any):
     memory: The `ClientMemory` that it came with, or `()`.
 
   Returns:
-    The output, the client's memory after the round, and 1.0 if the output was
-    not finite, else 0.0.
+    The output, the client's memory after the round, and whether the output was
+    finite.
   """
   kept, finite = weights_lib.where_finite_or_zero(output)
   if memory:
@@ -291,7 +337,7 @@ def _keep_finite(output: ClientOutput, memory: Any):
             memory.value,
         ),
     )
-  return kept, memory, 1.0 - tf.cast(finite, tf.float32)
+  return kept, memory, finite
 
 
 def build_client_work(
@@ -317,10 +363,14 @@ def build_client_work(
       of a client that has none yet; None if clients keep nothing.
 
   Returns:
-    A `ClientWork` whose measurements are `train` with `loss` (mean over the
-    examples trained on), `num_examples`, `num_clients` and
-    `num_non_finite_clients`, all float32 scalars; and `signal` with those of
-    the state's aggregator, if it has one.
+    A `ClientWork` whose measurements are `train`, all float32 scalars; and
+    `signal` with those of the state's aggregator, if it has one. `train` has
+    `loss`, the mean over the examples trained on, and NaN without any;
+    `num_examples`, how many these are; `num_clients`; `num_trained_clients`,
+    whose update counts and who trained on an example at least;
+    `num_non_finite_clients`; `num_empty_clients`, who have no examples; and
+    `max_update_norm`, the largest norm of an update that counts, and NaN
+    without any.
   """
   message_tf, initial_state_tf = _message(state)
   message_type = message_tf.type_signature.result
@@ -342,15 +392,15 @@ def build_client_work(
         memory,
     )
     output = client_update(weights, message, client)
-    kept, memory, non_finite = _keep_finite(output, memory)
+    kept, memory, finite = _keep_finite(output, memory)
     result = tff.learning.templates.ClientResult(
         kept.update, kept.update_weight
     )
-    counts = kept.report, tf.constant(1.0), non_finite
-    return result, counts, kept.signal, memory
+    measured = _count(kept, finite, client), _update_norm(kept)
+    return result, measured, kept.signal, memory
 
-  _, counts_type, signal_type, _ = client_update_tf.type_signature.result
-  metrics_tf = tff.tensorflow.computation(_train_metrics, counts_type)
+  _, measured_type, signal_type, _ = client_update_tf.type_signature.result
+  metrics_tf = tff.tensorflow.computation(_train_metrics, measured_type)
   signals = _SignalAggregation(state, signal_type, initial_state_tf)
   parameter_types = (
       signals.init_fn.type_signature.result,
@@ -362,11 +412,13 @@ def build_client_work(
     message = tff.federated_broadcast(
         tff.federated_map(message_tf, signals.own_state(server_state))
     )
-    result, counts, signal, memory = tff.federated_map(
+    result, (counts, norm), signal, memory = tff.federated_map(
         client_update_tf, (weights, message, data)
     )
     new_state, measured = signals.next_state(server_state, signal)
-    train = tff.federated_map(metrics_tf, tff.federated_sum(counts))
+    train = tff.federated_map(
+        metrics_tf, (tff.federated_sum(counts), tff.federated_max(norm))
+    )
     output = tff.templates.MeasuredProcessOutput(
         new_state,
         result,

@@ -166,19 +166,14 @@ def _columns(runs, wanted, every_round=False):
       names = [name for name in metrics if wanted(name)]
       if names:
         columns[names[0]] = None
-        rounds, values = (
-            np.asarray(metrics[n], float) for n in ('round', names[0])
-        )
-        there = ~np.isnan(values)
-        series.append((rounds[there], values[there]))
-    if series:
-      length = min(len(rounds) for rounds, _ in series)
-      if length:
-        curves[row] = (
-            series[0][0][:length],
-            np.stack([values[:length] for _, values in series]),
-        )
-        num_shown += len(series)
+        pairs = zip(metrics['round'], metrics[names[0]], strict=True)
+        series.append({r: v for r, v in pairs if not math.isnan(v)})
+    # A round may be missing: not evaluated, or nobody trained in it.
+    shared = [r for r in (series or [()])[0] if all(r in s for s in series)]
+    if shared:
+      values = np.array([[of[r] for r in shared] for of in series])
+      curves[row] = np.array(shared), values
+      num_shown += len(series)
   return curves, list(columns), num_shown
 
 

@@ -107,6 +107,26 @@ class DistanceClassifier:
     first_round = tf.equal(tf.reduce_sum(global_prototypes.present), 0.0)
     return tf.where(first_round, local, combined)
 
+  def learns_from(
+      self, examples, global_prototypes, local_present=None
+  ) -> tf.Tensor:
+    """Returns whether the loss is over any example, a boolean scalar.
+
+    Args:
+      examples: `Examples` `[n, ...]`, none of them padding.
+      global_prototypes: As for `loss`.
+      local_present: Which local prototypes there are, `[C]`; by default those
+        of the examples.
+    """
+    y, mask = examples.y, examples.mask
+    if local_present is None:
+      member = tf.one_hot(y, self.num_classes) * mask[:, tf.newaxis]
+      local_present = tf.cast(tf.reduce_sum(member, 0) > 0, tf.float32)
+    scored = prototypical.num_scored(y, mask, local_present)
+    if self.aux_weight:
+      scored += prototypical.num_scored(y, mask, global_prototypes.present)
+    return scored > 0
+
   def _distance_loss(self, embeddings, batch, prototypes):
     return prototypical.prototypical_loss(
         embeddings,
@@ -165,6 +185,13 @@ class LinearClassifier:
     del global_prototypes, local_prototypes  # A linear classifier has none.
     logits = self._logits(weights, batch)
     return cross_entropy.softmax_cross_entropy(logits, batch.y, batch.mask)
+
+  def learns_from(
+      self, examples, global_prototypes=None, local_present=None
+  ) -> tf.Tensor:
+    """Returns whether there is any example, a boolean scalar."""
+    del global_prototypes, local_present  # A linear classifier has none.
+    return tf.size(examples.y) > 0
 
   def predict(self, weights, prototypes, query) -> tf.Tensor:
     """Returns the class of the largest output of every query, int32 `[Q]`."""

@@ -144,6 +144,25 @@ def prototypical_loss(
   return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.reduce_sum(counts))
 
 
+def num_scored(
+    y: tf.Tensor, mask: tf.Tensor, present: tf.Tensor
+) -> tf.Tensor:
+  """The number of examples that `prototypical_loss` can be wrong about.
+
+  Args:
+    y: int32 [n].
+    mask: [n], 1 for an example and 0 for padding.
+    present: [C], 1 where the class has a prototype.
+
+  Returns:
+    A scalar; of examples whose class has a prototype, and another class has
+    one, too. The loss and its gradient are zero where it is 0.
+  """
+  member = _member(present, y, mask, tf.shape(present)[0])
+  scored = tf.reduce_sum(tf.linalg.matvec(member, present))
+  return tf.where(tf.reduce_sum(present) > 1, scored, 0.0)
+
+
 def nearest_prototype(e: tf.Tensor, prototypes: Prototypes) -> tf.Tensor:
   """The class of the nearest present prototype.
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 
+import numpy as np
 import tensorflow_federated as tff
 
 from tff_meta import datasets
@@ -59,6 +60,47 @@ class Experiment:
         self.config.clients_per_round,
         self.config.seed,
         (round_num - 1) // rounds_per_cohort,
+    )
+
+  def check_can_train(self) -> None:
+    """Raises a ValueError if no client has what the algorithm trains on."""
+    if self.spec.needs is None:
+      return
+    best, missing = -1, None
+    for client_id in self.dataset.client_ids():
+      lacks = self._what_is_missing(client_id)
+      if lacks is None:
+        return
+      largest = int(self._class_sizes(client_id).max())
+      if largest > best:
+        best, missing = largest, f'{client_id!r}: {lacks}'
+    raise ValueError(
+        f'Expected clients that {self.config.algorithm!r} can train on, found'
+        f' none among {len(self.dataset.client_ids())}. Of {missing}. Tip:'
+        ' smaller numbers with --hparams, or clients with more examples.'
+    )
+
+  def why_not_trained(self, cohort: Sequence[str]) -> str | None:
+    """Returns what a client of a cohort lacks, None if nobody lacks anything.
+
+    Args:
+      cohort: Ids of clients.
+    """
+    for client_id in cohort:
+      lacks = self._what_is_missing(client_id)
+      if lacks is not None:
+        return f'of {client_id!r}: {lacks}'
+    return None
+
+  def _class_sizes(self, client_id: str) -> np.ndarray:
+    labels = self.dataset.client(client_id).train.y
+    return np.bincount(labels, minlength=self.dataset.num_classes)
+
+  def _what_is_missing(self, client_id: str) -> str | None:
+    if self.spec.needs is None:
+      return None
+    return self.spec.what_is_missing(
+        self.config.hparams, self._class_sizes(client_id)
     )
 
 

@@ -10,6 +10,7 @@ from tff_meta.training import atomic_files
 
 _MAX_POINTS = 400
 _PANELS = ('loss', 'accuracy')
+_EVERY_ROUND = 'train/'  # Begins the names of what every round measures.
 
 
 def write_learning_curve(
@@ -64,9 +65,9 @@ def write_learning_curve(
 
 
 def _draw(axes, rounds, values, name, window) -> None:
-  """Draws one column: as points if it has gaps, otherwise as means."""
+  """Draws one column: evaluations that have gaps as points, else as means."""
   filled = [row for row, value in enumerate(values) if not math.isnan(value)]
-  if len(filled) < len(values):
+  if len(filled) < len(values) and not name.startswith(_EVERY_ROUND):
     axes.plot(
         [rounds[row] for row in filled],
         [values[row] for row in filled],
@@ -76,9 +77,15 @@ def _draw(axes, rounds, values, name, window) -> None:
     return
   step = max(1, len(values) // _MAX_POINTS)
   rows = range(step - 1, len(values), step)
-  means = [statistics.fmean(_last(values, row, window)) for row in rows]
+  means = [_mean(_last(values, row, window)) for row in rows]
   label = f'{name}, mean of {window} rounds' if window > 1 else name
   axes.plot([rounds[row] for row in rows], means, label=label)
+
+
+def _mean(values):
+  """Returns the mean of the numbers among the values, NaN if none is one."""
+  numbers = [value for value in values if not math.isnan(value)]
+  return statistics.fmean(numbers) if numbers else math.nan
 
 
 def _last(values, row, window):

@@ -25,7 +25,6 @@ from tff_meta.training import progress as progress_lib
 from tff_meta.training import run_directory
 
 _LOSS = 'train/loss'
-_NON_FINITE = 'train/num_non_finite_clients'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,6 +116,53 @@ def is_out_of_patience(values: Sequence[float], patience: int) -> bool:
   return bool(patience) and drops > patience
 
 
+class _Warnings:
+  """Tells of every reason why clients did not train once."""
+
+  def __init__(
+      self,
+      report: Callable[[str], None],
+      why_not_trained: Callable[[Sequence[str]], str | None],
+  ):
+    self._report = report
+    self._why_not_trained = why_not_trained
+    self._told = set()
+
+  def look_at(
+      self, rounds: int, metrics: Mapping[str, Any], cohort: Sequence[str]
+  ) -> None:
+    """Reports what a round's metrics have for the first time."""
+    if metrics.get(metric_writers.NON_FINITE):
+      self._tell(
+          metrics[metric_writers.NON_FINITE],
+          rounds,
+          'sent numbers that are not finite; they do not count, nor does'
+          ' their loss. Tip: try smaller learning rates.',
+      )
+    if metrics.get(metric_writers.EMPTY):
+      self._tell(
+          metrics[metric_writers.EMPTY],
+          rounds,
+          'have no examples to train on; they do not count.',
+      )
+    others = metric_writers.num_without_reason(metrics)
+    if others > 0:
+      why = self._why_not_trained(cohort)
+      if why is not None or not metrics[metric_writers.TRAINED]:
+        # Otherwise it may be as it should be, in this phase of the algorithm.
+        self._tell(
+            others,
+            rounds,
+            'have examples, but learn nothing from them'
+            + (f', {why}.' if why else '.'),
+        )
+
+  def _tell(self, count, rounds, what):
+    if what not in self._told:
+      self._told.add(what)
+      self._report(f'Warning: {count:.0f} clients of round {rounds} {what}')
+
+
 NO_EVALUATION = Evaluation((), lambda weights, client_states: {})
 
 
@@ -200,6 +246,7 @@ def train(
     checkpoint: checkpoints.Checkpoint | None,
     should_stop: Callable[[], bool],
     report: Callable[[str], None],
+    why_not_trained: Callable[[Sequence[str]], str | None] = lambda _: None,
 ) -> Trained:
   """Trains until the schedule or the patience ends or a stop is asked for.
 
@@ -216,8 +263,10 @@ def train(
     schedule: When to do what.
     checkpoint: Where to go on, None to begin.
     should_stop: Asked after every round.
-    report: Called with a warning, once, when clients send numbers that are not
-      finite.
+    report: Called with a warning, once for every reason, when clients do not
+      train.
+    why_not_trained: The ids of a cohort -> what one of them lacks to learn
+      anything; None if nobody lacks anything.
 
   Returns:
     Where the run has come to.
@@ -246,16 +295,17 @@ def train(
   progress = progress_lib.Progress(position.rounds, schedule.num_rounds)
   values = _measured(directory.metrics, evaluation.best_by)
   stop = is_out_of_patience(values, schedule.patience)
-  diverged = False
+  warnings = _Warnings(report, why_not_trained)
   try:
     while trained.rounds < schedule.num_rounds and not stop:
       rounds = trained.rounds + 1
       started = time.perf_counter()
+      clients = cohort(rounds)
       output = next_round(
           process,
           trained.state,
           rounds,
-          [(c, client_data(c)) for c in cohort(rounds)],
+          [(c, client_data(c)) for c in clients],
           client_states,
       )
       seconds = time.perf_counter() - started
@@ -268,15 +318,11 @@ def train(
         shown = ', '.join(f'{name} {measured[name]:.4f}' for name in measured)
         progress.note(f'round {rounds}: {shown}')
         if evaluation.best_by is not None:
-          values.append(measured[evaluation.best_by])
-          trained = _with_best(trained, values[-1])
-      if metrics.get(_NON_FINITE) and not diverged:
-        diverged = True
-        report(
-            f'Warning: {metrics[_NON_FINITE]:.0f} clients of round {rounds}'
-            ' sent numbers that are not finite; they do not count, nor does'
-            ' their loss. Tip: try smaller learning rates.'
-        )
+          value = measured[evaluation.best_by]
+          if not math.isnan(value):  # As `_measured` leaves it out.
+            values.append(value)
+            trained = _with_best(trained, value)
+      warnings.look_at(rounds, metrics, clients)
       recorder.append(rounds, metrics, seconds)
       progress.update(rounds, metrics.get(_LOSS))
       stop = should_stop() or is_out_of_patience(values, schedule.patience)

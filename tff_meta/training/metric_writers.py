@@ -21,6 +21,11 @@ import tree
 from tff_meta.training import atomic_files
 
 _ROUND = 'round'
+# How many clients of a round there were, trained, and why others did not.
+CLIENTS = 'train/num_clients'
+TRAINED = 'train/num_trained_clients'
+NON_FINITE = 'train/num_non_finite_clients'
+EMPTY = 'train/num_empty_clients'
 # Where a TFF learning process puts the metrics of local training.
 _TRAIN_PATH = 'client_work/train/'
 
@@ -53,6 +58,20 @@ def flatten_metrics(metrics: object) -> dict[str, np.generic]:
   return flat
 
 
+def num_without_reason(metrics: Mapping[str, float]) -> float:
+  """Returns how many clients have finite examples, but did not train.
+
+  Args:
+    metrics: Of a round, or sums over rounds; 0 without the counts.
+  """
+  if TRAINED not in metrics:
+    return 0
+  clients, *counted = (
+      metrics.get(name, 0) for name in (CLIENTS, TRAINED, NON_FINITE, EMPTY)
+  )
+  return max(clients - sum(counted), 0)
+
+
 def _walk(value, path):
   """Yields (path, leaf), keeping the order of mappings (`tree` sorts them)."""
   if isinstance(value, Mapping):
@@ -67,7 +86,8 @@ class MetricsFile:
   """metrics.csv: a header and one row a round, continued at a given position.
 
   The columns are those of the first row and some more that only a few rows
-  fill.
+  fill. What has no column, because an older version of the library wrote the
+  first row, is left out.
   """
 
   def __init__(
@@ -110,7 +130,9 @@ class MetricsFile:
     if self._columns is None:
       self._columns = list(dict.fromkeys([*row, *self._sparse_columns]))
       csv.writer(text, lineterminator='\n').writerow(self._columns)
-    csv.DictWriter(text, self._columns, lineterminator='\n').writerow(row)
+    csv.DictWriter(
+        text, self._columns, lineterminator='\n', extrasaction='ignore'
+    ).writerow(row)
     self._file.write(text.getvalue().encode())
     self._file.flush()
     self._num_rows += 1

@@ -59,7 +59,8 @@ def open_models(
   Args:
     experiment: What the run's configuration stands for.
     directory: The run's directory.
-    report: Called with a line for every checkpoint that is passed over.
+    report: Called with a line for every checkpoint that is passed over, and if
+      the run has learned nothing.
 
   Yields:
     The models; what clients have kept is read when asked for.
@@ -85,6 +86,11 @@ def open_models(
         process.initialize(), checkpoint.server_state
     )
     rounds = checkpoint.position.rounds
+    # What is opened does not need the metrics.
+    with contextlib.suppress(OSError, ValueError):
+      why = run.nothing_learned(directory)
+      if why is not None:
+        report(f'Warning: {why}. The model is the initial one.')
     yield RestoredModels(
         protocols.model(process, state, client_states, rounds),
         protocols.untrained_model(process),

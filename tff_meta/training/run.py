@@ -35,6 +35,10 @@ class AnotherConfigurationError(ValueError):
   """The directory holds a run of another configuration."""
 
 
+class NothingLearnedError(Exception):
+  """No client has trained in any round; the message says why."""
+
+
 class StoppedError(Exception):
   """A signal has stopped the run; it can be continued.
 
@@ -168,6 +172,8 @@ def train_and_evaluate(
     AnotherConfigurationError: If the directory holds another run.
     ClientStateError: If what clients keep cannot be read or written.
     IncompatibleCheckpointError: If another version of the library wrote it.
+    NothingLearnedError: If no client trained in any round; the checkpoints are
+      there, but nothing is evaluated.
     RunDirectoryError: If the directory's config.json cannot be read.
     StoppedError: If Ctrl-C (SIGINT) or SIGTERM stopped it between two rounds.
   """
@@ -204,6 +210,7 @@ def train_and_evaluate(
           f' accuracy dropped more than {config.patience} times since round'
           f' {trained.best.rounds}.'
       )
+    _check_learned(directory, report)
     summary = (
         _summary(experiment, directory, trained)
         | _last_evaluations(evaluator, directory, config)
@@ -219,6 +226,58 @@ def train_and_evaluate(
     )
   atomic_files.write_json(directory.summary, summary)
   return summary
+
+
+def nothing_learned(directory: run_directory.RunDirectory) -> str | None:
+  """Returns why no client trained in any round, None if one did.
+
+  Args:
+    directory: The run's directory.
+
+  Raises:
+    OSError: If metrics.csv cannot be read.
+    ValueError: If it is not a table of numbers.
+  """
+  columns = metric_writers.read_metrics(directory.metrics)
+  # Older versions of the library counted examples alone.
+  trained = columns.get(metric_writers.TRAINED) or columns.get(
+      'train/num_examples'
+  )
+  if not trained or any(trained):
+    return None
+  sums = {name: sum(values) for name, values in columns.items()}
+  clients, non_finite, empty = (
+      f'{sums.get(name, 0):.0f}'
+      for name in (
+          metric_writers.CLIENTS,
+          metric_writers.NON_FINITE,
+          metric_writers.EMPTY,
+      )
+  )
+  others = f'{metric_writers.num_without_reason(sums):.0f}'
+  return (
+      f'In none of {len(trained)} rounds has a client trained: of {clients} that'
+      f' took part, counted in every round, {non_finite} sent numbers that are'
+      f' not finite, {empty} had no examples and {others} learned nothing from'
+      ' theirs'
+  )
+
+
+def _check_learned(directory, report) -> None:
+  """Raises if no round trained anything, and tells of rounds that did not."""
+  why = nothing_learned(directory)
+  if why is not None:
+    raise NothingLearnedError(
+        f'{why}. Nothing was learned, so nothing is evaluated; the checkpoints'
+        f' are in {directory.checkpoints}.'
+    )
+  columns = metric_writers.read_metrics(directory.metrics)
+  idle = columns.get(metric_writers.TRAINED, []).count(0)
+  if idle:
+    report(
+        f'Warning: in {idle} of {len(columns[metric_writers.TRAINED])} rounds no'
+        ' client trained.'
+    )
 
 
 def _evaluate(
@@ -310,6 +369,7 @@ def _train(
         checkpoint=checkpoint,
         should_stop=stop.requested,
         report=report,
+        why_not_trained=experiment.why_not_trained,
     )
   learning_curve.write_learning_curve(
       directory.learning_curve,
