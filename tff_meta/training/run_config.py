@@ -247,8 +247,8 @@ def from_json(values: Mapping[str, Any]) -> RunConfig:
   Raises:
     ValueError: If `values` is not one, e.g. of another version.
   """
-  values = {'nvar': False} | dict(values)  # Runs from before there was one.
   try:
+    values = {'nvar': False} | values  # Runs from before there was one.
     preset = registry.get(values['algorithm']).presets[values['preset']]
     hparams = {k: _to_tuple(v) for k, v in values['hparams'].items()}
     reference = registry.get(_REFERENCE).presets[values['preset']]
