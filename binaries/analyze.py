@@ -26,6 +26,7 @@ from binaries import command_line
 from binaries import flag_groups
 from tff_meta import datasets
 from tff_meta import installation
+from tff_meta import plain_files
 from tff_meta.execution import native
 
 ANALYSIS = flags.DEFINE_enum(
@@ -417,7 +418,7 @@ def main() -> int:
     from tff_meta.training import atomic_files
 
     is_new = not root.exists()
-    root.mkdir(parents=True, exist_ok=True)
+    plain_files.make_directory(root, parents=True)
     try:
       result = _ANALYSES[name](root)
     except BaseException:

@@ -22,6 +22,7 @@ from absl import flags
 from binaries import command_line
 from binaries import experiments
 from binaries import flag_groups
+from tff_meta import plain_files
 from tff_meta.comparison import tables
 from tff_meta.execution import native
 
@@ -174,8 +175,10 @@ def _claim_kept(kept: pathlib.Path, table: tables.Table) -> None:
   from tff_meta.comparison import runner
 
   try:
-    kept.mkdir(parents=True, exist_ok=True)
+    plain_files.make_directory(kept, parents=True)
     runner.claim(kept, table.name, SCALE.value)
+  except plain_files.DamagedFileError:
+    raise
   except OSError as error:
     raise OSError(
         f'Expected to be able to write to {kept} of --keep, found'

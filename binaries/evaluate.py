@@ -17,6 +17,7 @@ from absl import flags
 from binaries import command_line
 from binaries import flag_groups
 from tff_meta import installation
+from tff_meta import plain_files
 from tff_meta.execution import native
 
 RUN_DIR = flags.DEFINE_string(
@@ -79,7 +80,7 @@ def _evaluate(stack):
     trained, untrained, rounds = stack.enter_context(
         restored_run.open_models(experiment, directory, command_line.report)
     )
-    directory.evaluations.mkdir(exist_ok=True)
+    plain_files.make_directory(directory.evaluations)
     files = {name: directory.evaluations / f'{name}.json' for name in names}
     for path in filter(pathlib.Path.exists, files.values()):
       command_line.report(f'Note: {path} will be replaced.')

@@ -12,19 +12,26 @@ that checkpoint's round among `kept_rounds`, commits both together: without the
 checkpoint's file the states of its round are rolled back, and a checkpoint
 whose round the store does not `hold` cannot be gone on from.
 
+Every state is kept with a digest of its client, round and content, so that a
+changed one is an error; `fingerprint` is one of all of them, so that a
+checkpoint can tell whether states are missing, or are another run's.
+
 Reading, writing and committing cost as much as the cohort's states, however
-many clients there are.
+many clients there are; opening a file and rolling back as much as there are
+clients.
 """
 
 import abc
 from collections.abc import Collection, Iterator, Mapping
 import contextlib
-import io
+import hashlib
 import pathlib
 import sqlite3
-import zipfile
 
 import numpy as np
+
+from tff_meta import array_archives
+from tff_meta import plain_files
 
 ClientState = Mapping[str, np.ndarray]
 
@@ -85,6 +92,21 @@ class ClientStateStore(abc.ABC):
   @abc.abstractmethod
   def holds(self, round_num: int) -> bool:
     """Returns whether the states of a round were committed and kept."""
+
+  @abc.abstractmethod
+  def fingerprint(self, round_num: int | None = None) -> str:
+    """Returns what tells the states of a round from others.
+
+    Args:
+      round_num: After this round; None for now, which costs nothing.
+
+    Returns:
+      Equal for equal states of the same clients; empty if nothing is durable.
+    """
+
+  @abc.abstractmethod
+  def check_in_place(self) -> None:
+    """Raises a `ClientStateError` if what is durable would be lost."""
 
   @abc.abstractmethod
   def roll_back(self, round_num: int) -> None:
@@ -154,6 +176,13 @@ class InMemoryStore(ClientStateStore):
     """See base class."""
     return round_num in self._kept_rounds
 
+  def fingerprint(self, round_num=None):
+    """See base class."""
+    return ''
+
+  def check_in_place(self):
+    """See base class."""
+
   def roll_back(self, round_num):
     """See base class."""
     for client_id, versions in list(self._versions.items()):
@@ -167,15 +196,22 @@ class InMemoryStore(ClientStateStore):
     """See base class."""
 
 
+# The digest comes first: it is read without the pages that content takes.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS states (
   client_id TEXT NOT NULL,
   round INTEGER NOT NULL,
+  digest BLOB,
   content BLOB NOT NULL,
   PRIMARY KEY (client_id, round)
 );
 CREATE TABLE IF NOT EXISTS kept_rounds (round INTEGER PRIMARY KEY);
 """
+_NEWEST = """
+SELECT {columns} FROM states WHERE client_id = ? AND round <= ?
+ORDER BY round DESC LIMIT 1
+"""
+_SIDE_FILES = ('', '-journal', '-shm', '-wal')
 
 
 class SqliteStore(ClientStateStore):
@@ -190,6 +226,9 @@ class SqliteStore(ClientStateStore):
   def __init__(self, path: pathlib.Path, *, read_only: bool = False):
     """Opens the file, or makes it.
 
+    States in files of earlier versions have no digest; they are read as they
+    are.
+
     Args:
       path: The file.
       read_only: Whether the file must exist and is not written.
@@ -199,51 +238,80 @@ class SqliteStore(ClientStateStore):
     """
     self._path = path
     self._written = set()  # Clients written since the last commit.
+    self._place = None
     with self._errors():
+      for suffix in _SIDE_FILES:
+        plain_files.check_plain(path.with_name(path.name + suffix))
       self._database = sqlite3.connect(
           f'{path.absolute().as_uri()}?mode={"rw" if read_only else "rwc"}',
           uri=True,
           isolation_level=None,  # Transactions begin where they are asked for.
           timeout=60,
       )
-      if read_only:
-        # Not mode=ro, which would leave SQLite's files for readers behind.
-        self._database.execute('PRAGMA query_only = ON')
-        # A transaction that stays open: all that is read is of one commit.
-        self._database.execute('BEGIN')
-        self._database.execute('SELECT client_id FROM states LIMIT 1')
-        return
-      # Of a new file: megabytes take a quarter less time than with 4 kB.
-      self._database.execute('PRAGMA page_size = 16384')
-      # Readers do not wait for the writer, nor it for them; a commit is synced.
-      self._database.execute('PRAGMA journal_mode = WAL')
-      self._database.execute('PRAGMA synchronous = FULL')
-      self._database.executescript(_SCHEMA)
+      try:
+        if read_only:
+          self._begin_to_read()
+        else:
+          self._begin_to_write()
+        self._now = self._combined(None)
+      except BaseException:
+        self._database.close()
+        raise
+
+  def _begin_to_read(self):
+    # Not mode=ro, which would leave SQLite's files for readers behind.
+    self._database.execute('PRAGMA query_only = ON')
+    # A transaction that stays open: all that is read is of one commit.
+    self._database.execute('BEGIN')
+    self._database.execute('SELECT client_id FROM states LIMIT 1')
+    self._digest_column = 'digest' if self._has_digests() else 'NULL'
+
+  def _begin_to_write(self):
+    # Of a new file: megabytes take a quarter less time than with 4 kB.
+    self._database.execute('PRAGMA page_size = 16384')
+    # Readers do not wait for the writer, nor it for them; a commit is synced.
+    self._database.execute('PRAGMA journal_mode = WAL')
+    self._database.execute('PRAGMA synchronous = FULL')
+    self._database.executescript(_SCHEMA)
+    if not self._has_digests():
+      self._database.execute('ALTER TABLE states ADD COLUMN digest BLOB')
+    self._digest_column = 'digest'
+    self._place = plain_files.Place(self._path)
+
+  def _has_digests(self) -> bool:
+    columns = self._database.execute('PRAGMA table_info(states)').fetchall()
+    return 'digest' in [name for _, name, *_ in columns]
 
   @contextlib.contextmanager
   def _errors(self) -> Iterator[None]:
     try:
       yield
-    except sqlite3.Error as error:
+    # The latter two where a damaged file claims that something is large.
+    except (sqlite3.Error, OverflowError, MemoryError) as error:
       raise ClientStateError(
           f'Expected to read and write the client states in {self._path},'
           f' found: {error}.'
       ) from None
+    except plain_files.DamagedFileError as error:
+      raise ClientStateError(str(error)) from None
 
   def read(self, client_id, round_num=None):
     """See base class."""
     with self._errors():
       row = self._database.execute(
-          'SELECT content FROM states WHERE client_id = ? AND round <= ? '
-          'ORDER BY round DESC LIMIT 1',
+          _NEWEST.format(columns=f'round, {self._digest_column}, content'),
           (client_id, _bound(round_num)),
       ).fetchone()
     if row is None:
       return None
+    found, digest, content = row
     try:
-      with np.load(io.BytesIO(row[0]), allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
-    except (ValueError, zipfile.BadZipFile) as error:
+      if not isinstance(content, bytes):
+        raise ValueError(f'it is of type {type(content).__name__}')
+      if digest not in (None, _digest(client_id, found, content)):
+        raise ValueError('its checksum does not match')
+      return array_archives.load(content)
+    except ValueError as error:
       raise ClientStateError(
           f'Expected the state of client {client_id!r} in {self._path} as it'
           f' was written, found it damaged ({error}).'
@@ -262,18 +330,27 @@ class SqliteStore(ClientStateStore):
   def write(self, client_id, round_num, state):
     """See base class."""
     _check_numeric(state)
-    buffer = io.BytesIO()
-    np.savez(buffer, **state)
+    content = array_archives.dump(state)
+    digest = _digest(client_id, round_num, content)
     with self._errors():
       self._begin()
+      before = self._database.execute(
+          _NEWEST.format(columns='client_id, round, digest'),
+          (client_id, _bound(None)),
+      ).fetchone()
       self._database.execute(
-          'INSERT OR REPLACE INTO states VALUES (?, ?, ?)',
-          (client_id, round_num, buffer.getvalue()),
+          'INSERT OR REPLACE INTO states (client_id, round, digest, content)'
+          ' VALUES (?, ?, ?, ?)',
+          (client_id, round_num, digest, content),
       )
+    if before is not None:
+      self._now ^= self._number(*before)
+    self._now ^= self._number(client_id, round_num, digest)
     self._written.add(client_id)
 
   def commit(self, kept_rounds):
     """See base class."""
+    self.check_in_place()
     with self._errors():
       self._begin()
       for client_id in self._written:
@@ -302,6 +379,43 @@ class SqliteStore(ClientStateStore):
       ).fetchone()
     return row is not None
 
+  def fingerprint(self, round_num=None):
+    """See base class."""
+    with self._errors():
+      now = self._now if round_num is None else self._combined(round_num)
+    return f'{now:064x}'
+
+  def _combined(self, round_num: int | None) -> int:
+    """Returns the exclusive or of the digests of all clients' newest states."""
+    rows = self._database.execute(
+        f'SELECT client_id, max(round), {self._digest_column} FROM states'
+        ' WHERE round <= ? GROUP BY client_id',
+        (_bound(round_num),),
+    )
+    combined = 0
+    for row in rows:
+      combined ^= self._number(*row)
+    return combined
+
+  def _number(self, client_id, round_num, digest) -> int:
+    """Returns a number for one client's newest state."""
+    if not (
+        isinstance(client_id, str)
+        and isinstance(round_num, int)
+        and isinstance(digest, bytes | None)
+    ):
+      raise ClientStateError(
+          f'Expected the client states in {self._path} as they were written,'
+          ' found a row that is damaged.'
+      )
+    return int.from_bytes(_digest(client_id, round_num, digest or b''))
+
+  def check_in_place(self):
+    """See base class."""
+    if self._place is not None:
+      with self._errors():
+        self._place.check()
+
   def roll_back(self, round_num):
     """See base class."""
     with self._errors():
@@ -311,6 +425,7 @@ class SqliteStore(ClientStateStore):
             f'DELETE FROM {table} WHERE round > ?', (round_num,)
         )
       self._database.execute('COMMIT')
+      self._now = self._combined(None)
 
   def close(self):
     """See base class."""
@@ -324,3 +439,10 @@ class SqliteStore(ClientStateStore):
 def _bound(round_num: int | None) -> int:
   """The last round to look at; SQLite's largest integer for all."""
   return 2**63 - 1 if round_num is None else round_num
+
+
+def _digest(client_id: str, round_num: int, content: bytes) -> bytes:
+  """Returns the SHA-256 of a client's state."""
+  # Ends with a zero byte, so that no other client and round begin like it.
+  key = f'{round_num} {client_id}'.encode(errors='surrogatepass') + b'\0'
+  return hashlib.sha256(key + content).digest()

@@ -211,7 +211,7 @@ def test_small_files_of_finished_cells_are_kept(tmp_path, comparison):
   for cell in good:
     copy = runner.CellFolder(target, cell)
     config = json.loads((copy.run / 'config.json').read_text())
-    assert config == {'config': {'seed': cell.seed}}
+    assert config['config'] == {'seed': cell.seed}
     summary = json.loads((copy.run / 'summary.json').read_text())
     assert summary['evaluation']['known_clients']['accuracy_std'] == 0.1
     assert copy.outcome().seconds == 1800.0

@@ -160,7 +160,12 @@ def test_an_unreadable_cell_file_is_an_error(tmp_path, changes, problem):
   folder = runner.CellFolder(tmp_path, _cell('works'))
   folder.write(runner.Outcome('finished', 2.0))
   path = folder.path / 'cell.json'
-  path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+  content = json.loads(path.read_text()) | changes
+  path.write_text(json.dumps(content))
+  with pytest.raises(runner.ComparisonError, match='checksum.*remove its'):
+    folder.outcome()
+  del content['sha256']  # As earlier versions wrote it.
+  path.write_text(json.dumps(content))
   with pytest.raises(runner.ComparisonError, match=f'{problem}.*remove its'):
     folder.outcome()
 

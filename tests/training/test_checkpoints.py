@@ -36,6 +36,7 @@ def _checkpoint(rounds, offset=0.0):
 @pytest.fixture
 def store(tmp_path):
   store = checkpoints.CheckpointStore(tmp_path / 'checkpoints', num_kept=2)
+  store.create()
   for rounds in (1, 2, 3):
     store.save(_checkpoint(rounds, offset=rounds))
   return store

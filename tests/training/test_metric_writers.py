@@ -1,4 +1,5 @@
 import collections
+import hashlib
 import math
 import time
 
@@ -8,8 +9,9 @@ import pytest
 from tff_meta.training import metric_writers
 
 
-def _rows(path, rows, num_rows=0, num_bytes=0, sparse=()):
-  file = metric_writers.MetricsFile(path, num_rows, num_bytes, sparse)
+def _rows(path, rows, num_rows=0, num_bytes=0, sha256='', sparse=()):
+  prefix = metric_writers.read_prefix(path, num_bytes, sha256)
+  file = metric_writers.MetricsFile(path, num_rows, prefix, sparse)
   for round_num, values in rows:
     file.append(round_num, values)
   position = file.sync()
@@ -72,14 +74,16 @@ def test_the_mean_of_the_last_values(tmp_path, count, expected):
       for i, v in enumerate(values, 1)
   ]
   _rows(path, rows, sparse=['new'])
-  mean = metric_writers.mean_of_last(path, 'new', count)
+  metrics = metric_writers.read_metrics(path)
+  mean = metric_writers.mean_of_last(metrics, 'new', count)
   assert mean == pytest.approx(expected)
 
 
 def test_the_mean_of_no_values(tmp_path):
   path = tmp_path / 'metrics.csv'
   _rows(path, [(1, {'loss': 2})], sparse=['new'])
-  assert metric_writers.mean_of_last(path, 'new', 3) is None
+  metrics = metric_writers.read_metrics(path)
+  assert metric_writers.mean_of_last(metrics, 'new', 3) is None
 
 
 @pytest.mark.parametrize('rest', ['', '3,1', '3,1\n4,0\n', 'garbage\n\n'])
@@ -89,7 +93,9 @@ def test_a_continued_file_is_the_file_of_one_go(tmp_path, rest):
   _rows(whole, rows)
   path = tmp_path / 'metrics.csv'
   position = _rows(path, rows[:2])
-  assert position == (2, len(path.read_bytes()))
+  content = path.read_bytes()
+  sha256 = hashlib.sha256(content).hexdigest()
+  assert position == (2, len(content), sha256)
   with open(path, 'a') as file:
     file.write(rest)
 
@@ -108,15 +114,14 @@ def test_a_file_cut_back_to_its_beginning_gets_a_header_again(tmp_path):
 def test_a_file_shorter_than_the_position_is_refused(tmp_path):
   path = tmp_path / 'metrics.csv'
   path.write_text('round,loss\n')
-  with pytest.raises(ValueError, match='at least 12 bytes, found 11'):
-    metric_writers.MetricsFile(path, 1, 12)
-  assert path.read_text() == 'round,loss\n'
+  with pytest.raises(OSError, match='at least 12 bytes, found 11'):
+    metric_writers.read_prefix(path, 12, '')
 
 
 def test_timings_keep_what_was_done_and_drop_the_rest(tmp_path):
   path = tmp_path / 'timings.csv'
   path.write_text('round,seconds\n1,5.0\n2,1.0\n3,9.0\n4,')
-  timings = metric_writers.TimingsFile(path, num_rounds=2)
+  timings = metric_writers.TimingsFile(path, 2, pytest.fail)
   timings.append(3, 2.0)
   timings.close()
   assert path.read_text() == 'round,seconds\n1,5.0\n2,1.0\n3,2.000000\n'
@@ -124,7 +129,7 @@ def test_timings_keep_what_was_done_and_drop_the_rest(tmp_path):
 
 
 def test_no_timings_have_no_median(tmp_path):
-  metric_writers.TimingsFile(tmp_path / 't.csv', 0).close()
+  metric_writers.TimingsFile(tmp_path / 't.csv', 0, pytest.fail).close()
   assert metric_writers.median_seconds(tmp_path / 't.csv') is None
 
 

@@ -39,7 +39,10 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
 def test_a_file_in_the_way_is_refused(tmp_path):
   (tmp_path / 'file').write_text('')
   directory = run_directory.RunDirectory(tmp_path / 'file' / 'run')
-  with pytest.raises(run_directory.RunDirectoryError, match='able to write'):
+  with pytest.raises(
+      run_directory.RunDirectoryError,
+      match='file to be a directory, found a file',
+  ):
     with directory.locked():
       pass
 

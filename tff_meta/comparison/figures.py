@@ -2,7 +2,6 @@
 
 import base64
 from collections.abc import Sequence
-import csv
 import io
 import math
 import pathlib
@@ -158,9 +157,10 @@ def _columns(runs, wanted, every_round=False):
   for row, paths in runs.items():
     series = []
     for path in paths:
-      if not (path / 'metrics.csv').exists():
+      sha256 = _sha256_of_table(path, 'metrics.csv')
+      if sha256 is None:
         continue
-      metrics = metric_writers.read_metrics(path / 'metrics.csv')
+      metrics = metric_writers.read_metrics(path / 'metrics.csv', sha256)
       if every_round and not _has_every_round(metrics.get('round', ())):
         continue
       names = [name for name in metrics if wanted(name)]
@@ -177,6 +177,15 @@ def _columns(runs, wanted, every_round=False):
   return curves, list(columns), num_shown
 
 
+def _sha256_of_table(run: pathlib.Path, name: str) -> str | None:
+  """Returns a table's checksum, empty if unknown; None if there is no table.
+
+  One that is lost has a checksum, and so is an error when it is read.
+  """
+  sha256 = results.read_sha256(run, name)
+  return sha256 if sha256 or (run / name).exists() else None
+
+
 def _has_every_round(rounds: Sequence[float]) -> bool:
   """Returns whether these are rounds 1, 2, ... of a curve, none left out."""
   return len(rounds) > 1 and list(rounds) == list(range(1, len(rounds) + 1))
@@ -190,12 +199,11 @@ def _distribution(runs, styles, protocol, suffix) -> Picture | None:
     for path in paths:
       for unit in _UNITS:
         file = path / f'{unit}_{protocol}{suffix}.csv'
-        if file.exists():
+        sha256 = _sha256_of_table(path, file.name)
+        if sha256 is not None:
           unit_seen = unit
-          with open(file, newline='') as lines:
-            values += [
-                100 * float(line['accuracy']) for line in csv.DictReader(lines)
-            ]
+          column = metric_writers.read_column(file, 'accuracy', sha256)
+          values += [100 * value for value in column]
     if values:
       accuracies[row] = values
   if not accuracies:
@@ -233,8 +241,7 @@ def _adaptation(runs, styles, protocol, suffix) -> Picture | None:
   for row, paths in runs.items():
     found = []
     for path in paths:
-      summary = results.read_json(path / 'summary.json')
-      curve = summary.get(section, {}).get(protocol, {}).get('curve')
+      curve = results.read_curve(path, section, protocol)
       if curve:
         found.append(curve)
     if found:

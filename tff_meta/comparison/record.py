@@ -8,14 +8,17 @@ that it lacks can be added to a copy of it.
 
 from collections.abc import Sequence
 import csv
+import hashlib
 import io
-import json
 import pathlib
 
+from tff_meta import plain_files
 from tff_meta.comparison import results
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
 from tff_meta.training import atomic_files
+from tff_meta.training import metric_writers
+from tff_meta.training import sealed_json
 
 _TABLES = ('table.md', 'table.csv', 'table.json')
 
@@ -88,14 +91,17 @@ def keep(
           ' another directory.'
       )
   files = {cell: _small_files(root, cell) for cell in finished}
-  pages = {name: (root / name).read_bytes() for name in _TABLES}
-  target.mkdir(parents=True, exist_ok=True)
+  pages = {
+      name: plain_files.read_bytes(root / name, plain_files.MAX_JSON_BYTES)
+      for name in _TABLES
+  }
+  plain_files.make_directory(target, parents=True)
   runner.claim(target, table.name, scale_name)
   for name, content in pages.items():
     atomic_files.write_bytes(target / name, content)
   for cell, contents in files.items():
     copy = runner.CellFolder(target, cell)
-    copy.run.mkdir(parents=True, exist_ok=True)
+    plain_files.make_directory(copy.run, parents=True)
     for name, content in contents.items():
       atomic_files.write_bytes(copy.run / name, content)
     for path in (copy.run / 'metrics.csv', *_per_client(copy.run)):
@@ -108,18 +114,25 @@ def _small_files(root, cell) -> dict[str, bytes]:
   """Returns name -> content of what is kept of a finished cell's run."""
   run = runner.CellFolder(root, cell).run
   try:
-    files = {
-        path.name: path.read_bytes()
-        for path in (run / 'summary.json', *_per_client(run))
+    summary = sealed_json.read(run / 'summary.json')
+    contents = {
+        path.name: _read_table(run, path.name) for path in _per_client(run)
     }
-    if not results.read_json(run / 'summary.json'):
-      raise ValueError('summary.json is not one')
-    evaluations = _evaluations(run / 'metrics.csv')
+    evaluations = _evaluations(run)
     if evaluations:
-      files['metrics.csv'] = evaluations
-    config = json.loads((run / 'config.json').read_text())
+      contents['metrics.csv'] = evaluations
+    sums = {n: hashlib.sha256(c).hexdigest() for n, c in contents.items()}
+    contents['summary.json'] = plain_files.read_bytes(
+        run / 'summary.json', plain_files.MAX_JSON_BYTES
+    )
+    if 'files' in summary:  # Of a run of this version.
+      summary = sealed_json.seal(summary | {'files': sums})
+      contents['summary.json'] = atomic_files.json_bytes(summary)
+    config = sealed_json.read(run / 'config.json')
     config['config'].pop('data_dir', None)
-    return files | {'config.json': atomic_files.json_bytes(config)}
+    config = sealed_json.seal(config)
+    contents['config.json'] = atomic_files.json_bytes(config)
+    return contents
   except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
     raise runner.ComparisonError(
         f'Expected the files of a finished run in {run}, found'
@@ -127,24 +140,32 @@ def _small_files(root, cell) -> dict[str, bytes]:
     ) from None
 
 
+def _read_table(run: pathlib.Path, name: str) -> bytes:
+  """Returns the content of a run's table, checked by its summary.json."""
+  path = run / name
+  content = plain_files.read_bytes(path, plain_files.MAX_TABLE_BYTES)
+  metric_writers.check_sha256(path, content, results.read_sha256(run, name))
+  return content
+
+
 def _per_client(run: pathlib.Path) -> list[pathlib.Path]:
   """Returns a run's tables of clients and of groups."""
   return [*run.glob('clients_*.csv'), *run.glob('groups_*.csv')]
 
 
-def _evaluations(metrics: pathlib.Path) -> bytes:
+def _evaluations(run: pathlib.Path) -> bytes:
   """Returns the rows of metrics.csv that have an evaluation, if any have."""
-  if not metrics.exists():  # In a copy, where none had one.
+  if not (run / 'metrics.csv').exists():  # In a copy, where none had one.
     return b''
-  with open(metrics, newline='') as file:
-    reader = csv.DictReader(file)
-    names = reader.fieldnames or ()
-    measured = [
-        name
-        for name in names
-        if name.endswith('/accuracy') and not name.startswith('train/')
-    ]
-    rows = [row for row in reader if any(row[name] for name in measured)]
+  content = _read_table(run, 'metrics.csv').decode()
+  reader = csv.DictReader(io.StringIO(content, newline=''))
+  names = reader.fieldnames or ()
+  measured = [
+      name
+      for name in names
+      if name.endswith('/accuracy') and not name.startswith('train/')
+  ]
+  rows = [row for row in reader if any(row[name] for name in measured)]
   if not rows:
     return b''
   text = io.StringIO()

@@ -3,7 +3,6 @@
 import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
-import json
 import math
 import pathlib
 import statistics
@@ -13,6 +12,7 @@ from scipy import stats
 
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
+from tff_meta.training import sealed_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,10 +195,39 @@ def is_complete(root: pathlib.Path, cell: tables.Cell) -> bool:
 def read_json(path: pathlib.Path) -> Mapping[str, Any]:
   """Returns a JSON file of a finished cell; empty if it is not readable."""
   try:
-    content = json.loads(path.read_text())
-  except (OSError, ValueError):
+    return sealed_json.read(path)
+  except OSError:
     return {}
-  return content if isinstance(content, Mapping) else {}
+
+
+def read_sha256(run: pathlib.Path, name: str) -> str:
+  """Returns the checksum that a run's summary.json has of a table.
+
+  Args:
+    run: The run's directory.
+    name: Name of the table's file.
+
+  Returns:
+    SHA-256, empty if the summary has none, as those of earlier versions.
+  """
+  files = read_json(run / 'summary.json').get('files')
+  sha256 = files.get(name) if isinstance(files, Mapping) else None
+  return sha256 if isinstance(sha256, str) else ''
+
+
+def read_curve(run: pathlib.Path, section: str, protocol: str) -> list[float]:
+  """Returns the accuracies after 0, 1, ... steps of adaptation; empty without.
+
+  Args:
+    run: The run's directory.
+    section: Which part of its summary.json.
+    protocol: Which evaluation there.
+  """
+  value = read_json(run / 'summary.json')
+  for key in (section, protocol, 'curve'):
+    value = value.get(key) if isinstance(value, Mapping) else None
+  curve = value if isinstance(value, list) else []
+  return [v for v in curve if type(v) in (int, float) and abs(v) <= 1]
 
 
 def provenance(root: pathlib.Path, cells: Sequence[tables.Cell]) -> list[str]:
@@ -213,10 +242,11 @@ def provenance(root: pathlib.Path, cells: Sequence[tables.Cell]) -> list[str]:
     folder = runner.CellFolder(root, cell)
     if folder.outcome().state == 'finished':
       config = read_json(folder.run / 'config.json')
-      commits.add(config.get('git_commit') or 'unknown')
-      data[cell.setting, cell.seed].add(
-          config.get('data', {}).get('fingerprint')
-      )
+      commits.add(str(config.get('git_commit') or 'unknown'))
+      about_data = config.get('data')
+      if isinstance(about_data, Mapping):
+        fingerprint = str(about_data.get('fingerprint'))
+        data[cell.setting, cell.seed].add(fingerprint)
   sentences = []
   if commits:
     sentences.append(f'Code of the runs: {", ".join(sorted(commits))}.')

@@ -14,7 +14,6 @@ again; any other is begun or continued by the next comparison in the directory.
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import signal
@@ -23,10 +22,12 @@ import threading
 import time
 from typing import Any, get_args, Literal
 
+from tff_meta import plain_files
 from tff_meta.comparison import tables
 from tff_meta.execution import native
 from tff_meta.training import atomic_files
 from tff_meta.training import run_directory
+from tff_meta.training import sealed_json
 
 State = Literal['not run', 'running', 'finished', 'failed', 'interrupted']
 
@@ -80,19 +81,20 @@ class CellFolder:
       ComparisonError: If `cell.json` is not one.
     """
     try:
-      return _parse_outcome(json.loads(self._outcome.read_text()))
+      return _parse_outcome(sealed_json.read(self._outcome))
     except FileNotFoundError:
       return Outcome()
-    except (ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError) as error:
       raise ComparisonError(
           f'Expected {self._outcome} to tell how a cell stands, found'
-          f' {type(error).__name__}: {error}. {RUN_AGAIN}'
+          f' {type(error).__name__}: {str(error).rstrip(".")}. {RUN_AGAIN}'
       ) from None
 
   def write(self, outcome: Outcome) -> None:
     """Replaces `cell.json`."""
-    self.path.mkdir(parents=True, exist_ok=True)
-    atomic_files.write_json(self._outcome, dataclasses.asdict(outcome))
+    plain_files.make_directory(self.path, parents=True)
+    content = sealed_json.seal(dataclasses.asdict(outcome))
+    atomic_files.write_json(self._outcome, content)
 
 
 def _parse_outcome(content: Any) -> Outcome:
@@ -100,7 +102,8 @@ def _parse_outcome(content: Any) -> Outcome:
   found = Outcome(**(content | {'flags': tuple(content['flags'])}))
   if found.state not in get_args(State):
     raise ValueError(f'state {found.state!r}')
-  if not isinstance(found.seconds, int | float) or found.seconds < 0:
+  # Not NaN, either; and a whole number can be too large to calculate with.
+  if type(found.seconds) not in (int, float) or not 0 <= found.seconds < 1e12:
     raise ValueError(f'seconds {found.seconds!r}')
   if not isinstance(found.problem, str):
     raise ValueError(f'problem {found.problem!r}')
@@ -134,10 +137,13 @@ def check_claim(root: pathlib.Path, table_name: str, scale_name: str) -> None:
   """
   path = root / _CLAIM
   wanted = _claim(table_name, scale_name)
-  if root.exists() and not root.is_dir():
-    raise ComparisonError(f'Expected {root} to be a directory, found a file.')
+  if os.path.lexists(root) and not root.is_dir():
+    raise ComparisonError(
+        f'Expected {root} to be a directory, found'
+        f' {plain_files.describe(root)}.'
+    )
   try:
-    found = json.loads(path.read_text())
+    found = sealed_json.read(path)
   except (FileNotFoundError, NotADirectoryError):
     others = []
     if root.is_dir():
@@ -148,7 +154,7 @@ def check_claim(root: pathlib.Path, table_name: str, scale_name: str) -> None:
           f' {others[0]}. Tip: give another directory.'
       ) from None
     return
-  except ValueError:
+  except plain_files.DamagedFileError:
     found = None
   if found != wanted:
     raise ComparisonError(

@@ -251,7 +251,9 @@ def read(summary: Mapping[str, Any], path: str) -> float | None:
     return None
   if path in summary:
     value = summary[path]
-    return value if isinstance(value, int | float) else None
+    # No truth value, NaN or whole number that is too large to calculate with.
+    is_number = type(value) in (int, float) and abs(value) < 1e12
+    return value if is_number else None
   parts = path.split('/')
   for end in range(len(parts) - 1, 0, -1):
     key = '/'.join(parts[:end])

@@ -9,6 +9,8 @@ import json
 import os
 import pathlib
 
+from tff_meta import plain_files
+
 TMP_SUFFIX = '.tmp'
 
 
@@ -24,7 +26,9 @@ def write_bytes(path: pathlib.Path, data: bytes) -> None:
   """
   tmp_path = path.with_name(f'{path.name}.{os.getpid()}{TMP_SUFFIX}')
   try:
-    with open(tmp_path, 'wb') as file:
+    # Replaced, if it is there: it may be a link, or a pipe.
+    tmp_path.unlink(missing_ok=True)
+    with plain_files.named_errors(path), open(tmp_path, 'xb') as file:
       file.write(data)
       file.flush()
       os.fsync(file.fileno())
@@ -65,5 +69,5 @@ def remove_leftovers(directory: pathlib.Path) -> None:
   Other files that end in `.tmp` stay: only ours have a process id before it.
   """
   for path in directory.glob(f'*{TMP_SUFFIX}'):
-    if path.stem.rpartition('.')[2].isdigit():
+    if path.stem.rpartition('.')[2].isdigit() and not path.is_dir():
       path.unlink(missing_ok=True)

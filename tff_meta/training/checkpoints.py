@@ -12,21 +12,28 @@ number of the round.
 
 from collections.abc import Callable, Mapping
 import hashlib
-import io
 import json
+import math
 import pathlib
 import re
 from typing import Any, NamedTuple
-import zipfile
 
 import numpy as np
 import tree
 
+from tff_meta import array_archives
+from tff_meta import plain_files
 from tff_meta.training import atomic_files
+from tff_meta.training import sealed_json
 
 _MAGIC = b'tff_meta checkpoint 1 sha256 '
 _HEADER_BYTES = len(_MAGIC) + hashlib.sha256().digest_size * 2 + 1
 _FILE_NAME = re.compile(r'round_(\d{9})\.ckpt')
+_SHA256 = re.compile(r'[0-9a-f]{64}|')
+_SERVER, _BEST = 'server/', 'best/'
+_SHOWN = 300  # Characters of what is wrong, which may quote anything.
+_MANIFEST_BYTES = 2**20  # Far more than a configuration takes.
+_MEMBER_BYTES = 2**11  # An array's name, twice, and its headers.
 
 
 class DamagedCheckpointError(Exception):
@@ -44,11 +51,17 @@ class Position(NamedTuple):
     rounds: Completed communication rounds.
     metrics_rows: Rows of metrics.csv after these rounds, without the header.
     metrics_bytes: Length of metrics.csv after these rounds, in bytes.
+    metrics_sha256: Checksum of these bytes; empty in checkpoints of earlier
+      versions.
+    client_states: `ClientStateStore.fingerprint` after these rounds; empty
+      where nothing is kept, and in checkpoints of earlier versions.
   """
 
   rounds: int
   metrics_rows: int
   metrics_bytes: int
+  metrics_sha256: str = ''
+  client_states: str = ''
 
 
 class Best(NamedTuple):
@@ -58,11 +71,13 @@ class Best(NamedTuple):
     rounds: Completed communication rounds.
     value: The measurement, larger is better.
     server_state: Arrays of the server state by path.
+    client_states: As in `Position`, after these rounds.
   """
 
   rounds: int
   value: float
   server_state: Mapping[str, np.ndarray]
+  client_states: str = ''
 
 
 class Checkpoint(NamedTuple):
@@ -137,6 +152,18 @@ def from_arrays(template: Any, arrays: Mapping[str, np.ndarray]) -> Any:
   return tree.unflatten_as(template, [arrays[name] for name in expected])
 
 
+def max_bytes(template: Any) -> int:
+  """Returns more bytes than any checkpoint of a process has.
+
+  Args:
+    template: A server state of the process.
+  """
+  arrays = to_arrays(template)
+  state = sum(a.nbytes + len(name) for name, a in arrays.items())
+  num_members = 2 * len(arrays) + 1
+  return 2 * state + num_members * _MEMBER_BYTES + _MANIFEST_BYTES
+
+
 class CheckpointStore:
   """The checkpoints of one run; a save that was cut off leaves no trace."""
 
@@ -156,14 +183,23 @@ class CheckpointStore:
     self._num_kept = num_kept
 
   def save(self, checkpoint: Checkpoint) -> pathlib.Path:
-    """Writes a checkpoint atomically, drops the oldest, returns the path."""
-    self._directory.mkdir(parents=True, exist_ok=True)
+    """Writes a checkpoint atomically, drops the oldest, returns the path.
+
+    Later ones, which a run did not go on from, stay until they are made again.
+    """
     atomic_files.remove_leftovers(self._directory)
-    path = self._directory / f'round_{checkpoint.position.rounds:09d}.ckpt'
+    path = self._path(checkpoint.position.rounds)
     atomic_files.write_bytes(path, _serialize(checkpoint))
-    for old_path in self.paths()[self._num_kept :]:
-      old_path.unlink(missing_ok=True)
+    for rounds in self.rounds(checkpoint.position.rounds)[self._num_kept :]:
+      self._path(rounds).unlink(missing_ok=True)
     return path
+
+  def create(self) -> None:
+    """Makes the directory unless it is there."""
+    plain_files.make_directory(self._directory)
+
+  def _path(self, rounds: int) -> pathlib.Path:
+    return self._directory / f'round_{rounds:09d}.ckpt'
 
   def paths(self) -> list[pathlib.Path]:
     """Returns the checkpoints' files, the newest first."""
@@ -172,43 +208,51 @@ class CheckpointStore:
     paths = self._directory.iterdir()
     return sorted(filter(_is_checkpoint, paths), reverse=True)
 
-  def rounds(self) -> list[int]:
-    """Returns the rounds that there are checkpoints of, the newest first."""
-    return [int(_FILE_NAME.fullmatch(p.name).group(1)) for p in self.paths()]
+  def rounds(self, last: int | None = None) -> list[int]:
+    """Returns the rounds that there are checkpoints of, the newest first.
 
-  def drop_after(self, num_rounds: int) -> None:
-    """Deletes the checkpoints of later rounds, which are to be done again."""
-    for path, rounds in zip(self.paths(), self.rounds(), strict=True):
-      if rounds > num_rounds:
-        path.unlink(missing_ok=True)
+    Args:
+      last: No later ones than this; None for all.
+    """
+    rounds = [_rounds_of(path) for path in self.paths()]
+    return [r for r in rounds if last is None or r <= last]
 
   def load_latest(
       self,
       report: Callable[[str], None],
       is_usable: Callable[[Checkpoint], str | None] = lambda _: None,
+      most_bytes: int = 2**40,
   ) -> Checkpoint | None:
     """Returns the newest good checkpoint, or None if there is none.
 
     Args:
       report: Called with one line for every checkpoint that is passed over.
       is_usable: Returns why a checkpoint cannot be used, or None if it can.
+      most_bytes: The most that a checkpoint can have, see `max_bytes`.
     """
     for path in self.paths():
       try:
-        checkpoint = _deserialize(path.read_bytes())
+        content = plain_files.read_bytes(path, most_bytes)
+        checkpoint = _deserialize(content, _rounds_of(path))
         problem = is_usable(checkpoint)
-      except FileNotFoundError:  # A running run has just dropped it.
-        continue
-      except DamagedCheckpointError as error:
+      except FileNotFoundError:
+        if not path.is_symlink():  # A running run has just dropped it.
+          continue
+        problem = 'it is a link to nothing'
+      except (DamagedCheckpointError, plain_files.DamagedFileError) as error:
         problem = str(error)
       if problem is None:
         return checkpoint
-      report(f'Checkpoint {path} cannot be used: {problem}')
+      report(f'Checkpoint {path} cannot be used: {problem[:_SHOWN]}')
     return None
 
 
 def _is_checkpoint(path: pathlib.Path) -> bool:
   return _FILE_NAME.fullmatch(path.name) is not None
+
+
+def _rounds_of(path: pathlib.Path) -> int:
+  return int(_FILE_NAME.fullmatch(path.name).group(1))
 
 
 def _serialize(checkpoint: Checkpoint) -> bytes:
@@ -217,21 +261,33 @@ def _serialize(checkpoint: Checkpoint) -> bytes:
   manifest = {
       'config': checkpoint.config,
       'position': checkpoint.position._asdict(),
-      'best': best and {'rounds': best.rounds, 'value': best.value},
+      'best': best
+      and {
+          name: value
+          for name, value in best._asdict().items()
+          if name != 'server_state'
+      },
   }
-  members = {f'server/{k}': v for k, v in checkpoint.server_state.items()}
+  members = {f'{_SERVER}{k}': v for k, v in checkpoint.server_state.items()}
   if best is not None:
-    members |= {f'best/{k}': v for k, v in best.server_state.items()}
+    members |= {f'{_BEST}{k}': v for k, v in best.server_state.items()}
   manifest_bytes = json.dumps(manifest, sort_keys=True).encode()
   members['manifest'] = np.frombuffer(manifest_bytes, np.uint8)
-  buffer = io.BytesIO()
-  np.savez(buffer, **members)
-  digest = hashlib.sha256(buffer.getbuffer()).hexdigest().encode()
-  return _MAGIC + digest + b'\n' + buffer.getvalue()
+  body = array_archives.dump(members)
+  digest = hashlib.sha256(body).hexdigest().encode()
+  return _MAGIC + digest + b'\n' + body
 
 
-def _deserialize(content: bytes) -> Checkpoint:
-  """Returns the checkpoint in a file's content, which is verified."""
+def _deserialize(content: bytes, rounds: int) -> Checkpoint:
+  """Returns the checkpoint in a file's content, which is verified.
+
+  Args:
+    content: Bytes that may come from anywhere.
+    rounds: The rounds that it should be of.
+
+  Raises:
+    DamagedCheckpointError: If it is not what was written.
+  """
   header, body = content[:_HEADER_BYTES], content[_HEADER_BYTES:]
   digest = hashlib.sha256(body).hexdigest().encode()
   if header != _MAGIC + digest + b'\n':
@@ -239,24 +295,47 @@ def _deserialize(content: bytes) -> Checkpoint:
         f'its checksum does not match its {len(content)} bytes'
     )
   try:
-    with np.load(io.BytesIO(body), allow_pickle=False) as archive:
-      members = {name: archive[name] for name in archive.files}
-    manifest = json.loads(members.pop('manifest').tobytes())
+    members = array_archives.load(body)
+    manifest = sealed_json.parse(members.pop('manifest').tobytes())
     position = Position(**manifest['position'])
-    best = manifest['best']
-  except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
-    raise DamagedCheckpointError(f'it is unreadable ({error})') from None
+    best = manifest['best'] and Best(server_state={}, **manifest['best'])
+    _check(manifest['config'], position, best, rounds)
+    server_state = _take(members, _SERVER)
+    if best:
+      best = best._replace(server_state=_take(members, _BEST))
+    if members:
+      raise ValueError(f'it has a part {min(members)!r}')
+  except (KeyError, TypeError, ValueError) as error:
+    raise DamagedCheckpointError(
+        f'it is unreadable ({type(error).__name__}: {error})'
+    ) from None
+  return Checkpoint(manifest['config'], position, server_state, best or None)
 
-  def select(prefix):
-    return {
-        name[len(prefix) :]: array
-        for name, array in members.items()
-        if name.startswith(prefix)
-    }
 
-  return Checkpoint(
-      config=manifest['config'],
-      position=position,
-      server_state=select('server/'),
-      best=best and Best(**best, server_state=select('best/')),
-  )
+def _take(members, prefix) -> dict[str, np.ndarray]:
+  """Takes the arrays whose names begin with `prefix` out of `members`."""
+  names = [name for name in members if name.startswith(prefix)]
+  return {name[len(prefix) :]: members.pop(name) for name in names}
+
+
+def _check(config, position, best, rounds) -> None:
+  """Raises a ValueError if a checkpoint says what cannot be."""
+  if not isinstance(config, Mapping):
+    raise ValueError('`config` is no object')
+  if position.rounds != rounds:
+    raise ValueError(f'it is of round {position.rounds!r}')
+  for name, value, least, most in (
+      ('rounds', position.rounds, 1, math.inf),
+      ('metrics_rows', position.metrics_rows, 0, rounds),
+      ('metrics_bytes', position.metrics_bytes, 0, plain_files.MAX_TABLE_BYTES),
+      ('best.rounds', best.rounds if best else 1, 1, rounds),
+  ):
+    if type(value) is not int or not least <= value <= most:
+      raise ValueError(f'`{name}` is {value!r}')
+  hashes = [position.metrics_sha256, position.client_states]
+  if best:
+    hashes.append(best.client_states)
+    if type(best.value) is not float or not math.isfinite(best.value):
+      raise ValueError(f'`best.value` is {best.value!r}')
+  if not all(isinstance(h, str) and _SHA256.fullmatch(h) for h in hashes):
+    raise ValueError(f'a checksum is none: {hashes}')

@@ -177,24 +177,23 @@ class _Recorder:
       best: checkpoints.Best | None,
       evaluation_names: Sequence[str],
       client_states: client_state_store.ClientStateStore,
+      report: Callable[[str], None],
   ):
     """Opens the files and cuts them back to `position`."""
+    metrics = metric_writers.read_prefix(  # First: it may not be as written.
+        directory.metrics, position.metrics_bytes, position.metrics_sha256
+    )
     self._config = config
     self._store = checkpoints.CheckpointStore(directory.checkpoints)
-    # Those that could not be gone on from: a later commit must not take them
-    # for checkpoints whose client states it keeps.
-    self._store.drop_after(position.rounds)
+    self._store.create()
     self._best_rounds = {} if best is None else {position.rounds: best.rounds}
     self._client_states = client_states
     self._client_states.roll_back(position.rounds)
     self._metrics = metric_writers.MetricsFile(
-        directory.metrics,
-        position.metrics_rows,
-        position.metrics_bytes,
-        evaluation_names,
+        directory.metrics, position.metrics_rows, metrics, evaluation_names
     )
     self._timings = metric_writers.TimingsFile(
-        directory.timings, position.rounds
+        directory.timings, position.rounds, report
     )
     self._events = metric_writers.TensorBoardWriter(
         directory.events, position.rounds
@@ -210,13 +209,19 @@ class _Recorder:
 
   def save(self, trained: Trained) -> None:
     """Writes a checkpoint, after everything that it relies on."""
-    kept_rounds = {trained.rounds, *self._store.rounds()}
+    # Not those that could not be gone on from, which are later.
+    kept_rounds = {trained.rounds, *self._store.rounds(trained.rounds)}
     if trained.best is not None:
       self._best_rounds[trained.rounds] = trained.best.rounds
     best_rounds = {r for k, r in self._best_rounds.items() if k in kept_rounds}
     self._client_states.commit(kept_rounds | best_rounds)
     self._events.flush()
-    position = checkpoints.Position(trained.rounds, *self._metrics.sync())
+    self._timings.check()
+    position = checkpoints.Position(
+        trained.rounds,
+        *self._metrics.sync(),
+        self._client_states.fingerprint(),
+    )
     self._store.save(
         checkpoints.Checkpoint(
             config=self._config,
@@ -225,6 +230,10 @@ class _Recorder:
             best=trained.best,
         )
     )
+
+  def check(self) -> None:
+    """Raises if metrics.csv, which is read next, is not what was written."""
+    self._metrics.check()
 
   def close(self) -> None:
     """Closes the files."""
@@ -264,7 +273,7 @@ def train(
     checkpoint: Where to go on, None to begin.
     should_stop: Asked after every round.
     report: Called with a warning, once for every reason, when clients do not
-      train.
+      train, and with a note if timings.csv cannot be gone on with.
     why_not_trained: The ids of a cohort -> what one of them lacks to learn
       anything; None if nobody lacks anything.
 
@@ -272,8 +281,9 @@ def train(
     Where the run has come to.
 
   Raises:
-    ValueError: If the checkpoint's state is not one of `process`, or
-      metrics.csv is shorter than the checkpoint says.
+    ValueError: If the checkpoint's state is not one of `process`.
+    OSError: If a file cannot be written, is not what the checkpoint says, or is
+      removed or replaced meanwhile.
   """
   trained = Trained(process.initialize(), 0, None)
   position = checkpoints.Position(0, 0, 0)
@@ -291,6 +301,7 @@ def train(
       trained.best,
       evaluation.names,
       client_states,
+      report,
   )
   progress = progress_lib.Progress(position.rounds, schedule.num_rounds)
   values = _measured(directory.metrics, evaluation.best_by)
@@ -321,7 +332,8 @@ def train(
           value = measured[evaluation.best_by]
           if not math.isnan(value):  # As `_measured` leaves it out.
             values.append(value)
-            trained = _with_best(trained, value)
+            states = client_states.fingerprint()
+            trained = _with_best(trained, value, states)
       warnings.look_at(rounds, metrics, clients)
       recorder.append(rounds, metrics, seconds)
       progress.update(rounds, metrics.get(_LOSS))
@@ -332,6 +344,7 @@ def train(
           or rounds % schedule.checkpoint_every == 0
       ):
         recorder.save(trained)
+    recorder.check()
   finally:
     progress.close()
     recorder.close()
@@ -382,12 +395,12 @@ def _measured(path: pathlib.Path, column: str | None) -> list[float]:
   return [value for value in values if not math.isnan(value)]
 
 
-def _with_best(trained: Trained, value: float) -> Trained:
+def _with_best(trained: Trained, value: float, client_states: str) -> Trained:
   """Notes the round as the best if it measures more than all before."""
   best = trained.best
   if best is not None and value <= best.value:
     return trained
   arrays = checkpoints.to_arrays(trained.state)
   return trained._replace(
-      best=checkpoints.Best(trained.rounds, float(value), arrays)
+      best=checkpoints.Best(trained.rounds, float(value), arrays, client_states)
   )

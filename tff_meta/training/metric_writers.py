@@ -7,8 +7,10 @@ round starts (a killed process loses none) and flushed to the disk before a
 checkpoint names its position (a power cut loses none either).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import csv
+import hashlib
 import io
 import math
 import os
@@ -18,6 +20,7 @@ import statistics
 import numpy as np
 import tree
 
+from tff_meta import plain_files
 from tff_meta.training import atomic_files
 
 _ROUND = 'round'
@@ -26,6 +29,7 @@ CLIENTS = 'train/num_clients'
 TRAINED = 'train/num_trained_clients'
 NON_FINITE = 'train/num_non_finite_clients'
 EMPTY = 'train/num_empty_clients'
+_SECONDS = 'seconds'
 # Where a TFF learning process puts the metrics of local training.
 _TRAIN_PATH = 'client_work/train/'
 
@@ -94,34 +98,26 @@ class MetricsFile:
       self,
       path: pathlib.Path,
       num_rows: int,
-      num_bytes: int,
+      prefix: bytes,
       sparse_columns: Sequence[str] = (),
   ):
     """Opens the file and forgets everything behind a position.
 
     Args:
-      path: The file; created if the position is its beginning.
+      path: The file; replaced by a new one.
       num_rows: Rows before the position, without the header.
-      num_bytes: Bytes before the position.
+      prefix: The file's content before the position, see `read_prefix`.
       sparse_columns: Columns that the first row need not have.
-
-    Raises:
-      ValueError: If the file is shorter than the position.
     """
-    self._file = open(path, 'r+b' if path.exists() else 'x+b')
-    size = self._file.seek(0, os.SEEK_END)
-    if size < num_bytes:
-      self._file.close()
-      raise ValueError(
-          f'Expected {path} to hold at least {num_bytes} bytes, found {size}.'
-      )
-    self._file.truncate(num_bytes)
-    self._file.seek(0)
-    header = self._file.readline().decode()
+    header = prefix.decode().partition('\n')[0]
     self._columns = next(csv.reader([header])) if header else None
-    self._file.seek(num_bytes)
+    self._path = path
     self._num_rows = num_rows
+    self._sha256 = hashlib.sha256(prefix)
     self._sparse_columns = sparse_columns
+    atomic_files.write_bytes(path, prefix)
+    self._file = open(path, 'ab')
+    self._place = plain_files.Place(path, self._file)
 
   def append(self, round_num: int, values: Mapping[str, object]) -> None:
     """Appends a row: the round's number (from 1) and the metrics."""
@@ -133,87 +129,234 @@ class MetricsFile:
     csv.DictWriter(
         text, self._columns, lineterminator='\n', extrasaction='ignore'
     ).writerow(row)
-    self._file.write(text.getvalue().encode())
-    self._file.flush()
+    content = text.getvalue().encode()
+    with plain_files.named_errors(self._path):
+      self._file.write(content)
+      self._file.flush()
+    self._sha256.update(content)
     self._num_rows += 1
 
-  def sync(self) -> tuple[int, int]:
-    """Flushes the file to the disk; returns its position (rows, bytes)."""
-    os.fsync(self._file.fileno())
-    return self._num_rows, self._file.tell()
+  def sync(self) -> tuple[int, int, str]:
+    """Flushes the file to the disk; returns its position.
+
+    Returns:
+      Rows, bytes, and the SHA-256 of these bytes.
+
+    Raises:
+      DamagedFileError: If the file was removed or replaced meanwhile.
+    """
+    self._place.check()
+    with plain_files.named_errors(self._path):
+      os.fsync(self._file.fileno())
+      return self._num_rows, self._file.tell(), self._sha256.hexdigest()
+
+  def check(self) -> None:
+    """Raises a `DamagedFileError` if the file is not what was written."""
+    self._place.check()
+    read_prefix(self._path, self._file.tell(), self._sha256.hexdigest())
 
   def close(self) -> None:
     """Closes the file."""
     self._file.close()
 
 
-def read_metrics(path: pathlib.Path) -> dict[str, list[float]]:
+def read_prefix(path: pathlib.Path, num_bytes: int, sha256: str) -> bytes:
+  """Returns the beginning of metrics.csv, which a checkpoint relies on.
+
+  Args:
+    path: The file; it need not exist for no bytes.
+    num_bytes: How much of it.
+    sha256: Its checksum; empty if nobody knows.
+
+  Raises:
+    DamagedFileError: If the file is not what was written.
+    OSError: If it cannot be read.
+  """
+  if not num_bytes:
+    return b''
+  try:
+    with plain_files.open_plain(path) as file:
+      size = os.fstat(file.fileno()).st_size
+      if size < num_bytes:
+        raise plain_files.DamagedFileError(
+            f'Expected {path} to hold at least {num_bytes} bytes, found {size}.'
+        )
+      content = file.read(num_bytes)
+  except FileNotFoundError:
+    raise plain_files.DamagedFileError(
+        f'Expected {path} to hold at least {num_bytes} bytes, found'
+        f' {plain_files.describe(path)}.'
+    ) from None
+  check_sha256(path, content, sha256)
+  parse_metrics(path, content)
+  return content
+
+
+def check_sha256(path: pathlib.Path, content: bytes, sha256: str) -> None:
+  """Raises a `DamagedFileError` if content has another checksum, if any."""
+  if sha256 and hashlib.sha256(content).hexdigest() != sha256:
+    raise plain_files.DamagedFileError(
+        f'Expected the first {len(content)} bytes of {path} as they were'
+        ' written, found another checksum.'
+    )
+
+
+def read_metrics(
+    path: pathlib.Path, sha256: str = ''
+) -> dict[str, list[float]]:
   """Returns the columns of metrics.csv, NaN where a row has no value.
 
   Args:
     path: The file.
+    sha256: Its checksum; empty if nobody knows.
 
   Raises:
     OSError: If it cannot be read.
-    ValueError: If it is not a table of numbers.
+    DamagedFileError: If it is not a table of numbers, or another one.
   """
-  try:
-    with open(path, newline='') as file:
-      rows = list(csv.DictReader(file))
+  content = plain_files.read_bytes(path, plain_files.MAX_TABLE_BYTES)
+  check_sha256(path, content, sha256)
+  return parse_metrics(path, content)
+
+
+def parse_metrics(path: pathlib.Path, content: bytes) -> dict[str, list[float]]:
+  """Returns the columns of the content of a metrics.csv, see `read_metrics`."""
+  with _damaged_tables(path):
+    rows = _rows(content)
     names = rows[0].keys() if rows else ()
+    if rows and _ROUND not in names:
+      raise ValueError(f'no column {_ROUND!r}')
     return {n: [float(row[n] or 'nan') for row in rows] for n in names}
-  except (ValueError, TypeError, csv.Error) as error:
-    raise ValueError(
-        f'Expected {path} to be a table of numbers, found {error}.'
+
+
+def read_column(path: pathlib.Path, column: str, sha256: str) -> list[float]:
+  """Returns a column of any table of a run, each row with a finite number.
+
+  Args:
+    path: The CSV file.
+    column: Name of the column.
+    sha256: The file's checksum; empty if nobody knows.
+
+  Raises:
+    OSError: If it cannot be read.
+    DamagedFileError: If it is no such table, or another one.
+  """
+  content = plain_files.read_bytes(path, plain_files.MAX_TABLE_BYTES)
+  check_sha256(path, content, sha256)
+  with _damaged_tables(path):
+    values = [float(row[column]) for row in _rows(content)]
+    if not all(map(math.isfinite, values)):
+      raise ValueError(f'a row without a number in {column!r}')
+  return values
+
+
+def _rows(content: bytes) -> list[dict[str, str]]:
+  return list(csv.DictReader(io.StringIO(content.decode(), newline='')))
+
+
+@contextlib.contextmanager
+def _damaged_tables(path: pathlib.Path) -> Iterator[None]:
+  """Turns what goes wrong with the content of a file into an error of it."""
+  try:
+    yield
+  except (ValueError, TypeError, KeyError, AttributeError, csv.Error) as error:
+    raise plain_files.DamagedFileError(
+        f'Expected {path} to be a table of numbers, found'
+        f' {type(error).__name__}: {error}.'
     ) from None
 
 
-def mean_of_last(path: pathlib.Path, column: str, count: int) -> float | None:
+def mean_of_last(
+    metrics: Mapping[str, Sequence[float]], column: str, count: int
+) -> float | None:
   """Returns the mean of the last values of a column of metrics.csv.
 
   Args:
-    path: The file.
+    metrics: From `read_metrics`.
     column: One of its columns, which not every row need fill.
     count: Of how many values; of all if there are fewer, None if none.
   """
-  values = [v for v in read_metrics(path)[column] if not math.isnan(v)]
+  values = [v for v in metrics[column] if not math.isnan(v)]
   return statistics.fmean(values[-count:]) if values else None
 
 
 class TimingsFile:
   """timings.csv: the wall-clock seconds of each round."""
 
-  def __init__(self, path: pathlib.Path, num_rounds: int):
-    """Opens the file, keeping the first `num_rounds` rounds."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    kept = [x for x in lines[1:] if _round_of(x) <= num_rounds]
-    text = '\n'.join([f'{_ROUND},seconds', *kept]) + '\n'
-    atomic_files.write_bytes(path, text.encode())
+  def __init__(
+      self, path: pathlib.Path, num_rounds: int, report: Callable[[str], None]
+  ):
+    """Opens the file, keeping the first `num_rounds` rounds.
+
+    Args:
+      path: The file; replaced by a new one.
+      num_rounds: Rounds that were done before.
+      report: Called with a line if what was there cannot be read, and so is
+        not kept: nothing depends on it but the median in summary.json.
+    """
+    kept = {}
+    try:
+      kept = {r: s for r, s in _read_timings(path).items() if r <= num_rounds}
+    except FileNotFoundError:
+      if num_rounds:
+        report(f'Note: {path} is lost and begun anew.')
+    except plain_files.DamagedFileError as error:
+      report(f'Note: {path} is begun anew: {error}')
+    rows = [f'{_ROUND},{_SECONDS}', *(f'{r},{s}' for r, s in kept.items())]
+    atomic_files.write_bytes(path, ('\n'.join(rows) + '\n').encode())
+    self._path = path
     self._file = open(path, 'a')
+    self._place = plain_files.Place(path, self._file)
 
   def append(self, round_num: int, seconds: float) -> None:
     """Appends a round's time."""
-    self._file.write(f'{round_num},{seconds:.6f}\n')
-    self._file.flush()
+    with plain_files.named_errors(self._path):
+      self._file.write(f'{round_num},{seconds:.6f}\n')
+      self._file.flush()
+
+  def check(self) -> None:
+    """Raises if the file was removed or replaced meanwhile."""
+    self._place.check()
 
   def close(self) -> None:
     """Closes the file."""
     self._file.close()
 
 
-def _round_of(line: str) -> float:
-  """Returns the round of a line of timings.csv, infinity for a cut-off one."""
-  try:
-    round_num, _ = line.split(',')
-    return int(round_num)
-  except ValueError:
-    return float('inf')
+def _read_timings(path: pathlib.Path) -> dict[int, str]:
+  """Returns the rounds of a timings.csv and their seconds, as they stand there.
+
+  A last line that was cut off is left out.
+
+  Raises:
+    DamagedFileError: If it is something else.
+    OSError: If it cannot be read, or is not there.
+  """
+  content = plain_files.read_bytes(path, plain_files.MAX_TABLE_BYTES)
+  with _damaged_tables(path):
+    header, *lines = content.decode().split('\n')
+    if header != f'{_ROUND},{_SECONDS}':
+      raise ValueError('another header')
+    seconds = {}
+    for line in lines[:-1]:
+      round_num, value = line.split(',')
+      # The file is begun anew if rounds are done again: none comes twice.
+      if int(round_num) <= max(seconds, default=0):
+        raise ValueError(f'round {round_num} behind a later one')
+      if not 0 <= float(value) < math.inf:
+        raise ValueError(f'{value} seconds')
+      seconds[int(round_num)] = value
+  return seconds
 
 
 def median_seconds(path: pathlib.Path) -> float | None:
-  """Returns the median of a timings.csv in seconds, None if it has no rows."""
-  with open(path, newline='') as file:
-    seconds = [float(row['seconds']) for row in csv.DictReader(file)]
+  """Returns the median of a timings.csv in seconds, None if it has no rows.
+
+  Raises:
+    OSError: If it cannot be read.
+    DamagedFileError: If it is something else.
+  """
+  seconds = [float(value) for value in _read_timings(path).values()]
   return statistics.median(seconds) if seconds else None
 
 
@@ -230,24 +373,39 @@ class TensorBoardWriter:
     """Opens a new event file that goes on after `num_rounds` rounds."""
     import tensorflow as tf
 
-    directory.mkdir(parents=True, exist_ok=True)
+    plain_files.make_directory(directory)
     _mark_start(directory, num_rounds + 1)
     self._tf = tf
-    self._writer = tf.summary.create_file_writer(str(directory))
+    self._directory = directory
+    with self._errors():
+      self._writer = tf.summary.create_file_writer(str(directory))
+
+  @contextlib.contextmanager
+  def _errors(self) -> Iterator[None]:
+    """Turns TensorFlow's own errors of files into those of everybody."""
+    try:
+      yield
+    except self._tf.errors.OpError as error:
+      raise OSError(
+          f'Expected to write events to {self._directory}, found'
+          f' {error.message}.'
+      ) from None
 
   def append(self, round_num: int, values: Mapping[str, object]) -> None:
     """Writes a round's scalars."""
-    with self._writer.as_default(step=round_num):
+    with self._errors(), self._writer.as_default(step=round_num):
       for name, value in values.items():
         self._tf.summary.scalar(name, np.float32(value))
 
   def flush(self) -> None:
     """Hands the events to the operating system."""
-    self._writer.flush()
+    with self._errors():
+      self._writer.flush()
 
   def close(self) -> None:
     """Closes the event file."""
-    self._writer.close()
+    with self._errors():
+      self._writer.close()
 
 
 def _mark_start(directory: pathlib.Path, first_round: int) -> None:

@@ -45,7 +45,7 @@ def read_config(
         f'Expected a run in {directory.root}, found no {directory.config.name}'
         ' there.'
     )
-  return run_config.from_json(content.get('config', {}))
+  return run_config.from_json(content.get('config'))
 
 
 @contextlib.contextmanager
@@ -66,25 +66,29 @@ def open_models(
     The models; what clients have kept is read when asked for.
 
   Raises:
-    AnotherConfigurationError: If the checkpoint is of another configuration.
     ClientStateError: If what clients keep cannot be read.
-    FileNotFoundError: If there is no good checkpoint.
+    FileNotFoundError: If there is no checkpoint.
+    RunDirectoryError: If there is none that is good and of this configuration.
   """
   process = experiment.build_process()
+  template = process.initialize()
   with run.open_client_states(
       process, directory, read_only=True
   ) as client_states:
     checkpoint = run.find_checkpoint(
-        directory, run.identity(experiment), client_states, report
+        directory,
+        run.identity(experiment),
+        template,
+        client_states,
+        report,
+        needs_metrics=False,
     )
     if checkpoint is None:
       raise FileNotFoundError(
-          f'Expected a good checkpoint in {directory.checkpoints}, found none.'
+          f'Expected a checkpoint in {directory.checkpoints}, found none.'
           ' Tip: a new run writes its first after --checkpoint_every rounds.'
       )
-    state = checkpoints.from_arrays(
-        process.initialize(), checkpoint.server_state
-    )
+    state = checkpoints.from_arrays(template, checkpoint.server_state)
     rounds = checkpoint.position.rounds
     # What is opened does not need the metrics.
     with contextlib.suppress(OSError, ValueError):

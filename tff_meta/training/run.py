@@ -1,9 +1,9 @@
 """A whole run: begin or go on, train, evaluate, sum up."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import hashlib
 import importlib.metadata
-import json
 import os
 import pathlib
 import platform
@@ -15,6 +15,7 @@ import tensorflow_federated as tff
 import tff_meta
 from tff_meta import client_state_store
 from tff_meta import composition
+from tff_meta import plain_files
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
 from tff_meta.training import experiment as experiment_lib
@@ -24,11 +25,16 @@ from tff_meta.training import metric_writers
 from tff_meta.training import protocols as protocols_lib
 from tff_meta.training import run_config
 from tff_meta.training import run_directory
+from tff_meta.training import sealed_json
 from tff_meta.training import stop_signals
 
 _VERSIONS_OF = ('tensorflow', 'tensorflow-federated', 'numpy')
 _ONEDNN = 'TF_ENABLE_ONEDNN_OPTS'
 _SHOWN_DIFFERENCES = 5
+_TIP = (
+    'Nothing was changed. Tip: put the file back, give another --output_dir, or'
+    ' remove the checkpoints to begin again.'
+)
 
 
 class AnotherConfigurationError(ValueError):
@@ -77,8 +83,16 @@ def open_client_states(
 
   Raises:
     ClientStateError: If the file cannot be read or written.
+    RunDirectoryError: If there are checkpoints, which need it, and it is lost.
   """
   if isinstance(process, composition.StatefulLearningProcess):
+    is_begun = checkpoints.CheckpointStore(directory.checkpoints).paths()
+    if is_begun and not directory.client_states.exists():
+      raise run_directory.RunDirectoryError(
+          f'Expected {directory.client_states}, which the checkpoints beside it'
+          f' need, found {plain_files.describe(directory.client_states)}.'
+          f' {_TIP}'
+      )
     store = client_state_store.SqliteStore(
         directory.client_states, read_only=read_only
     )
@@ -91,45 +105,97 @@ def open_client_states(
 def find_checkpoint(
     directory: run_directory.RunDirectory,
     run_identity: Mapping[str, Any],
+    template: Any,
     client_states: client_state_store.ClientStateStore,
     report: Callable[[str], None],
+    *,
+    needs_metrics: bool = True,
 ) -> checkpoints.Checkpoint | None:
-  """Returns the newest good checkpoint of a run.
+  """Returns the newest checkpoint that can be used, None if there is none.
 
   Args:
     directory: The run's directory.
     run_identity: From `identity`.
+    template: A server state of the process.
     client_states: From `open_client_states`.
     report: Called with a line for every checkpoint that is passed over.
+    needs_metrics: Whether the run is to go on, so metrics.csv is needed.
 
   Raises:
-    AnotherConfigurationError: If the checkpoint is of another configuration.
+    RunDirectoryError: If there are checkpoints and none can be used.
   """
+  problems = []
 
-  def missing(checkpoint):
-    size = directory.metrics.stat().st_size if directory.metrics.exists() else 0
-    position = checkpoint.position
-    if size < position.metrics_bytes:
-      return (
-          f'it needs {position.metrics_bytes} bytes of'
-          f' {directory.metrics.name}, which has {size}'
+  def pass_over(problem):
+    problems.append(problem)
+    report(problem)
+
+  def problem_of(checkpoint):
+    try:
+      _check_usable(
+          checkpoint,
+          directory if needs_metrics else None,
+          run_identity,
+          template,
+          client_states,
       )
-    needed = [position.rounds]
-    if checkpoint.best is not None:
-      needed.append(checkpoint.best.rounds)
-    for rounds in needed:
-      if client_states.is_durable and not client_states.holds(rounds):
-        return (
-            f'{directory.client_states.name} does not hold the states of'
-            f' clients after round {rounds}'
-        )
+    except (OSError, ValueError) as error:
+      return str(error)
     return None
 
   store = checkpoints.CheckpointStore(directory.checkpoints)
-  checkpoint = store.load_latest(report, missing)
-  if checkpoint is not None:
-    _check_same(checkpoint.config, run_identity, 'the checkpoint')
+  checkpoint = store.load_latest(
+      pass_over, problem_of, checkpoints.max_bytes(template)
+  )
+  if checkpoint is None and problems:
+    raise run_directory.RunDirectoryError(
+        f'Expected one of the {len(problems)} checkpoints in'
+        f' {directory.checkpoints} to be usable, found none. {problems[0]}'
+        f' {_TIP}'
+    )
   return checkpoint
+
+
+def _check_usable(
+    checkpoint: checkpoints.Checkpoint,
+    directory: run_directory.RunDirectory | None,
+    run_identity: Mapping[str, Any],
+    template: Any,
+    client_states: client_state_store.ClientStateStore,
+) -> None:
+  """Raises a ValueError or OSError if a run cannot go on from a checkpoint.
+
+  Args:
+    checkpoint: The checkpoint, which is as it was written.
+    directory: Where its metrics.csv is; None if it is not needed.
+    run_identity: From `identity`.
+    template: A server state of the process.
+    client_states: What clients keep.
+  """
+  _check_same(checkpoint.config, run_identity, 'it')
+  position, best = checkpoint.position, checkpoint.best
+  if directory is not None:
+    metric_writers.read_prefix(
+        directory.metrics, position.metrics_bytes, position.metrics_sha256
+    )
+  kept = [(position.rounds, position.client_states)]
+  checkpoints.from_arrays(template, checkpoint.server_state)
+  if best is not None:
+    checkpoints.from_arrays(template, best.server_state)
+    kept.append((best.rounds, best.client_states))
+  if not client_states.is_durable:
+    return
+  for rounds, fingerprint in kept:
+    if not client_states.holds(rounds):
+      raise ValueError(
+          f'{run_directory.CLIENT_STATES} does not hold the states of clients'
+          f' after round {rounds}.'
+      )
+    if fingerprint and client_states.fingerprint(rounds) != fingerprint:
+      raise ValueError(
+          f'{run_directory.CLIENT_STATES} does not hold the states that clients'
+          f' had after round {rounds}, but others.'
+      )
 
 
 def _check_same(old, new, what):
@@ -174,28 +240,36 @@ def train_and_evaluate(
     IncompatibleCheckpointError: If another version of the library wrote it.
     NothingLearnedError: If no client trained in any round; the checkpoints are
       there, but nothing is evaluated.
-    RunDirectoryError: If the directory's config.json cannot be read.
+    OSError: If a file cannot be read or written, or is removed meanwhile.
+    RunDirectoryError: If the directory's config.json cannot be read, or no
+      checkpoint can be used.
     StoppedError: If Ctrl-C (SIGINT) or SIGTERM stopped it between two rounds.
   """
   config = experiment.config
   run_identity = identity(experiment)
-  old_file = _read_config_file(directory, run_identity)
+  old_file, config_error = _read_config_file(directory, run_identity)
   with open_client_states(process, directory) as client_states:
-    checkpoint = find_checkpoint(directory, run_identity, client_states, report)
+    checkpoint = find_checkpoint(
+        directory, run_identity, process.initialize(), client_states, report
+    )
+    if config_error is not None:
+      if checkpoint is None:
+        raise config_error
+      report(f'Note: {config_error} It is made again.')
     done = checkpoint.position.rounds if checkpoint else 0
     if done > config.rounds:
       raise AnotherConfigurationError(
           f'Expected `rounds` to be at least {done}, which the run has done'
           f' already, found {config.rounds}.'
       )
-    summary = _finished_summary(directory, config, done)
+    summary = _finished_summary(directory, config, done, report)
     if summary is not None:
       report(f'{directory.root} holds this run, finished: {done} rounds.')
       return summary
     new_file = _config_file(experiment)
     _report_beginning(experiment, directory, done, old_file, new_file, report)
-    atomic_files.write_json(directory.config, new_file)
-    trained = _train(
+    atomic_files.write_json(directory.config, sealed_json.seal(new_file))
+    trained, metrics = _train(
         experiment,
         process,
         evaluator,
@@ -213,7 +287,7 @@ def train_and_evaluate(
     _check_learned(directory, report)
     summary = (
         _summary(experiment, directory, trained)
-        | _last_evaluations(evaluator, directory, config)
+        | _last_evaluations(evaluator, metrics, config)
         | _evaluate(
             experiment,
             process,
@@ -224,7 +298,10 @@ def train_and_evaluate(
             report,
         )
     )
-  atomic_files.write_json(directory.summary, summary)
+    summary['files'] = _checksums(directory)
+    client_states.check_in_place()
+    _check_kept(directory, trained)
+  atomic_files.write_json(directory.summary, sealed_json.seal(summary))
   return summary
 
 
@@ -256,8 +333,8 @@ def nothing_learned(directory: run_directory.RunDirectory) -> str | None:
   )
   others = f'{metric_writers.num_without_reason(sums):.0f}'
   return (
-      f'In none of {len(trained)} rounds has a client trained: of {clients} that'
-      f' took part, counted in every round, {non_finite} sent numbers that are'
+      f'In none of {len(trained)} rounds has a client trained: of {clients}'
+      f' that took part, counted in every round, {non_finite} sent numbers that are'
       f' not finite, {empty} had no examples and {others} learned nothing from'
       ' theirs'
   )
@@ -274,9 +351,32 @@ def _check_learned(directory, report) -> None:
   columns = metric_writers.read_metrics(directory.metrics)
   idle = columns.get(metric_writers.TRAINED, []).count(0)
   if idle:
-    report(
-        f'Warning: in {idle} of {len(columns[metric_writers.TRAINED])} rounds no'
-        ' client trained.'
+    rounds = len(columns[metric_writers.TRAINED])
+    report(f'Warning: in {idle} of {rounds} rounds no client trained.')
+
+
+def _checksums(directory) -> dict[str, str]:
+  """Returns the SHA-256 of the tables that a comparison reads, by name."""
+  paths = [
+      directory.metrics,
+      *directory.root.glob('clients_*.csv'),
+      *directory.root.glob('groups_*.csv'),
+  ]
+  return {
+      path.name: hashlib.sha256(
+          plain_files.read_bytes(path, plain_files.MAX_TABLE_BYTES)
+      ).hexdigest()
+      for path in sorted(paths)
+  }
+
+
+def _check_kept(directory, trained) -> None:
+  """Raises if the checkpoint of the last round is not there any more."""
+  store = checkpoints.CheckpointStore(directory.checkpoints)
+  if trained.rounds not in store.rounds():
+    raise run_directory.RunDirectoryError(
+        f'Expected {directory.checkpoints} to hold the checkpoint of round'
+        f' {trained.rounds}, which was written there, found none.'
     )
 
 
@@ -343,8 +443,8 @@ def _train(
     client_states,
     checkpoint,
     report,
-) -> loop.Trained:
-  """Trains and draws the learning curve."""
+) -> tuple[loop.Trained, dict[str, list[float]]]:
+  """Trains and draws the learning curve; returns its numbers, too."""
   config = experiment.config
   with stop_signals.listen() as stop:
     trained = loop.train(
@@ -371,35 +471,44 @@ def _train(
         report=report,
         why_not_trained=experiment.why_not_trained,
     )
+  metrics = metric_writers.read_metrics(directory.metrics)
   learning_curve.write_learning_curve(
       directory.learning_curve,
-      metric_writers.read_metrics(directory.metrics),
+      metrics,
       f'{config.algorithm} on {config.dataset}',
       experiment.spec.rounds_per_cohort(config.hparams),
   )
   if stop.requested():
     raise StoppedError(stop.signal_num)
-  return trained
+  return trained, metrics
 
 
-def _read_config_file(directory, run_identity) -> dict[str, Any] | None:
-  """Returns config.json, None without; raises if it is that of another run."""
-  found = directory.read_config()
-  if found is None:
-    return None
+def _read_config_file(
+    directory, run_identity
+) -> tuple[dict[str, Any] | None, run_directory.RunDirectoryError | None]:
+  """Returns config.json, or else what is wrong with it; both None without.
+
+  Raises:
+    AnotherConfigurationError: If it is that of another run.
+  """
   try:
+    found = directory.read_config()
+    if found is None:
+      return None, None
     old = {
         name: value
         for name, value in found['config'].items()
         if name not in run_config.FREE_FIELDS
     } | {'data_fingerprint': found['data']['fingerprint']}
+  except run_directory.RunDirectoryError as error:
+    return None, error
   except (AttributeError, KeyError, TypeError):
-    raise run_directory.RunDirectoryError(
+    return None, run_directory.RunDirectoryError(
         f'Expected {directory.config} to be the configuration of a run, found'
         ' something else. Tip: give another --output_dir.'
-    ) from None
+    )
   _check_same(old, run_identity, str(directory.root))
-  return found
+  return found, None
 
 
 def _report_other_code(old_file, new_file, report):
@@ -484,7 +593,7 @@ def _summary(experiment, directory, trained) -> dict[str, Any]:
 
 def _last_evaluations(
     evaluator: protocols_lib.Evaluator,
-    directory: run_directory.RunDirectory,
+    metrics: Mapping[str, Sequence[float]],
     config: run_config.RunConfig,
 ) -> dict[str, Any]:
   """Returns the mean of the last ten evaluations on the way, if there are any.
@@ -494,7 +603,7 @@ def _last_evaluations(
   if not config.eval_every:
     return {}
   column = evaluator.check_on_the_way()
-  mean = metric_writers.mean_of_last(directory.metrics, column, 10)
+  mean = metric_writers.mean_of_last(metrics, column, 10)
   return {} if mean is None else {'last_ten_evaluations_mean': {column: mean}}
 
 
@@ -502,10 +611,17 @@ def _finished_summary(
     directory: run_directory.RunDirectory,
     config: run_config.RunConfig,
     done: int,
+    report: Callable[[str], None],
 ) -> dict[str, Any] | None:
   """Returns summary.json if it is what this run would write again."""
   try:
-    summary = json.loads(directory.summary.read_text())
+    summary = sealed_json.read(directory.summary)
+  except FileNotFoundError:
+    return None
+  except plain_files.DamagedFileError as error:
+    report(f'Note: {error} It is made again.')
+    return None
+  try:
     same = (
         summary['rounds'] == done
         and (
@@ -517,6 +633,9 @@ def _finished_summary(
         and summary.get('nvar', False) == config.nvar  # Older ones have none.
         and tuple(summary['evaluation']) == config.protocols
     )
-  except (FileNotFoundError, ValueError, KeyError, TypeError):
+    # Those of earlier versions have no checksum: what can be printed is right.
+    protocols_lib.format_table(summary['evaluation'])
+    protocols_lib.format_table(summary.get('evaluation_best', {}))
+  except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
     return None
   return summary if same else None

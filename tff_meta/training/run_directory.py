@@ -8,7 +8,12 @@ import os
 import pathlib
 from typing import Any
 
+from tff_meta import plain_files
 from tff_meta.training import atomic_files
+from tff_meta.training import sealed_json
+
+CLIENT_STATES = 'client_states.sqlite'
+_SHOWN = 100  # Characters of a value, which may be anything.
 
 
 class RunDirectoryError(OSError):
@@ -31,7 +36,7 @@ class RunDirectory:
     self.summary = self.root / 'summary.json'
     self.learning_curve = self.root / 'learning_curve.png'
     self.checkpoints = self.root / 'checkpoints'
-    self.client_states = self.root / 'client_states.sqlite'
+    self.client_states = self.root / CLIENT_STATES
     self.events = self.root / 'tensorboard'
     self.evaluations = self.root / 'evaluation'
     self._lock = self.root / '.lock'
@@ -48,8 +53,10 @@ class RunDirectory:
         a run that are not ours.
     """
     try:
-      self.root.mkdir(parents=True, exist_ok=True)
-      lock = open(self._lock, 'a')
+      plain_files.make_directory(self.root, parents=True)
+      lock = _open_lock(self._lock)
+    except plain_files.DamagedFileError as error:
+      raise RunDirectoryError(str(error)) from None
     except OSError as error:
       raise RunDirectoryError(
           f'Expected to be able to write to {self.root}, found'
@@ -63,13 +70,42 @@ class RunDirectory:
             f'Expected {self.root} to be free, found another process training'
             ' there. Tip: wait for it, or give another --output_dir.'
         ) from None
+      place = plain_files.Place(self._lock, lock)
+      place.check()  # Not removed between being opened and being locked.
       self._check_is_ours()
+      self._check_kinds()
       atomic_files.remove_leftovers(self.root)
       yield
+      place.check()
+
+  def _check_kinds(self) -> None:
+    """Raises if a directory is where a file belongs, or a file for one."""
+    for path in (
+        self.config,
+        self.metrics,
+        self.timings,
+        self.summary,
+        self.learning_curve,
+    ):
+      if path.is_dir():
+        raise RunDirectoryError(
+            f'Expected {path} to be a file, found a directory. Tip: remove it,'
+            ' or give another --output_dir.'
+        )
+    for path in (self.checkpoints, self.events):
+      if os.path.lexists(path) and not path.is_dir():
+        raise RunDirectoryError(
+            f'Expected {path} to be a directory, found'
+            f' {plain_files.describe(path)}. Tip: remove it, or give another'
+            ' --output_dir.'
+        )
 
   def _check_is_ours(self) -> None:
-    """Raises if files of a run are here without its configuration."""
-    if not self.config.exists():
+    """Raises if files of a run are here without its configuration.
+
+    Checkpoints tell whose they are.
+    """
+    if not self.config.exists() and not any(self.checkpoints.glob('*.ckpt')):
       for path in (self.metrics, self.summary, self.checkpoints):
         if path.exists():
           raise RunDirectoryError(
@@ -85,14 +121,28 @@ class RunDirectory:
       RunDirectoryError: If it cannot be read.
     """
     try:
-      return json.loads(self.config.read_text())
+      return sealed_json.read(self.config)
     except (FileNotFoundError, NotADirectoryError):
       return None
-    except (OSError, ValueError) as error:
+    except OSError as error:
       raise RunDirectoryError(
           f'Expected {self.config} to be the configuration of a run, found it'
-          f' unreadable: {error}.'
+          f' unreadable: {error}'
       ) from None
+
+
+def _open_lock(path: pathlib.Path) -> Any:
+  """Opens a plain file to be locked; never waits, as for a pipe."""
+  descriptor = os.open(
+      path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
+  )
+  file = open(descriptor, 'r+b', buffering=0)
+  try:
+    plain_files.check_plain(path)
+  except BaseException:
+    file.close()
+    raise
+  return file
 
 
 def differences(
@@ -111,7 +161,6 @@ def differences(
     if isinstance(before, Mapping) and isinstance(after, Mapping):
       lines += differences(before, after, f'{prefix}{name}.')
     elif before != after:
-      lines.append(
-          f'{prefix}{name}: {json.dumps(before)} -> {json.dumps(after)}'
-      )
+      before, after = (json.dumps(v)[:_SHOWN] for v in (before, after))
+      lines.append(f'{prefix[:_SHOWN]}{name[:_SHOWN]}: {before} -> {after}')
   return lines
