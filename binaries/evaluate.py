@@ -16,13 +16,14 @@ from absl import flags
 
 from binaries import command_line
 from binaries import flag_groups
+from binaries import flag_kinds
 from tff_meta import installation
 from tff_meta.execution import native
 
-RUN_DIR = flags.DEFINE_string(
+RUN_DIR = flag_kinds.define_path(
     'run_dir', None, 'Directory of the run: --output_dir of binaries.train.'
 )
-EVAL_SEED = flags.DEFINE_integer(
+EVAL_SEED = flag_kinds.define_whole_number(
     'eval_seed', None, 'Of the groups and of adaptation; 0 to 2**31 - 1.'
 )
 flags.adopt_module_key_flags(flag_groups)
@@ -79,7 +80,7 @@ def _evaluate(stack):
     trained, untrained, rounds = stack.enter_context(
         restored_run.open_models(experiment, directory, command_line.report)
     )
-    directory.evaluations.mkdir(exist_ok=True)
+    run_directory.make(directory.evaluations)
     files = {name: directory.evaluations / f'{name}.json' for name in names}
     for path in filter(pathlib.Path.exists, files.values()):
       command_line.report(f'Note: {path} will be replaced.')
@@ -91,7 +92,7 @@ def _evaluate(stack):
       'group_clients': eval_config.group_clients,
       'eval_support_fraction': eval_config.eval_support_fraction,
   }
-  try:
+  with command_line.reported_failures():
     results = evaluator.evaluate_all(
         names,
         {'': trained},
@@ -103,8 +104,6 @@ def _evaluate(stack):
       atomic_files.write_json(
           files[name], {'protocol': name, **settings, **result}
       )
-  except OSError as error:
-    command_line.fail(error, command_line.FAILURE)
   print(f'After {rounds} rounds of {run_config.rounds}:')
   print(protocols.format_table(results))
 

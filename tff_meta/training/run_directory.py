@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pathlib
+import shutil
 from typing import Any
 
 from tff_meta.training import atomic_files
@@ -47,8 +48,8 @@ class RunDirectory:
       RunDirectoryError: If it cannot be created or written to, or has files of
         a run that are not ours.
     """
+    make(self.root)
     try:
-      self.root.mkdir(parents=True, exist_ok=True)
       lock = open(self._lock, 'a')
     except OSError as error:
       raise RunDirectoryError(
@@ -66,6 +67,22 @@ class RunDirectory:
       self._check_is_ours()
       atomic_files.remove_leftovers(self.root)
       yield
+
+  @contextlib.contextmanager
+  def removed_if_no_round_is_done(self) -> Iterator[None]:
+    """Removes a new directory, locked by the caller, if its run fails at once.
+
+    A run that was never begun is nothing to continue, and the next one there
+    may have other settings. What was there before stays.
+    """
+    is_new = not any(p != self._lock for p in self.root.iterdir())
+    try:
+      yield
+    except Exception:
+      is_begun = self.metrics.exists() and self.metrics.stat().st_size
+      if is_new and not is_begun:
+        shutil.rmtree(self.root, ignore_errors=True)
+      raise
 
   def _check_is_ours(self) -> None:
     """Raises if files of a run are here without its configuration."""
@@ -93,6 +110,31 @@ class RunDirectory:
           f'Expected {self.config} to be the configuration of a run, found it'
           f' unreadable: {error}.'
       ) from None
+
+
+def make(path: pathlib.Path) -> None:
+  """Makes a directory, and those above it, unless it is there.
+
+  Args:
+    path: The directory.
+
+  Raises:
+    RunDirectoryError: If it cannot be made, or something else is there.
+  """
+  try:
+    path.mkdir(parents=True, exist_ok=True)
+  except FileExistsError:
+    found = 'a file'
+    if path.is_symlink():
+      found = f'a link to {os.readlink(path)}, where there is none'
+    raise RunDirectoryError(
+        f'Expected {path} to be a directory, found {found}.'
+    ) from None
+  except OSError as error:
+    raise RunDirectoryError(
+        f'Expected to be able to write to {path}, found'
+        f' {type(error).__name__}: {error.strerror}.'
+    ) from None
 
 
 def differences(
