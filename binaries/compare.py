@@ -188,7 +188,10 @@ def _claim_kept(kept: pathlib.Path, table: tables.Table) -> None:
 
 def _command() -> str:
   """Returns the command that makes the report again, without places."""
-  parts = ['./run', 'python', '-m', 'binaries.compare']
+  if (_ROOT / 'run').exists():
+    parts = ['./run', 'python', '-m', 'binaries.compare']
+  else:
+    parts = ['tff-meta-compare']  # As an installation has it.
   parts += [f'--experiment={EXPERIMENT.value}', f'--scale={SCALE.value}']
   for flag in (ROWS, SETTINGS, SEEDS):
     if flag.value:
