@@ -12,7 +12,8 @@ if sys.version_info[:2] != (3, 11):
       'Expected Python 3.11, found Python %d.%d.%d (%s). Tip: TensorFlow'
       ' Federated 0.87.0 has no wheel for newer ones; `./run python ...` at the'
       ' root of the repository or of the source distribution finds Python 3.11'
-      ' and makes an environment of it.' % (sys.version_info[:3] + (sys.executable,))
+      ' and makes an environment of it.'
+      % (sys.version_info[:3] + (sys.executable,))
   )
 if importlib.util.find_spec('tensorflow_federated') is None:
   raise ImportError(
