@@ -24,6 +24,7 @@ from absl import flags
 
 from binaries import command_line
 from binaries import flag_groups
+from binaries import flag_kinds
 from tff_meta import datasets
 from tff_meta import installation
 from tff_meta import plain_files
@@ -35,28 +36,26 @@ ANALYSIS = flags.DEFINE_enum(
     ['nvar', 'embedding_map', 'group_map', 'trajectory', 'inversion'],
     'What to look at.',
 )
-RUN_DIR = flags.DEFINE_list(
+RUN_DIR = flag_kinds.define_paths(
     'run_dir',
     [],
     'Directories of runs, --output_dir of binaries.train, with commas; one for'
     ' group_map, none for inversion.',
 )
-OUTPUT_DIR = flags.DEFINE_string(
+OUTPUT_DIR = flag_kinds.define_path(
     'output_dir',
     None,
     'Where results are written; by default runs/analyze_<analysis>.',
 )
-SEED = flags.DEFINE_integer(
+SEED = flag_kinds.define_whole_number(
     'seed',
     0,
     'Of t-SNE, of the choice of examples, and of all of inversion.',
-    lower_bound=0,
-    upper_bound=2**31 - 1,
 )
 PROJECTION = flags.DEFINE_enum(
     'projection', 'tsne', ['tsne', 'pca'], 'How pictures are laid out.'
 )
-PERPLEXITY = flags.DEFINE_float(
+PERPLEXITY = flag_kinds.define_number(
     'perplexity',
     30.0,
     'Of t-SNE: about how many neighbours a point has; less than there are'
@@ -67,48 +66,48 @@ LITERAL = flags.DEFINE_bool(
     False,
     'nvar: the inner mean over all examples, as the formula is printed.',
 )
-MAX_EXAMPLES = flags.DEFINE_integer(
-    'max_examples', 2000, 'embedding_map: at most so many.', lower_bound=3
+MAX_EXAMPLES = flag_kinds.define_whole_number(
+    'max_examples', 2000, 'embedding_map: at most so many.', least=3
 )
-GROUP = flags.DEFINE_integer(
-    'group', 0, 'group_map: which of the evaluated new groups.', lower_bound=0
+GROUP = flag_kinds.define_whole_number(
+    'group', 0, 'group_map: which of the evaluated new groups.'
 )
-CLIENT = flags.DEFINE_integer(
-    'client', 0, 'group_map: which client of the group.', lower_bound=0
+CLIENT = flag_kinds.define_whole_number(
+    'client', 0, 'group_map: which client of the group.'
 )
-ROUNDS = flags.DEFINE_integer(
-    'rounds', 30, 'trajectory: how many rounds to do again.', lower_bound=1
+ROUNDS = flag_kinds.define_whole_number(
+    'rounds', 30, 'trajectory: how many rounds to do again.', least=1
 )
-CLIENTS = flags.DEFINE_integer(
+CLIENTS = flag_kinds.define_whole_number(
     'clients',
     5,
     'trajectory: how many clients, those sampled most often.',
-    lower_bound=1,
+    least=1,
 )
 DATASET = flags.DEFINE_string(
     'dataset', 'digits', 'inversion: where the image is from.'
 )
-IMAGE_INDEX = flags.DEFINE_integer(
-    'image_index', 0, 'inversion: which image, train part first.', lower_bound=0
+IMAGE_INDEX = flag_kinds.define_whole_number(
+    'image_index', 0, 'inversion: which image, train part first.'
 )
-LOCAL_CLASSES = flags.DEFINE_integer(
-    'local_classes', 2, "inversion: MetaVers' classes.", lower_bound=2
+LOCAL_CLASSES = flag_kinds.define_whole_number(
+    'local_classes', 2, "inversion: MetaVers' classes.", least=2
 )
-SHOTS = flags.DEFINE_integer(
-    'shots', 20, 'inversion: images behind a prototype.', lower_bound=1
+SHOTS = flag_kinds.define_whole_number(
+    'shots', 20, 'inversion: images behind a prototype.', least=1
 )
-ITERATIONS = flags.DEFINE_integer(
+ITERATIONS = flag_kinds.define_whole_number(
     'iterations',
     300,
     'inversion: from each start; one is up to 20 of L-BFGS, as in the code of'
     ' DLG.',
-    lower_bound=1,
+    least=1,
 )
-RESTARTS = flags.DEFINE_integer(
+RESTARTS = flag_kinds.define_whole_number(
     'restarts',
     1,
     'inversion: random starts; the one whose gradient matches best counts.',
-    lower_bound=1,
+    least=1,
 )
 flags.declare_key_flag('data_dir')
 flags.declare_key_flag('device')

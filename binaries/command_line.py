@@ -10,6 +10,7 @@ from absl import app
 from absl import flags
 from absl import logging
 
+from binaries import flag_files
 from tff_meta.execution import native
 
 USAGE_ERROR = 2
@@ -41,21 +42,60 @@ def _interrupt(*_) -> None:
 def reported_errors() -> Iterator[None]:
   """Turns errors of input and environment into a line and an exit code.
 
-  Impossible input ends with code 2; an environment that does not play along
-  (files, missing data sets, a broken installation) with code 1. What fails
-  after a Ctrl-C is taken for a consequence, as that of a module that was being
-  imported, and ends as the Ctrl-C would have.
+  Impossible input ends with code 2; what `reported_failures` knows with code 1.
+  What fails after a Ctrl-C is taken for a consequence, as that of a module that
+  was being imported, and ends as the Ctrl-C would have.
+  """
+  try:
+    with reported_failures():
+      yield
+  except (ValueError, TypeError) as error:
+    fail(error, USAGE_ERROR)
+
+
+@contextlib.contextmanager
+def reported_failures() -> Iterator[None]:
+  """Turns errors of the environment into a line and exit code 1.
+
+  That is an environment that does not play along: files, missing data sets, a
+  broken installation, too little memory, an operation of TensorFlow that fails.
   """
   try:
     yield
   except Exception as error:
     if _interrupted.is_set():
       raise KeyboardInterrupt from error
-    if isinstance(error, ValueError | TypeError):
-      fail(error, USAGE_ERROR)
+    if _is_of_tensorflow(error):
+      fail(_operation(error), FAILURE)
+    if isinstance(error, MemoryError):
+      fail(f'Expected more memory, found {error or "none left"}', FAILURE)
     if isinstance(error, ImportError | OSError):
       fail(error, FAILURE)
     raise
+
+
+def _is_of_tensorflow(error: Exception) -> bool:
+  """Returns whether an operation has failed, without importing TensorFlow."""
+  tensorflow = sys.modules.get('tensorflow')
+  return tensorflow is not None and isinstance(error, tensorflow.errors.OpError)
+
+
+def _operation(error) -> str:
+  """Returns what an operation of TensorFlow said, without where it stands.
+
+  Its message has one line that says what happened, among lines of a graph's
+  places in the code and of nodes' names.
+  """
+  said = [
+      line.strip()
+      for line in error.message.splitlines()
+      if line.strip() and not line.startswith((' ', '\t', 'Node: '))
+  ]
+  operation = f' in {error.op.name}' if getattr(error, 'op', None) else ''
+  return (
+      f'Expected TensorFlow to compute, found {type(error).__name__}'
+      f'{operation}: {said[-1] if said else error.message}'
+  )
 
 
 def set_execution_context(
@@ -89,8 +129,11 @@ def set_execution_context(
 
 def _parse(argv: Sequence[str]) -> list[str]:
   """Parses flags; what is not a flag is an error."""
+  program, *arguments = argv
+  with reported_errors():
+    arguments = flag_files.expand(arguments)
   try:
-    rest = flags.FLAGS(argv)
+    rest = flags.FLAGS([program, *arguments])
   except flags.Error as error:
     problem = str(error).removeprefix('ERROR:: ')
     fail(f'{problem}. Tip: --helpshort lists the flags', USAGE_ERROR)
@@ -117,6 +160,9 @@ def _keep_interrupt(unraisable) -> None:
 def run(main: Callable[[], int]) -> None:
   """Parses the flags and runs a program, which returns its exit code."""
   sys.unraisablehook = _keep_interrupt
+  for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed.
+    # What an output's encoding lacks is written as \\u2013, not an error.
+    stream.reconfigure(errors='backslashreplace')
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _interrupt)
   logging.set_verbosity(logging.WARNING)  # TFDS tells what it opens.

@@ -21,7 +21,9 @@ from absl import flags
 
 from binaries import command_line
 from binaries import experiments
+from binaries import flag_files
 from binaries import flag_groups
+from binaries import flag_kinds
 from tff_meta import plain_files
 from tff_meta.comparison import tables
 from tff_meta.execution import native
@@ -29,7 +31,7 @@ from tff_meta.execution import native
 EXPERIMENT = flags.DEFINE_string(
     'experiment', None, 'What to run; --list shows all.'
 )
-OUTPUT_DIR = flags.DEFINE_string(
+OUTPUT_DIR = flag_kinds.define_path(
     'output_dir',
     None,
     'Where the comparison is written, or continued; by default'
@@ -45,13 +47,13 @@ SCALE = flags.DEFINE_enum(
 ROWS = flags.DEFINE_list('rows', [], 'Only these methods.')
 SETTINGS = flags.DEFINE_list('settings', [], 'Only these settings.')
 SEEDS = flags.DEFINE_list('seeds', [], 'Instead of those of the scale.')
-PROCESSES = flags.DEFINE_integer(
-    'processes', 1, 'Cells that run at the same time.', lower_bound=1
+PROCESSES = flag_kinds.define_whole_number(
+    'processes', 1, 'Cells that run at the same time.', least=1
 )
 REPORT_ONLY = flags.DEFINE_bool(
     'report_only', False, 'Run nothing; write the report of what is there.'
 )
-KEEP = flags.DEFINE_string(
+KEEP = flag_kinds.define_path(
     'keep',
     None,
     'Where the tables and the small files of finished cells are copied to at'
@@ -134,7 +136,7 @@ def _with_flag_files(cell: tables.Cell) -> tables.Cell:
 
   So a cell tells what it was run with, whatever becomes of the files.
   """
-  given = flags.FLAGS.read_flags_from_files(list(cell.flags))
+  given = flag_files.expand(cell.flags, ours=True)
   return dataclasses.replace(cell, flags=tuple(given))
 
 
@@ -188,7 +190,10 @@ def _claim_kept(kept: pathlib.Path, table: tables.Table) -> None:
 
 def _command() -> str:
   """Returns the command that makes the report again, without places."""
-  parts = ['./run', 'python', '-m', 'binaries.compare']
+  if (_ROOT / 'run').exists():
+    parts = ['./run', 'python', '-m', 'binaries.compare']
+  else:
+    parts = ['tff-meta-compare']  # As an installation has it.
   parts += [f'--experiment={EXPERIMENT.value}', f'--scale={SCALE.value}']
   for flag in (ROWS, SETTINGS, SEEDS):
     if flag.value:
@@ -242,7 +247,6 @@ def main() -> int:
     root = pathlib.Path(OUTPUT_DIR.value or default).resolve()
     kept = KEEP.value and pathlib.Path(KEEP.value).resolve()
     program, places, data_dir = _program(), _places(root), _data_dir()
-    os.chdir(_ROOT)  # Where flag files are named from.
     cells = [_with_flag_files(cell) for cell in cells]
     native.prepare_environment()
     from tff_meta.comparison import record

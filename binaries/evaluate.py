@@ -16,14 +16,15 @@ from absl import flags
 
 from binaries import command_line
 from binaries import flag_groups
+from binaries import flag_kinds
 from tff_meta import installation
 from tff_meta import plain_files
 from tff_meta.execution import native
 
-RUN_DIR = flags.DEFINE_string(
+RUN_DIR = flag_kinds.define_path(
     'run_dir', None, 'Directory of the run: --output_dir of binaries.train.'
 )
-EVAL_SEED = flags.DEFINE_integer(
+EVAL_SEED = flag_kinds.define_whole_number(
     'eval_seed', None, 'Of the groups and of adaptation; 0 to 2**31 - 1.'
 )
 flags.adopt_module_key_flags(flag_groups)
@@ -92,7 +93,7 @@ def _evaluate(stack):
       'group_clients': eval_config.group_clients,
       'eval_support_fraction': eval_config.eval_support_fraction,
   }
-  try:
+  with command_line.reported_failures():
     results = evaluator.evaluate_all(
         names,
         {'': trained},
@@ -104,8 +105,6 @@ def _evaluate(stack):
       atomic_files.write_json(
           files[name], {'protocol': name, **settings, **result}
       )
-  except OSError as error:
-    command_line.fail(error, command_line.FAILURE)
   print(f'After {rounds} rounds of {run_config.rounds}:')
   print(protocols.format_table(results))
 

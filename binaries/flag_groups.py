@@ -6,7 +6,9 @@ what the run had.
 
 from absl import flags
 
-DATA_DIR = flags.DEFINE_string(
+from binaries import flag_kinds
+
+DATA_DIR = flag_kinds.define_path(
     'data_dir', None, 'Where data sets are; by default the place TFDS uses.'
 )
 PROTOCOL = flags.DEFINE_list(
@@ -17,25 +19,25 @@ PROTOCOL = flags.DEFINE_list(
     ' for nothing. By default new_groups and those of clients, where algorithm'
     ' and data offer them.',
 )
-EVAL_GROUPS = flags.DEFINE_integer(
+EVAL_GROUPS = flag_kinds.define_whole_number(
     'eval_groups',
     None,
     'Groups to evaluate in; by default training takes 100, and evaluation as'
     ' many as the run.',
 )
-WAY = flags.DEFINE_integer(
+WAY = flag_kinds.define_whole_number(
     'way',
     None,
     'Classes of a group; by default training takes what suits the data set, and'
     " evaluation the run's.",
 )
-GROUP_CLIENTS = flags.DEFINE_integer(
+GROUP_CLIENTS = flag_kinds.define_whole_number(
     'group_clients',
     None,
     'Clients of a group; by default training takes what suits the data set, and'
     " evaluation the run's.",
 )
-EVAL_SUPPORT_FRACTION = flags.DEFINE_float(
+EVAL_SUPPORT_FRACTION = flag_kinds.define_number(
     'eval_support_fraction',
     None,
     "Share of a client's test examples that it adapts on, the rest being tested"

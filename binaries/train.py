@@ -18,16 +18,19 @@ from absl import flags
 
 from binaries import command_line
 from binaries import flag_groups
+from binaries import flag_kinds
 from tff_meta import datasets
 from tff_meta import installation
 from tff_meta import registry
 from tff_meta.comparison import runner
 from tff_meta.execution import native
+from tff_meta.training import hyperparameters
+from tff_meta.training import partitions
 
 ALGORITHM = flags.DEFINE_string(
     'algorithm', None, 'What to train; --list shows all.'
 )
-OUTPUT_DIR = flags.DEFINE_string(
+OUTPUT_DIR = flag_kinds.define_path(
     'output_dir',
     None,
     'Where the run is written, or continued; by default'
@@ -78,7 +81,7 @@ PARTITION_OPTIONS = flags.DEFINE_string(
     '',
     'Options of the partition, name=value,... , e.g. alpha=0.3.',
 )
-TEST_FRACTION = flags.DEFINE_float(
+TEST_FRACTION = flag_kinds.define_number(
     'test_fraction',
     None,
     "Share of each client's examples to test on, 0..1; by default the published"
@@ -93,17 +96,17 @@ DEAL_TEST_IMAGES = flags.DEFINE_bool(
     'Deal the published test images, too; without, --test_fraction is of the'
     ' training images alone.',
 )
-VALIDATION_FRACTION = flags.DEFINE_float(
+VALIDATION_FRACTION = flag_kinds.define_number(
     'validation_fraction',
     0.0,
     'Share of the examples, 0..1, that --eval_every measures on instead of the'
     " test examples: of each client's with --test_fraction, otherwise of the"
     ' published training part before it is dealt.',
 )
-NUM_CLIENTS = flags.DEFINE_integer(
+NUM_CLIENTS = flag_kinds.define_whole_number(
     'num_clients', None, 'Training clients; by default what suits the data.'
 )
-NUM_NEW_CLIENTS = flags.DEFINE_integer(
+NUM_NEW_CLIENTS = flag_kinds.define_whole_number(
     'num_new_clients',
     None,
     'Clients beside them that training never sees; by default what suits the'
@@ -122,18 +125,18 @@ MODEL = flags.DEFINE_string(
     'Network; by default what the algorithm needs, or else what suits the'
     ' data.',
 )
-ROUNDS = flags.DEFINE_integer(
+ROUNDS = flag_kinds.define_whole_number(
     'rounds',
     200,
     'Communication rounds of the whole run (an FRL episode with R = 3 takes 4).'
     ' Raise it to extend a finished run.',
 )
-CLIENTS_PER_ROUND = flags.DEFINE_integer(
+CLIENTS_PER_ROUND = flag_kinds.define_whole_number(
     'clients_per_round',
     None,
     'Clients of a round; by default what suits the data.',
 )
-SEED = flags.DEFINE_integer(
+SEED = flag_kinds.define_whole_number(
     'seed', 0, 'Of everything random in the run; 0 to 2**31 - 1.'
 )
 EXECUTION = flags.DEFINE_enum(
@@ -148,17 +151,17 @@ MIXED_PRECISION = flags.DEFINE_bool(
     False,
     'Let TensorFlow compute on GPUs in float16 where it holds it safe.',
 )
-CHECKPOINT_EVERY = flags.DEFINE_integer(
+CHECKPOINT_EVERY = flag_kinds.define_whole_number(
     'checkpoint_every', 20, 'Rounds from one checkpoint to the next.'
 )
-EVAL_EVERY = flags.DEFINE_integer(
+EVAL_EVERY = flag_kinds.define_whole_number(
     'eval_every',
     0,
     'Rounds from one evaluation on the way to the next, 0 for none: accuracy in'
     ' groups of meta-validation classes or of their clients, or of known'
     ' clients.',
 )
-EVAL_FROM = flags.DEFINE_integer(
+EVAL_FROM = flag_kinds.define_whole_number(
     'eval_from',
     0,
     'The first round that --eval_every may evaluate: where an evaluation takes'
@@ -177,13 +180,13 @@ SELECT_BY = flags.DEFINE_enum(
     'What makes a round the best: the mean of accuracies over clients or groups'
     ' (macro), or over all their examples (micro).',
 )
-PATIENCE = flags.DEFINE_integer(
+PATIENCE = flag_kinds.define_whole_number(
     'patience',
     0,
     'Ends training early when evaluations on the way got worse more than so'
     ' often since the best one; needs --select_best. 0 for never.',
 )
-VALIDATION_GROUPS = flags.DEFINE_integer(
+VALIDATION_GROUPS = flag_kinds.define_whole_number(
     'validation_groups', 20, 'Groups of an evaluation on the way.'
 )
 LIST = flags.DEFINE_bool(
@@ -249,9 +252,13 @@ def _config():
         'Expected --algorithm, found none. Tip: --list shows algorithms and'
         ' data sets.'
     )
-  # Names first: to import TFF takes seconds.
+  # What can be checked without TFF first: to import it takes seconds. Names of
+  # hyperparameters cannot, as they are those of the algorithms' modules.
   registry.get(ALGORITHM.value)
-  datasets.get(_dataset())
+  load = datasets.get(_dataset()).load
+  hyperparameters.parse_options(load, 2, DATASET_OPTIONS.value)
+  if PARTITION.value:
+    partitions.read_options(PARTITION.value, PARTITION_OPTIONS.value, None)
   if not _output_dir():
     raise ValueError('Expected --output_dir to name a directory, found none.')
   installation.import_tff()
@@ -355,7 +362,11 @@ def main() -> int:
 
   directory = run_directory.RunDirectory(_output_dir())
   try:
-    with directory.locked():
+    with (
+        command_line.reported_failures(),
+        directory.locked(),
+        directory.removed_if_no_round_is_done(),
+    ):
       summary = run.train_and_evaluate(
           experiment,
           process,
@@ -363,7 +374,7 @@ def main() -> int:
           directory,
           report=command_line.report,
       )
-  except (OSError, run.NothingLearnedError) as error:
+  except run.NothingLearnedError as error:
     command_line.fail(error, command_line.FAILURE)
   except (
       run.AnotherConfigurationError,

@@ -5,6 +5,7 @@ import re
 import typing
 from typing import Literal
 
+import numpy as np
 import pytest
 
 from tff_meta import config_checks
@@ -29,8 +30,8 @@ def wrong_values(hint):
     return ['neither', similar, None, 0, True]
   return {
       bool: [0, 1, 'True', None],
-      int: [-1, 2.0, 1.5, '3', True, None],
-      float: [-0.1, float('nan'), float('inf'), '0.1', True, None],
+      int: [-1, 2**31, 10**15, 2.0, 1.5, '3', True, None],
+      float: [-0.1, float('nan'), float('inf'), 1e39, 1e-50, '0.1', None],
   }[hint]
 
 
@@ -60,7 +61,10 @@ def test_a_wrong_value_is_named_with_its_field(config, field, values):
 
 @pytest.mark.parametrize(
     'change',
-    [{'mode': 'fast'}, {'on': True}, {'steps': 0}, {'rate': 0}, {'rate': 2.5}],
+    [
+        *({'mode': 'fast'}, {'on': True}, {'steps': 0}, {'steps': 2**31 - 1}),
+        *({'rate': 0}, {'rate': 2.5}, {'rate': 3.4e38}, {'rate': 1.2e-38}),
+    ],
     ids=str,
 )
 def test_the_ends_of_the_ranges_are_allowed(change):
@@ -98,3 +102,15 @@ def test_a_new_group_needs_a_round(name):
   preset = registry.get(name).presets['paper']
   with pytest.raises(ValueError, match='`rounds` of at least 1, found 0'):
     dataclasses.replace(preset, rounds=0)
+
+
+@pytest.mark.parametrize('seed', [0, 2**31 - 1, np.int64(5)])
+def test_seeds(seed):
+  config_checks.check_seed(seed)
+
+
+@pytest.mark.parametrize('seed', [-1, 2**31, 1.0, '1', None, np.int64(-1)])
+def test_what_is_no_seed_is_named(seed):
+  message = f'Expected `seed` .*, found {re.escape(repr(seed))}'
+  with pytest.raises(ValueError, match=message):
+    config_checks.check_seed(seed)

@@ -21,6 +21,27 @@ def test_close_names_are_suggested(name, meant):
   assert spelling.tip(name, _NAMES) == f' Tip: did you mean {meant!r}?'
 
 
-@pytest.mark.parametrize('name', ['', 'sgd', 'x'])
+@pytest.mark.parametrize(
+    'name, known, meant',
+    [
+        ('metaverse', ('metavers', 'metavers_ce'), 'metavers'),
+        ('metaverse', ('metavers_ce', 'metavers'), 'metavers'),
+        ('cifar_10', ('cifar100', 'cifar10'), 'cifar10'),
+        ('dirchlet', ('iid', 'dirichlet'), 'dirichlet'),
+        ('alfa', ('min_examples', 'alpha'), 'alpha'),
+        ('lr', ('momentum', 'learning_rate'), 'learning_rate'),
+        ('learning', ('momentum', 'learning_rate'), 'learning_rate'),
+        ('mnsit', ('femnist', 'mnist'), 'mnist'),
+    ],
+)
+def test_of_close_names_the_closest_is_suggested(name, known, meant):
+  assert spelling.tip(name, known) == f' Tip: did you mean {meant!r}?'
+
+
+def test_another_method_is_no_misspelt_name():
+  assert spelling.tip('fedprox', ('fed_proto', 'fed_per', 'fed_rep')) == ''
+
+
+@pytest.mark.parametrize('name', ['', 'sgd', 'x', None])
 def test_nothing_is_suggested_where_nothing_is_close(name):
   assert spelling.tip(name, _NAMES) == ''

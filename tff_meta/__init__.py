@@ -11,13 +11,15 @@ if sys.version_info[:2] != (3, 11):
   raise ImportError(
       'Expected Python 3.11, found Python %d.%d.%d (%s). Tip: TensorFlow'
       ' Federated 0.87.0 has no wheel for newer ones; `./run python ...` at the'
-      ' root of the repository finds Python 3.11 and makes an environment of'
-      ' it.' % (sys.version_info[:3] + (sys.executable,))
+      ' root of the repository or of the source distribution finds Python 3.11'
+      ' and makes an environment of it.'
+      % (sys.version_info[:3] + (sys.executable,))
   )
 if importlib.util.find_spec('tensorflow_federated') is None:
   raise ImportError(
       'Expected the package tensorflow-federated, found none in the environment'
       f' of {sys.executable}. Tip: pip cannot resolve its requirements; install'
       ' it with `./run` or with `pip install --no-deps -r requirements.txt`, at'
-      ' the root of the repository of tff_meta.'
+      ' the root of the repository of tff_meta or of its source distribution: a'
+      ' wheel has neither file.'
   )

@@ -1,17 +1,24 @@
 """Checks that the algorithms' configurations share."""
 
 import dataclasses
-import math
+import operator
 import typing
 from typing import Any
+
+INT32_END = 2**31  # What is a tensor of int32 stays below.
+# Between them numbers are float32 with all digits: beyond one is infinite, and
+# nearer to 0 one becomes 0.
+_LEAST_FLOAT32 = 2.0**-126
+_LARGEST_FLOAT32 = (2 - 2.0**-23) * 2.0**127
 
 
 def check_fields(config: Any) -> None:
   """Checks every field of a configuration against its annotation.
 
   A `Literal` field holds one of its choices, a `bool` field a bool, an `int`
-  field a whole number of at least 0 and a `float` field a finite number of at
-  least 0: no hyper-parameter of this library is negative.
+  field a whole number of at least 0 that is an int32, and a `float` field a
+  number of at least 0 that is a float32: no hyper-parameter of this library is
+  negative, and TensorFlow computes with these types.
 
   Args:
     config: A dataclass instance.
@@ -30,16 +37,37 @@ def check_fields(config: Any) -> None:
     elif hint is bool:
       valid, expected = isinstance(value, bool), 'True or False'
     elif hint is int:
-      valid = type(value) is int and value >= 0
-      expected = 'a whole number of at least 0'
+      valid = type(value) is int and 0 <= value < INT32_END
+      expected = 'a whole number of at least 0 and below 2**31'
     else:
-      number = type(value) in (int, float)
-      valid = number and math.isfinite(value) and value >= 0
-      expected = 'a finite number of at least 0'
+      valid = type(value) in (int, float) and (
+          value == 0 or _LEAST_FLOAT32 <= value <= _LARGEST_FLOAT32
+      )
+      expected = 'a number of at least 0: 0, or from 1.2e-38 to 3.4e38'
     if not valid:
       raise ValueError(
           f'Expected `{field.name}` as {expected}, found {value!r}.'
       )
+
+
+def check_seed(seed: Any) -> None:
+  """Checks that a seed is one: a whole number, 0..2**31-1.
+
+  Args:
+    seed: What was given, a Python or a NumPy number.
+
+  Raises:
+    ValueError: If it is anything else.
+  """
+  try:
+    valid = 0 <= operator.index(seed) < INT32_END
+  except TypeError:
+    valid = False
+  if not valid:
+    raise ValueError(
+        'Expected `seed` as a whole number of at least 0 and below 2**31, found'
+        f' {seed!r}.'
+    )
 
 
 def check_at_least_one(config: Any, name: str) -> None:

@@ -29,7 +29,8 @@ def import_tff() -> types.ModuleType:
         'Expected to import tensorflow_federated, found'
         f' {type(error).__name__}: {error}. Packages that differ from the'
         f' pinned ones: {differing}. Tip: run `pip install --no-deps -r'
-        ' requirements.txt` at the root of the repository.'
+        ' requirements.txt` at the root of the repository or of the source'
+        ' distribution: a wheel does not have that file.'
     ) from error
   return tensorflow_federated
 

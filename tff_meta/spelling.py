@@ -1,13 +1,17 @@
 """Names that somebody may have meant."""
 
 from collections.abc import Iterable
-import difflib
+import re
 
 
 def tip(name: str, known: Iterable[str]) -> str:
   """Returns ` Tip: did you mean 'fed_rep'?` for `fedrep`, or nothing.
 
-  Capitals, spaces, dashes and underscores make no difference.
+  Capitals, spaces, dashes and underscores make no difference, nor do f and ph.
+  One slip in up to seven letters, two in up to eleven and so on, is a misspelt
+  name; so is its beginning, if it has three letters, and its initials: `lr` is
+  `learning_rate`. What is further away may well be something that there is not:
+  FedProx is not FedProto.
 
   Args:
     name: What was given, which is not known.
@@ -16,10 +20,42 @@ def tip(name: str, known: Iterable[str]) -> str:
   Returns:
     A sentence with a space before it, or an empty string.
   """
-  by_letters = {_letters(k): k for k in known}
-  found = difflib.get_close_matches(_letters(name), by_letters, n=1)
-  return f' Tip: did you mean {by_letters[found[0]]!r}?' if found else ''
+  given, known = _letters(str(name)), list(known)
+  if len(given) < 2:
+    return ''
+  slips = {k: _num_slips(given, _letters(k)) for k in known}
+  nearest = min(slips, key=lambda k: (slips[k], len(k)), default=None)
+  allowed = max(1, len(given) // 4) if len(given) > 2 else 0
+  if nearest is None or slips[nearest] > allowed:
+    begun = [k for k in known if _letters(k).startswith(given)]
+    initial = [k for k in known if _initials(k) == given]
+    if len(given) < 3:
+      begun = []
+    nearest = next(iter(begun + initial), None)
+  return '' if nearest is None else f' Tip: did you mean {nearest!r}?'
 
 
 def _letters(name: str) -> str:
-  return ''.join(c for c in name.lower() if c not in ' -_')
+  letters = ''.join(c for c in name.lower() if c not in ' -_')
+  return letters.replace('ph', 'f')
+
+
+def _initials(name: str) -> str:
+  return ''.join(word[0] for word in re.findall('[a-z0-9]+', name.lower()))
+
+
+def _num_slips(one: str, other: str) -> int:
+  """Returns how many letters to change, drop, add or swap with the next.
+
+  Source: Damerau, A Technique for Computer Detection and Correction of Spelling
+    Errors, Communications of the ACM, 1964.
+  """
+  above, row = [], list(range(len(other) + 1))
+  for i, letter in enumerate(one, 1):
+    before, above, row = above, row, [i]
+    for j, wanted in enumerate(other, 1):
+      slips = min(above[j] + 1, row[-1] + 1, above[j - 1] + (letter != wanted))
+      if i > 1 and j > 1 and (one[i - 2], letter) == (wanted, other[j - 2]):
+        slips = min(slips, before[j - 2] + 1)
+      row.append(slips)
+  return row[-1]

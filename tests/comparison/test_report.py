@@ -97,6 +97,64 @@ def comparison(tmp_path):
   return _comparison(tmp_path, cells)
 
 
+# Names that are markup, formulas or mathematics somewhere.
+_HOSTILE = '<script>alert(1)</script>'
+_NAMES = (
+    f'=cmd()|{_HOSTILE}',
+    '$\\frac{$',
+    'a $x_1$ & [b](javascript:c)\nd',
+)
+
+
+def test_names_are_shown_as_they_are(tmp_path):
+  formula, fraction, link = _NAMES
+  table = tables.Table(
+      name='t',
+      title=f'{link} {_HOSTILE}',
+      source=_HOSTILE,
+      settings=(tables.Setting(f'{_HOSTILE} $a', _MEASURES),),
+      rows=tuple(tables.Row(name, ()) for name in _NAMES),
+      scales={'cpu': tables.Scale((1, 2), changes=_HOSTILE)},
+      notes=(_HOSTILE,),
+  )
+  cells = tables.cells(table, 'cpu')
+  for cell in cells:
+    _finish(tmp_path, cell, 0.5)
+  problem = runner.Outcome('failed', 1.0, f'+1|\n{_HOSTILE}', cells[-1].flags)
+  runner.CellFolder(tmp_path, cells[-1]).write(problem)
+  report.write(
+      tmp_path,
+      report.Comparison(
+          table,
+          'cpu',
+          cells,
+          results.collect(tmp_path, table, cells),
+          [_HOSTILE],
+          f'x "{_HOSTILE}\n"',
+      ),
+  )
+
+  page = (tmp_path / 'report.html').read_text()
+  assert page.count('<img ') == 4  # Pictures with all these names.
+  assert '<script' not in page and page.count('&lt;script&gt;') > 8
+  assert '<img alt="' in page and '"=' not in page
+  markdown = (tmp_path / 'table.md').read_text()
+  code = next(x for x in markdown.split('\n') if x.startswith('    x '))
+  assert '<' not in markdown.replace(code, '')
+  rows = [x for x in markdown.split('\n') if x.startswith('| ')]
+  bars = {row.count('|') - row.count(r'\|') for row in rows}
+  assert len(rows) == 2 + len(_NAMES) and len(bars) == 1
+  assert r'\[b](javascript:c) d' in rows[-1]
+  with open(tmp_path / 'table.csv', newline='') as file:
+    found = list(csv.DictReader(file))
+  assert {row['row'] for row in found} == {f"'{formula}", fraction, link}
+  assert not any(
+      value.startswith(('=', '+', '@'))
+      for row in found
+      for value in row.values()
+  )
+
+
 def test_numbers_are_means_over_seeds_beside_the_published(comparison):
   entry = comparison.entries[0]
   assert entry.mean == pytest.approx(83.0)
@@ -126,8 +184,8 @@ def test_markdown_has_a_row_a_method_and_no_number_where_none_is(comparison):
   assert len(without) == 2  # One measure of a row, and a row.
   assert without[0].startswith('* 50 clients, Good, best: seed 1 finished: ')
   assert without[1] == (
-      '* 50 clients, Bad: seed 1 failed: Error: no <data>; seed 2 interrupted;'
-      ' seed 3 not run'
+      '* 50 clients, Bad: seed 1 failed: Error: no &lt;data>; seed 2'
+      ' interrupted; seed 3 not run'
   )
   assert 'half the rounds' in text
   assert 'its summary.json has no evaluation_best' in text

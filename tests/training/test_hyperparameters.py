@@ -52,10 +52,14 @@ def test_values_are_read_by_their_types(text, changes):
 @pytest.mark.parametrize(
     'text, message',
     [
-        ('rat=1', 'Known: rate, steps, gpal'),
+        ('rat=1', 'Known: rate, steps, gpal.*mean .rate.'),
         ('rate', 'name=value'),
-        ('rate=fast', '`rate` to be a number, found'),
+        ('rate=0,1', 'a point before them'),
+        ('rate=inf', '`rate` to be a finite number, found'),
+        ('rate=fast', '`rate` to be a finite number, found'),
         ('steps=1.5', '`steps` to be a whole number'),
+        ('steps=-1', '`steps` to be a whole number of at least 0 and'),
+        ('steps=999999999999999', 'number of at least 0 and below 2..31'),
         ('steps=true', '`steps` to be a whole number'),
         ('gpal=yes', '`gpal` to be true or false'),
         ('mean=some', '`mean` to be one of holders, all'),

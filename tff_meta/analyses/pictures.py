@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tff_meta import escapes
 from tff_meta.training import atomic_files
 
 _MAX_IN_LEGEND = 20
@@ -78,7 +79,7 @@ def write_panels(
     for layer in panel.layers:
       _draw(axes, layer, colours)
     axes.set(xticks=[], yticks=[])
-    axes.set_title(panel.title, fontsize='medium')
+    axes.set_title(escapes.picture_text(panel.title), fontsize='medium')
   _add_legend(plt, figure, panels, colours, legend)
   _save(plt, figure, path)
 
@@ -107,7 +108,7 @@ def write_images(
     pixels = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
     axes.imshow(pixels, cmap='gray', vmin=0, vmax=1, interpolation='nearest')
     axes.set(xticks=[], yticks=[])
-    axes.set_title(title, fontsize='small')
+    axes.set_title(escapes.picture_text(title), fontsize='small')
   _save(plt, figure, path)
 
 
@@ -133,7 +134,7 @@ def _add_legend(plt, figure, panels, colours, legend) -> None:
   for panel in panels:
     for layer in panel.layers:
       if layer.name:
-        handles[layer.name] = plt.Line2D(
+        handles[escapes.picture_text(layer.name)] = plt.Line2D(
             [],
             [],
             color='grey',

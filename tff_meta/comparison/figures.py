@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tff_meta import escapes
 from tff_meta.comparison import results
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
@@ -216,7 +217,7 @@ def _distribution(runs, styles, protocol, suffix) -> Picture | None:
   boxes = axes.boxplot(
       [accuracies[name] for name in names],
       vert=False,
-      tick_labels=names,
+      tick_labels=[escapes.picture_text(name) for name in names],
       patch_artist=True,
       widths=0.6,
       medianprops={'color': 'black'},
@@ -294,7 +295,7 @@ def _lines(
         x[::step],
         scale * y[::step],
         **styles[row],
-        label=row,
+        label=escapes.picture_text(row),
         marker=marker,
         markersize=3,
         linewidth=1.4,

@@ -12,6 +12,7 @@ import io
 import itertools
 import pathlib
 
+from tff_meta import escapes
 from tff_meta.comparison import figures
 from tff_meta.comparison import results
 from tff_meta.comparison import tables
@@ -136,11 +137,14 @@ def write(root: pathlib.Path, comparison: Comparison) -> None:
 def markdown(comparison: Comparison) -> str:
   """Returns the report as Markdown, without pictures."""
   table = comparison.table
-  lines = [f'# {table.title}', '']
-  lines += [f'* {line}' for line in comparison.header()]
-  lines += ['', f'    {comparison.command}', '']
+  lines = [f'# {escapes.markdown_line(table.title)}', '']
+  lines += [
+      f'* {escapes.markdown_line(sentence)}' for sentence in comparison.header()
+  ]
+  # A block of code, where nothing is markup.
+  lines += ['', f'    {escapes.one_line(comparison.command)}', '']
   for setting, rows in comparison.by_setting():
-    lines += [f'## {setting}', '']
+    lines += [f'## {escapes.markdown_line(setting)}', '']
     header, *body = _grid(rows)
     lines += [_pipes(header), _pipes(['---'] * len(header))]
     lines += [_pipes(row) for row in body]
@@ -150,12 +154,18 @@ def markdown(comparison: Comparison) -> str:
       ('Without a number', comparison.missing()),
   ):
     if sentences:
-      lines += [f'## {title}', '', *(f'* {s}' for s in sentences), '']
+      lines += [
+          f'## {title}',
+          '',
+          *(f'* {escapes.markdown_line(s)}' for s in sentences),
+          '',
+      ]
   return '\n'.join(lines)
 
 
 def _pipes(cells) -> str:
-  return '| ' + ' | '.join(cell.replace('|', r'\|') for cell in cells) + ' |'
+  cells = (escapes.markdown_line(cell).replace('|', r'\|') for cell in cells)
+  return f'| {" | ".join(cells)} |'
 
 
 def _grid(rows: list[list[results.Entry]]) -> list[list[str]]:
@@ -221,6 +231,7 @@ def _csv(comparison: Comparison) -> bytes:
   seeds = sorted({seed for row in rows for seed in row['values']}, key=int)
   for row in rows:
     values = row.pop('values')
+    row |= {name: escapes.csv_cell(v) for name, v in row.items()}
     row |= {f'seed_{seed}': values.get(seed) for seed in seeds}
   writer = csv.DictWriter(text, list(rows[0]), lineterminator='\n')
   writer.writeheader()

@@ -2,6 +2,7 @@
 
 import inspect
 
+from tff_meta import spelling
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.datasets import cifar10
 from tff_meta.datasets import cifar100
@@ -56,7 +57,7 @@ def get(name: str) -> DatasetSpec:
   if name not in DATASETS:
     raise ValueError(
         f'Expected `dataset` to be one of {", ".join(DATASETS)}, found'
-        f' {name!r}.'
+        f' {name!r}.{spelling.tip(name, DATASETS)}'
     )
   return DATASETS[name]
 
@@ -89,5 +90,6 @@ def load_corpus(
       raise ValueError(
           f'Expected an option of the data set {name!r} to be one of'
           f' {", ".join(known)}, found {option!r}.'
+          f'{spelling.tip(option, known)}'
       )
   return load(data_dir, download, **options)

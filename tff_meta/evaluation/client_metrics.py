@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from tff_meta import escapes
 from tff_meta.evaluation import accuracy as accuracy_lib
 
 _WORST = 10  # One in so many is among the worst decile.
@@ -128,10 +129,11 @@ class Report(NamedTuple):
   def to_csv(self) -> bytes:
     """Returns a line a client or group, for a spreadsheet.
 
-    Numbers read back as the very same; what does not exist is empty.
+    Numbers read back as the very same; what does not exist is empty. A name
+    that a spreadsheet would compute has an apostrophe before it.
     """
     columns = {
-        f'{self.unit}_id': self.ids,
+        f'{self.unit}_id': [escapes.csv_cell(i) for i in self.ids],
         'num_support': self.num_support,
         'num_examples': self.num_examples,
         'accuracy_before': self.accuracies_before,

@@ -224,8 +224,9 @@ def use_device(device: str, mixed_precision: bool = False) -> list[str]:
   if not gpus and (device == 'gpu' or mixed_precision):
     raise ValueError(
         "Expected a GPU for `device` 'gpu' or `mixed_precision`, found none"
-        ' that TensorFlow can use. Tip: install requirements-gpu.txt, and see'
-        ' what `nvidia-smi` lists.'
+        ' that TensorFlow can use. Tip: install requirements-gpu.txt (of the'
+        ' repository, or the source distribution), and see what `nvidia-smi`'
+        ' lists.'
     )
   if device == 'cpu' and gpus:
     tf.config.set_visible_devices([], 'GPU')

@@ -85,8 +85,8 @@ def end_process(exit_code: int) -> NoReturn:
     if name.startswith('__autograph_generated_file'):
       for path in (module.__file__, module.__cached__):
         pathlib.Path(path).unlink(missing_ok=True)
-  sys.stdout.flush()
-  sys.stderr.flush()
+  for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed.
+    stream.flush()
   os._exit(exit_code)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from tff_meta import spelling
 from tff_meta.models import conv4
 from tff_meta.models import fedec_mlp
 from tff_meta.models import fedmeta_per_cifar
@@ -44,5 +45,6 @@ def build(
   if name not in MODELS:
     raise ValueError(
         f'Expected `model` to be one of {", ".join(MODELS)}, found {name!r}.'
+        f'{spelling.tip(name, MODELS)}'
     )
   return MODELS[name](tuple(input_shape), num_classes)

@@ -1,11 +1,16 @@
 """Hyperparameters and options from text: `name=value,...`."""
 
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import dataclasses
 import inspect
+import math
 import types
 import typing
 from typing import Any, TypeVar
+
+from tff_meta import config_checks
+from tff_meta import spelling
 
 _T = TypeVar('_T')
 _BOOLS = {'true': True, '1': True, 'false': False, '0': False}
@@ -75,11 +80,14 @@ def parse(text: str, hints: Mapping[str, Any], of: str) -> dict[str, Any]:
   for assignment in _split(text):
     name, equals, value = (x.strip() for x in assignment.partition('='))
     if not equals:
-      raise ValueError(f'Expected `name=value,...`, found {assignment!r}.')
+      raise ValueError(
+          f'Expected `name=value,...`, found {assignment!r}. Tip: decimals have'
+          ' a point before them, and lists are written as (1,2).'
+      )
     if name not in hints:
       raise ValueError(
           f'Expected an option of {of}, found {name!r}. Known:'
-          f' {", ".join(hints) or "none"}.'
+          f' {", ".join(hints) or "none"}.{spelling.tip(name, hints)}'
       )
     if name in values:
       raise ValueError(f'Expected `{name}` once, found it twice.')
@@ -120,11 +128,23 @@ def _parse(name: str, text: str, hint: Any) -> Any:
     return _BOOLS[text.lower()]
   if hint is str:
     return text
-  try:
-    return {int: int, float: float}[hint](text)
-  except ValueError:
-    kind = {int: 'a whole number', float: 'a number'}[hint]
-    raise _error(name, kind, text) from None
+  return {int: _parse_whole_number, float: _parse_number}[hint](name, text)
+
+
+def _parse_whole_number(name: str, text: str) -> int:
+  """Returns a whole number; all of this library are counts and seeds."""
+  with contextlib.suppress(ValueError):
+    if 0 <= int(text) < config_checks.INT32_END:
+      return int(text)
+  raise _error(name, 'a whole number of at least 0 and below 2**31', text)
+
+
+def _parse_number(name: str, text: str) -> float:
+  """Returns a finite number."""
+  with contextlib.suppress(ValueError):
+    if math.isfinite(float(text)):
+      return float(text)
+  raise _error(name, 'a finite number', text)
 
 
 def _parse_tuple(name: str, text: str, arguments: Sequence[Any]) -> tuple:

@@ -6,6 +6,7 @@ import math
 import pathlib
 import statistics
 
+from tff_meta import escapes
 from tff_meta.training import atomic_files
 
 _MAX_POINTS = 400
@@ -52,12 +53,13 @@ def write_learning_curve(
   window = max(min_window, len(rounds) // 50)
   for panel, axes in zip(panels, grid[:, 0], strict=False):
     for name in curves[panel]:
-      _draw(axes, rounds, metrics[name], name, window)
+      label = escapes.picture_text(name)
+      _draw(axes, rounds, metrics[name], label, window)
     axes.set_ylabel(panel)
     axes.grid(alpha=0.3)
     axes.legend(fontsize='small')
   grid[-1, 0].set_xlabel('communication round')
-  figure.suptitle(title)
+  figure.suptitle(escapes.picture_text(title))
   buffer = io.BytesIO()
   figure.savefig(buffer, format='png', dpi=120)
   plt.close(figure)

@@ -21,6 +21,7 @@ import tensorflow_federated as tff
 
 from tff_meta import client_state_store
 from tff_meta import registry
+from tff_meta import spelling
 from tff_meta.data import few_round_groups
 from tff_meta.evaluation import accuracy
 from tff_meta.evaluation import client_metrics
@@ -165,6 +166,7 @@ class Evaluator:
       if name not in PROTOCOLS:
         raise ValueError(
             f'Expected protocols of {", ".join(PROTOCOLS)}, found {name!r}.'
+            f'{spelling.tip(name, PROTOCOLS)}'
         )
       if name not in self.offered:
         raise ValueError(

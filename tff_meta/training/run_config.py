@@ -8,12 +8,12 @@ from typing import Any
 from tff_meta import datasets
 from tff_meta import models
 from tff_meta import registry
+from tff_meta import spelling
 from tff_meta.data import federated_dataset
-from tff_meta.data import partitioners
 from tff_meta.training import hyperparameters
+from tff_meta.training import partitions
 
-FEW_ROUND = 'few_round'
-PARTITIONS = (FEW_ROUND, *partitioners.PARTITIONERS)
+FEW_ROUND = partitions.FEW_ROUND
 EXECUTIONS = ('in_process', 'native')
 PRESETS = registry.PRESETS
 SELECT_BY = ('macro', 'micro')
@@ -136,7 +136,7 @@ class RunConfig:
   def __post_init__(self):
     for name, value, choices in (
         ('model', self.model, models.MODELS),
-        ('partition', self.partition, PARTITIONS),
+        ('partition', self.partition, partitions.PARTITIONS),
         ('new_clients', self.new_clients, federated_dataset.NEW_CLIENTS),
         ('select_by', self.select_by, SELECT_BY),
         ('execution', self.execution, EXECUTIONS),
@@ -144,7 +144,7 @@ class RunConfig:
       if value not in choices:
         raise ValueError(
             f'Expected `{name}` to be one of {", ".join(choices)}, found'
-            f' {value!r}.'
+            f' {value!r}.{spelling.tip(value, choices)}'
         )
     for name, least in (
         ('num_clients', 1),
@@ -409,7 +409,7 @@ def resolve(
       ),
       model=model,
       partition=partition,
-      partition_options=_partition_options(
+      partition_options=partitions.read_options(
           partition,
           partition_options,
           groups.examples_per_class if groups else None,
@@ -423,17 +423,3 @@ def resolve(
       restrict_f1_to_client_labels=restrict_f1_to_client_labels,
       **given,
   )
-
-
-def _partition_options(
-    partition: str, text: str, examples_per_class: int | None
-) -> dict[str, Any]:
-  """Returns all options of a partition; unknown partitions have none."""
-  if partition == FEW_ROUND:
-    hint = {'examples_per_class': int | None}
-    given = hyperparameters.parse(text, hint, of=partition)
-    return {'examples_per_class': examples_per_class} | given
-  if partition not in partitioners.PARTITIONERS:
-    return {}
-  deal = partitioners.PARTITIONERS[partition]
-  return hyperparameters.parse_options(deal, 3, text)

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pathlib
+import shutil
 from typing import Any
 
 from tff_meta import plain_files
@@ -99,6 +100,22 @@ class RunDirectory:
             f' {plain_files.describe(path)}. Tip: remove it, or give another'
             ' --output_dir.'
         )
+
+  @contextlib.contextmanager
+  def removed_if_no_round_is_done(self) -> Iterator[None]:
+    """Removes a new directory, locked by the caller, if its run fails at once.
+
+    A run that was never begun is nothing to continue, and the next one there
+    may have other settings. What was there before stays.
+    """
+    is_new = not any(p != self._lock for p in self.root.iterdir())
+    try:
+      yield
+    except Exception:
+      is_begun = self.metrics.exists() and self.metrics.stat().st_size
+      if is_new and not is_begun:
+        shutil.rmtree(self.root, ignore_errors=True)
+      raise
 
   def _check_is_ours(self) -> None:
     """Raises if files of a run are here without its configuration.

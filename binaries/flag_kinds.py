@@ -1,0 +1,126 @@
+"""Kinds of flags: paths, whole numbers and numbers, each read in one way.
+
+Their errors say what was expected, where those of absl say what Python's `int`
+and `float` do, and a whole number always fits the int32 of a tensor.
+"""
+
+from collections.abc import Callable, Sequence
+import math
+import os
+
+from absl import flags
+
+flags.disclaim_key_flags()  # A flag belongs to the module that asks for it.
+
+_INT32_END = 2**31
+
+
+def expand_home(path: str) -> str:
+  """Returns a path with `~` or `~user` at its beginning made a directory.
+
+  Shells leave it alone behind `--name=`. A folder that is called like this can
+  be given as `./~name`.
+
+  Args:
+    path: Any path.
+
+  Raises:
+    ValueError: If there is no home directory of this name.
+  """
+  expanded = os.path.expanduser(path)
+  if expanded.startswith('~'):
+    raise ValueError(
+        f'expected {path.split("/")[0]} to be a home directory, found none'
+    )
+  return expanded
+
+
+class _Parser(flags.ArgumentParser):
+  """Reads a flag's text with a function."""
+
+  def __init__(self, read: Callable[[str], object], kind: str):
+    super().__init__()
+    self._read = read
+    self._kind = kind
+
+  def parse(self, argument):
+    """Returns the value of a text, and a default as it is."""
+    return self._read(argument) if isinstance(argument, str) else argument
+
+  def flag_type(self) -> str:
+    """Returns what the help calls it."""
+    return self._kind
+
+
+class _PathsParser(flags.ListParser):
+  """Reads paths with commas between them."""
+
+  def parse(self, argument) -> list[str]:
+    """Returns the paths."""
+    return [expand_home(path) for path in super().parse(argument)]
+
+
+def define_path(
+    name: str, default: str | None, help_text: str
+) -> flags.FlagHolder:
+  """Defines a flag that holds a path."""
+  parser = _Parser(expand_home, 'path')
+  return flags.DEFINE(parser, name, default, help_text)
+
+
+def define_paths(
+    name: str, default: Sequence[str], help_text: str
+) -> flags.FlagHolder:
+  """Defines a flag that holds a list of paths."""
+  return flags.DEFINE(
+      _PathsParser(),
+      name,
+      default,
+      help_text,
+      serializer=flags.CsvListSerializer(','),
+  )
+
+
+def define_whole_number(
+    name: str, default: int | None, help_text: str, least: int = 0
+) -> flags.FlagHolder:
+  """Defines a flag that holds a whole number below 2**31.
+
+  Args:
+    name: Of the flag.
+    default: Its value where it is not given.
+    help_text: What it means.
+    least: Its least value.
+  """
+
+  def read(text: str) -> int:
+    try:
+      value = int(text)
+    except ValueError:
+      raise ValueError('expected a whole number') from None
+    if not least <= value < _INT32_END:
+      raise ValueError(
+          f'expected a whole number of at least {least} and below 2**31'
+      )
+    return value
+
+  return flags.DEFINE(_Parser(read, 'whole number'), name, default, help_text)
+
+
+def define_number(
+    name: str, default: float | None, help_text: str
+) -> flags.FlagHolder:
+  """Defines a flag that holds a finite number."""
+
+  def read(text: str) -> float:
+    try:
+      value = float(text)
+    except ValueError:
+      raise ValueError(
+          'expected a number, with a point before its decimals'
+      ) from None
+    if not math.isfinite(value):
+      raise ValueError('expected a finite number')
+    return value
+
+  return flags.DEFINE(_Parser(read, 'number'), name, default, help_text)
