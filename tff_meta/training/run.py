@@ -335,8 +335,8 @@ def nothing_learned(directory: run_directory.RunDirectory) -> str | None:
   return (
       f'In none of {len(trained)} rounds has a client trained: of {clients}'
       f' that took part, counted in every round, {non_finite} sent numbers that'
-      f' are not finite, {empty} had no examples and {others} learned nothing from'
-      ' theirs'
+      f' are not finite, {empty} had no examples and {others} learned nothing'
+      ' from theirs'
   )
 
 
