@@ -254,6 +254,7 @@ def test_there_is_no_paper_scale_of_what_nobody_published():
       'frl_omniglot_search',
       'frl_omniglot_updates',
       'frl_cifar10',
+      'cafeme_fed_rep_head',
       'metavers_cifar10_sweep',
       'fedec_cifar10_100_2_grid',
       'fedec_cifar10_100_2_full_grid',
@@ -806,6 +807,17 @@ def test_cafeme(resolve, row, flag_file, setting):
   assert (config.num_clients, config.num_new_clients) == (80, 20)
   name = f'{flag_file}_rmnist_{_RMNIST[setting]}'
   assert config == resolve([f'--flagfile=binaries/presets/{name}.flags'])
+
+
+def test_heads_of_fed_rep(resolve):
+  """All dense layers, as in the table of now, and the last one alone."""
+  whole = _config(resolve, 'cafeme_rmnist', 'paper', 'FedRep', 'Shards')
+  for row, head_layers in (('All dense layers', 2), ('The last layer', 1)):
+    hparams = dataclasses.replace(whole.hparams, head_layers=head_layers)
+    for rounds in (100, 250):
+      assert _config(
+          resolve, 'cafeme_fed_rep_head', 'cpu', row, f'{rounds} rounds'
+      ) == dataclasses.replace(whole, rounds=rounds, hparams=hparams)
 
 
 @pytest.mark.parametrize(
