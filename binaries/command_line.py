@@ -68,7 +68,7 @@ def reported_failures() -> Iterator[None]:
     if _is_of_tensorflow(error):
       fail(_operation(error), FAILURE)
     if isinstance(error, MemoryError):
-      fail(f'Expected more memory, found {error or "none left"}', FAILURE)
+      fail(f'Expected more memory, found {str(error) or "none left"}', FAILURE)
     if isinstance(error, ImportError | OSError):
       fail(error, FAILURE)
     raise
