@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import re
 import signal
 import sys
 import threading
@@ -68,7 +69,7 @@ def reported_failures() -> Iterator[None]:
     if _is_of_tensorflow(error):
       fail(_operation(error), FAILURE)
     if isinstance(error, MemoryError):
-      fail(f'Expected more memory, found {error or "none left"}', FAILURE)
+      fail(f'Expected more memory, found {str(error) or "none left"}', FAILURE)
     if isinstance(error, ImportError | OSError):
       fail(error, FAILURE)
     raise
@@ -81,20 +82,18 @@ def _is_of_tensorflow(error: Exception) -> bool:
 
 
 def _operation(error) -> str:
-  """Returns what an operation of TensorFlow said, without where it stands.
+  """Returns what an operation of TensorFlow said, and its name in a graph.
 
-  Its message has one line that says what happened, among lines of a graph's
-  places in the code and of nodes' names.
+  In a graph its message is a line among those of the places in the code, that
+  before the first `[[{{node NAME}}]]`.
   """
-  said = [
-      line.strip()
-      for line in error.message.splitlines()
-      if line.strip() and not line.startswith((' ', '\t', 'Node: '))
-  ]
-  operation = f' in {error.op.name}' if getattr(error, 'op', None) else ''
+  before, _, after = error.message.partition('[[{{node ')
+  name = f' in {after.partition("}}")[0]}' if after else ''
+  said = before.strip().splitlines()[-1] if before.strip() else ''
+  said = re.sub(r'{{[^}]*}} ?|\[Op:[^]]*]', '', said).strip()
   return (
-      f'Expected TensorFlow to compute, found {type(error).__name__}'
-      f'{operation}: {said[-1] if said else error.message}'
+      f'Expected TensorFlow to compute, found {type(error).__name__}{name}:'
+      f' {said}'
   )
 
 

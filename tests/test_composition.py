@@ -8,8 +8,12 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import composition
+from tff_meta import datasets
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
+from tff_meta.data import client_sampling
+from tff_meta.data import federated_dataset
+from tff_meta.data import partitioners
 from tff_meta.finalizers import stateless
 from tff_meta.learners import local_sgd
 
@@ -306,3 +310,18 @@ def test_a_clients_fixed_seed_stays_and_differs_from_the_others(stateful):
 
 def test_a_process_without_memory_is_a_plain_one(process):
   assert not isinstance(process, composition.StatefulLearningProcess)
+
+
+@pytest.mark.parametrize('seed', [-1, 2**31])
+def test_a_seed_that_is_none_is_named(seed):
+  corpus = datasets.load_corpus('digit_pairs')
+  with pytest.raises(ValueError, match='Expected `seed`'):
+    composition.initial_seed(seed)
+  with pytest.raises(ValueError, match='Expected `seed`'):
+    client_sampling.sample_cohort(['a', 'b'], 1, seed, 0)
+  with pytest.raises(ValueError, match='Expected `seed`'):
+    federated_dataset.FederatedDataset.few_round(corpus, 64, seed)
+  with pytest.raises(ValueError, match='Expected `seed`'):
+    federated_dataset.FederatedDataset.from_corpus(
+        corpus, partitioners.iid, 3, seed
+    )

@@ -4,6 +4,7 @@ import importlib.metadata
 import pathlib
 import subprocess
 import sys
+import tomllib
 
 import pytest
 
@@ -112,3 +113,60 @@ def test_import_of_the_package_is_cheap():
       ' assert "numpy" not in sys.modules'
   )
   assert (code, stderr) == (0, '')
+
+
+_BESIDE = """
+import sys
+exec(open(sys.argv[1]).read())  # As Python does at its start.
+import binaries, binaries.mine, binaries.flag_groups
+assert binaries.theirs and binaries.flag_groups.__doc__ == 'Theirs.'
+import binaries.train, binaries.experiments.frl
+assert binaries.train.__file__.startswith(sys.argv[2]), binaries.train.__file__
+try:
+  import binaries.nothing
+except ModuleNotFoundError as error:
+  print(error)
+"""
+
+
+def test_another_package_binaries_is_not_hidden_and_does_not_hide_ours(
+    tmp_path,
+):
+  folder = tmp_path / 'binaries'
+  folder.mkdir()
+  (folder / '__init__.py').write_text('theirs = True')
+  (folder / 'mine.py').touch()
+  (folder / 'flag_groups.py').write_text(
+      '"""Theirs."""\nfrom absl import flags\n'
+      "DATA_DIR = flags.DEFINE_string('data_dir', None, '')\n"
+      "flags.DEFINE_string('device', None, '')\n"
+  )
+  done = subprocess.run(
+      [sys.executable, '-c', _BESIDE, _ROOT / 'tff_meta_binaries.pth', _ROOT],
+      cwd=tmp_path,
+      env={'PATH': '/usr/bin:/bin', 'PYTHONPATH': str(_ROOT)},
+      capture_output=True,
+      text=True,
+      timeout=60,
+  )
+  assert done.stdout == "No module named 'binaries.nothing'\n", done.stderr
+
+
+def test_commands_are_the_programs(tmp_path):
+  """In a folder whose own `binaries` would be found by `python -m`."""
+  project = tomllib.loads((_ROOT / 'pyproject.toml').read_text())['project']
+  (tmp_path / 'binaries').mkdir()
+  (tmp_path / 'binaries' / '__init__.py').write_text('raise KeyError')
+  for name, target in project['scripts'].items():
+    module, _, function = target.partition(':')
+    program = f'import sys, {module}; sys.argv[0] = {name!r}; {target}()'
+    done = subprocess.run(
+        [sys.executable, '-P', '-c', program.replace(':', '.', 1), '--seed=x'],
+        cwd=tmp_path,
+        env={'PATH': '/usr/bin:/bin', 'PYTHONPATH': str(_ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 2 and 'Error: ' in done.stderr, done.stderr
+    assert function == name.removeprefix('tff-meta-')

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import config_checks
 from tff_meta import episodes
 from tff_meta.client_works import client_work as client_work_lib
 from tff_meta.learners import local_sgd
@@ -105,11 +106,15 @@ def initial_seed(seed: int) -> tf.Tensor:
   """The seed of a run's initial weights, int32 `[2]`.
 
   Args:
-    seed: The run's seed, in the int32 range.
+    seed: The run's seed, 0..2**31-1.
 
   Returns:
     A seed apart from those of the rounds, which begin with 0.
+
+  Raises:
+    ValueError: If it is another number.
   """
+  config_checks.check_seed(seed)
   return tf.constant([1, seed], tf.int32)
 
 

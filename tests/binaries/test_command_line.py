@@ -1,5 +1,6 @@
 """What all programs share."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -32,10 +33,11 @@ command_line.run(main)
 """
 
 
-def _run(program):
+def _run(program, **environment):
   return subprocess.run(
       [sys.executable, '-c', program],
       cwd=_ROOT,
+      env=os.environ | environment,
       capture_output=True,
       text=True,
       timeout=50,
@@ -86,3 +88,43 @@ def test_without_an_interrupt_an_error_is_reported():
   ended = _run(program)
   assert ended.returncode == command_line.FAILURE
   assert ended.stderr == 'Error: half imported\n'
+
+
+@pytest.mark.parametrize(
+    'environment',
+    [
+        {'PYTHONIOENCODING': 'ascii'},
+        {'LC_ALL': 'POSIX', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'},
+    ],
+)
+def test_an_output_that_lacks_a_character_shows_its_code(environment):
+  program = """
+from binaries import command_line
+command_line.run(lambda: print('80 \\u00b1 1.5 \\udce9'))
+"""
+  ended = _run(program, **environment)
+  assert (ended.returncode, ended.stdout) == (0, '80 \\xb1 1.5 \\udce9\n')
+
+
+@pytest.mark.parametrize(
+    'error, line',
+    [
+        (
+            MemoryError('Unable to allocate 8 EiB'),
+            'memory, found Unable to allo',
+        ),
+        (MemoryError(), 'memory, found none left'),
+        (OSError(28, 'No space left', '/a/b'), "No space left: '/a/b'"),
+    ],
+)
+def test_failures_of_the_environment_are_a_line(error, line, capfd):
+  with pytest.raises(SystemExit) as end, command_line.reported_failures():
+    raise error
+  assert end.value.code == command_line.FAILURE
+  err = capfd.readouterr().err
+  assert line in err and err.count('\n') == 1
+
+
+def test_other_errors_keep_their_traceback():
+  with pytest.raises(KeyError), command_line.reported_errors():
+    raise KeyError('a fault of ours')

@@ -12,6 +12,7 @@ import sys
 from absl.testing import flagsaver
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from binaries import command_line
 from binaries import evaluate
@@ -484,6 +485,31 @@ def test_the_list_of_an_algorithm_says_what_each_hparam_is(call, algorithm):
       assert line == ', '.join(f'{p} {v}' for p, v in values.items())
     else:
       assert line == str(values['paper'])
+
+
+def test_an_operation_that_fails_is_a_line_and_leaves_no_directory(
+    call, tmp_path
+):
+  """Half a terabyte of order of examples, which no machine of ours has."""
+  where = tmp_path / 'run'
+  flags = (*_TINY, '--algorithm=fed_avg', f'--output_dir={where}')
+  code, _, err = call(train, *flags, '--hparams=epochs=2147483647')
+  assert code == 1 and err.count('\n') == 1
+  assert err.startswith('Error: Expected TensorFlow to compute, found Resource')
+  assert 'OOM when allocating tensor with shape[2147483647' in err
+  assert not where.exists()
+  code, _, err = call(train, *flags, '--hparams=batch_size=999999999999999')
+  assert code == 2 and err.count('\n') == 1 and '`batch_size`' in err
+  assert not where.exists()
+
+
+def test_an_eager_operation_that_fails_is_a_line(capfd):
+  with pytest.raises(SystemExit), command_line.reported_failures():
+    tf.reshape(tf.zeros([2]), [3])
+  assert capfd.readouterr().err == (
+      'Error: Expected TensorFlow to compute, found InvalidArgumentError: Input'
+      ' to reshape is a tensor with 2 values, but the requested shape has 3\n'
+  )
 
 
 def test_the_list_of_an_unknown_algorithm(call):

@@ -47,6 +47,45 @@ def test_a_file_in_the_way_is_refused(tmp_path):
       pass
 
 
+def test_what_is_no_directory_is_named(tmp_path):
+  link = tmp_path / 'link'
+  link.symlink_to('nowhere')
+  with pytest.raises(run_directory.RunDirectoryError, match='to nowhere, wh'):
+    run_directory.make(link)
+  (tmp_path / 'file').touch()
+  with pytest.raises(run_directory.RunDirectoryError, match='found a file'):
+    run_directory.make(tmp_path / 'file')
+  with pytest.raises(run_directory.RunDirectoryError, match='Not a directory'):
+    run_directory.make(tmp_path / 'file' / 'run')
+  with pytest.raises(run_directory.RunDirectoryError, match='name too long'):
+    run_directory.make(tmp_path / ('n' * 300))
+
+
+@pytest.mark.parametrize(
+    'before, meanwhile, stays',
+    [
+        ((), {'config.json': '{}', 'metrics.csv': ''}, False),
+        ((), {'config.json': '{}', 'metrics.csv': 'round\n1\n'}, True),
+        (('config.json',), {'metrics.csv': ''}, True),
+        (('mine.txt',), {}, True),
+    ],
+)
+def test_a_run_that_fails_at_once_leaves_nothing(
+    tmp_path, before, meanwhile, stays
+):
+  directory = run_directory.RunDirectory(tmp_path / 'run')
+  for name in before:
+    directory.root.mkdir()
+    (directory.root / name).touch()
+  with pytest.raises(OSError, match='at once'):
+    with directory.locked(), directory.removed_if_no_round_is_done():
+      for name, text in meanwhile.items():
+        (directory.root / name).write_text(text)
+      raise OSError('at once')
+  found = {path.name for path in tmp_path.rglob('*') if path.is_file()}
+  assert found == ({'.lock', *before, *meanwhile} if stays else set())
+
+
 def test_metrics_of_something_else_are_not_touched(tmp_path):
   (tmp_path / 'metrics.csv').write_text('mine')
   directory = run_directory.RunDirectory(tmp_path)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tff_meta import config_checks
+
 
 def sample_cohort(
     client_ids: Sequence[str], cohort_size: int, seed: int, cohort_index: int
@@ -33,6 +35,7 @@ def sample_cohort(
         'Expected `cohort_size` to be between 1 and the number of clients,'
         f' {len(client_ids)}, found {cohort_size}.'
     )
+  config_checks.check_seed(seed)
   rng = np.random.default_rng([seed, cohort_index])
   chosen = rng.choice(len(client_ids), cohort_size, replace=False)
   return [client_ids[i] for i in chosen]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from tff_meta import config_checks
 from tff_meta.data import client_sources
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import few_round_groups
@@ -234,6 +235,7 @@ class FederatedDataset:
       ValueError: If the partition is impossible, a client gets no training
         examples, or there is no way to deal new clients.
     """
+    config_checks.check_seed(seed)
     if new_clients not in NEW_CLIENTS:
       raise ValueError(
           f'Expected `new_clients` to be one of {NEW_CLIENTS}, found'
@@ -306,6 +308,7 @@ class FederatedDataset:
     Source: Park et al., Few-Round Learning for Federated Learning, NeurIPS
       2021, section 4.
     """
+    config_checks.check_seed(seed)
     pools = few_round_groups.ClassPools(corpus, examples_per_class)
     classes = pools.classes('meta_train')
     rows = np.concatenate([pools.rows(label) for label in classes])
@@ -376,6 +379,7 @@ class FederatedDataset:
       ValueError: If there are too few clients, both `test` and `test_fraction`
         are given, or an element is not one example with these keys.
     """
+    config_checks.check_seed(seed)
     client_sources.check_fractions(validation_fraction, test_fraction or 0.0)
     if test is not None and test_fraction is not None:
       raise ValueError(
