@@ -43,6 +43,9 @@ class AlgorithmSpec:
     cohort_rounds_field: Field of the configuration that holds R where the
       cohort must stay for R + 1 consecutive rounds; None where every round
       draws its own.
+    channels: What else than the change of one model decides what the server
+      does next, of all that clients send; an `aggregator` does not see it. None
+      for nothing.
     needs: `(config, class_sizes) -> str | None`, what a client with so many
       training examples of each class, int [C], lacks to learn anything, as a
       sentence; None where it lacks nothing. None if any examples do.
@@ -61,6 +64,7 @@ class AlgorithmSpec:
   model: str | None = None
   changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   cohort_rounds_field: str | None = None
+  channels: str | None = None
   needs: str | None = None
 
   def _attribute(self, name: str | None) -> Any:
@@ -130,6 +134,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             group_personalizer='build_frl_personalizer',
             partition='few_round',
             cohort_rounds_field='rounds',
+            channels='class prototypes',
         ),
         AlgorithmSpec(
             name='metavers',
@@ -141,6 +146,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_client_personalizer='build_metavers_client_personalizer',
             new_class_personalizer='build_metavers_client_personalizer',
             needs='what_is_missing',
+            channels='margins',
         ),
         AlgorithmSpec(
             name='metavers_ce',
@@ -153,6 +159,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_class_personalizer='build_metavers_client_personalizer',
             changes=dict(loss='ce'),
             needs='what_is_missing',
+            channels='margins',
         ),
         AlgorithmSpec(
             name='metavers_triplet',
@@ -165,6 +172,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_class_personalizer='build_metavers_client_personalizer',
             changes=dict(loss='triplet'),
             needs='what_is_missing',
+            channels='margins',
         ),
         AlgorithmSpec(
             name='cafeme',
@@ -393,6 +401,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_ifca',
             known_client_personalizer='build_ifca_client',
             new_client_personalizer='build_ifca_client',
+            channels='choices among models',
         ),
         AlgorithmSpec(
             name='ifca_ft',
@@ -402,6 +411,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_ifca',
             known_client_personalizer='build_ifca_ft_client',
             new_client_personalizer='build_ifca_ft_client',
+            channels='choices among models',
         ),
         AlgorithmSpec(
             name='knn_per',
@@ -419,6 +429,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.baselines.fed_proto',
             builder='build_fed_proto',
             known_client_personalizer='build_fed_proto_known_client',
+            channels='class prototypes',
         ),
         AlgorithmSpec(
             name='pfedhn',
@@ -459,6 +470,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_scaffold',
             known_client_personalizer='build_scaffold_client',
             new_client_personalizer='build_scaffold_client',
+            channels='control variates',
         ),
         AlgorithmSpec(
             name='per_fed_avg',

@@ -254,10 +254,10 @@ def nothing_learned(directory: run_directory.RunDirectory) -> str | None:
   )
   others = f'{metric_writers.num_without_reason(sums):.0f}'
   return (
-      f'In none of {len(trained)} rounds has a client trained: of {clients} that'
-      f' took part, counted in every round, {non_finite} sent numbers that are'
-      f' not finite, {empty} had no examples and {others} learned nothing from'
-      ' theirs'
+      f'In none of {len(trained)} rounds has a client trained: of {clients}'
+      f' that took part, counted in every round, {non_finite} sent numbers that'
+      f' are not finite, {empty} had no examples and {others} learned nothing'
+      ' from theirs'
   )
 
 
@@ -270,11 +270,11 @@ def _check_learned(directory, report) -> None:
         f' are in {directory.checkpoints}.'
     )
   columns = metric_writers.read_metrics(directory.metrics)
-  idle = columns.get(metric_writers.TRAINED, []).count(0)
-  if idle:
+  trained = columns.get(metric_writers.TRAINED, [])
+  if 0 in trained:
     report(
-        f'Warning: in {idle} of {len(columns[metric_writers.TRAINED])} rounds no'
-        ' client trained.'
+        f'Warning: in {trained.count(0)} of {len(trained)} rounds no client'
+        ' trained.'
     )
 
 
