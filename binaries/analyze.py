@@ -332,10 +332,12 @@ def _trajectory(root):
     numbers = trajectory.summarize(found)
     panels.append(trajectory.build_panel(title, found, _layout()))
     runs.append(_facts(directory, config) | numbers)
+    relative = numbers['relative_step_length']
     print(
         f'{title}: mean step length'
         f' {numbers["mean_step_length"]:.4g},'
-        f' {numbers["relative_step_length"]:.4g} of the features\' norm'
+        f' {"unknown" if relative is None else f"{relative:.4g}"} of the'
+        " features' norm"
     )
   pictures.write_panels(root / 'trajectory.png', panels, 'client')
   return {

@@ -146,6 +146,13 @@ EXECUTION = flags.DEFINE_enum(
     "What runs TFF computations: this process, or TFF's own worker (CPU only,"
     ' slower).',
 )
+AGGREGATION = flags.DEFINE_enum(
+    'aggregation',
+    'plain',
+    ['plain', 'robust'],
+    "How the server takes the mean of the clients' updates; robust leaves out"
+    ' and cuts down what is much larger than most.',
+)
 MIXED_PRECISION = flags.DEFINE_bool(
     'mixed_precision',
     False,
@@ -286,6 +293,7 @@ def _config():
       clients_per_round=CLIENTS_PER_ROUND.value,
       seed=SEED.value,
       execution=EXECUTION.value,
+      aggregation=AGGREGATION.value,
       checkpoint_every=CHECKPOINT_EVERY.value,
       protocols=tuple(flag_groups.PROTOCOL.value),
       eval_every=EVAL_EVERY.value,

@@ -115,6 +115,23 @@ def test_server_optimizer_and_aggregator_are_those_given():
   assert weights_of(process, output.state) == [3, 3]
 
 
+def test_a_robust_mean_outlives_a_huge_update(process):
+  """Of a client that is at 1e30, which the metric shows; others move on."""
+  cohort = [*CLIENTS, client_data(1e30, 1)]
+  plain = process.next(process.initialize(), cohort)
+  train = plain.metrics['client_work']['train']
+  np.testing.assert_allclose(train['max_update_norm'], 2**0.5 * 1e30, 1e-6)
+  assert min(weights_of(process, plain.state)) > 1e29
+
+  robust = build(aggregator=composition.robust_factory())
+  state = robust.next(robust.initialize(), cohort).state
+  first, second = weights_of(robust, state)
+  assert 2 < first < 6 and 2 < second < 6 and first != 4
+  # Where nobody has any example, the weights stay.
+  state = robust.next(robust.initialize(), [client_data(7.0, 0)]).state
+  assert weights_of(robust, state) == [2, 4]
+
+
 def build_with_counter():
   """A process whose state is <weights, rounds done>."""
 

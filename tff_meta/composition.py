@@ -24,6 +24,16 @@ def mean_factory() -> tff.aggregators.WeightedAggregationFactory:
   return tff.aggregators.MeanFactory(no_nan_division=True)
 
 
+def robust_factory() -> tff.aggregators.WeightedAggregationFactory:
+  """The weighted mean without updates that are much larger than most.
+
+  Those beyond a multiple of a high quantile of the norms so far count as zeros,
+  long ones are cut to a quantile. Where every client has weight zero the mean
+  is NaN, which TFF's finalizers leave out.
+  """
+  return tff.learning.robust_aggregator()
+
+
 def build_optimizer(
     name: str, learning_rate: float, momentum: float = 0.0
 ) -> tff.learning.optimizers.Optimizer:

@@ -45,6 +45,9 @@ class AlgorithmSpec:
       draws its own.
     former_fields: Fields that the configuration had in earlier versions, with
       the value that means what the algorithm always does now.
+    channels: What else than the change of one model decides what the server
+      does next, of all that clients send; an `aggregator` does not see it. None
+      for nothing.
     needs: `(config, class_sizes) -> str | None`, what a client with so many
       training examples of each class, int [C], lacks to learn anything, as a
       sentence; None where it lacks nothing. None if any examples do.
@@ -64,6 +67,7 @@ class AlgorithmSpec:
   changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   cohort_rounds_field: str | None = None
   former_fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  channels: str | None = None
   needs: str | None = None
 
   def _attribute(self, name: str | None) -> Any:
@@ -144,6 +148,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             group_personalizer='build_frl_personalizer',
             partition='few_round',
             cohort_rounds_field='rounds',
+            channels='class prototypes',
         ),
         AlgorithmSpec(
             name='metavers',
@@ -155,6 +160,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_client_personalizer='build_metavers_client_personalizer',
             new_class_personalizer='build_metavers_client_personalizer',
             needs='what_is_missing',
+            channels='margins',
         ),
         AlgorithmSpec(
             name='metavers_ce',
@@ -167,6 +173,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_class_personalizer='build_metavers_client_personalizer',
             changes=dict(loss='ce'),
             needs='what_is_missing',
+            channels='margins',
         ),
         AlgorithmSpec(
             name='metavers_triplet',
@@ -179,6 +186,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_class_personalizer='build_metavers_client_personalizer',
             changes=dict(loss='triplet'),
             needs='what_is_missing',
+            channels='margins',
         ),
         AlgorithmSpec(
             name='cafeme',
@@ -419,6 +427,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_ifca',
             known_client_personalizer='build_ifca_client',
             new_client_personalizer='build_ifca_client',
+            channels='choices among models',
         ),
         AlgorithmSpec(
             name='ifca_ft',
@@ -428,6 +437,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_ifca',
             known_client_personalizer='build_ifca_ft_client',
             new_client_personalizer='build_ifca_ft_client',
+            channels='choices among models',
         ),
         AlgorithmSpec(
             name='knn_per',
@@ -445,6 +455,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.baselines.fed_proto',
             builder='build_fed_proto',
             known_client_personalizer='build_fed_proto_known_client',
+            channels='class prototypes',
         ),
         AlgorithmSpec(
             name='pfedhn',
@@ -485,6 +496,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_scaffold',
             known_client_personalizer='build_scaffold_client',
             new_client_personalizer='build_scaffold_client',
+            channels='control variates',
         ),
         AlgorithmSpec(
             name='per_fed_avg',

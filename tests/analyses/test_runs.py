@@ -107,6 +107,15 @@ def test_a_trajectory_is_what_training_itself_gives(experiment, found):
     np.testing.assert_allclose(features, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_step_in_units_of_nothing_is_no_number():
+  """Of a client whose units are dead; the other has steps of its own norm."""
+  dead = trajectory.Trajectory('a', (1, 2), np.zeros([2, 2]))
+  alive = trajectory.Trajectory('b', (1, 2), np.array([[1, 0], [0, 1]]))
+  assert trajectory.summarize([dead])['relative_step_length'] is None
+  numbers = trajectory.summarize([dead, alive])
+  assert numbers['relative_step_length'] == pytest.approx(2**0.5)
+
+
 def test_steps_are_distances_between_updates():
   ways = [
       trajectory.Trajectory('a', (1, 2, 5), np.array([[0, 0], [3, 4], [3, 5]])),

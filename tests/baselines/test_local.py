@@ -172,6 +172,27 @@ def test_a_client_trains_on_episodes(change):
     assert found == answers
 
 
+@pytest.mark.parametrize(
+    'labels', [(0, 0, 0, 0), (0, 0, 1, 1), (0, 0, 0, 1, 1)], ids=str
+)
+def test_a_client_without_an_episode_did_not_train(labels):
+  """Of one class, or without a query example, which what is missing tells."""
+  sizes = np.bincount(labels, minlength=oracle.NUM_CLASSES)
+  missing = local.what_is_missing(EPISODES, sizes)
+  assert (missing is None) == (len(labels) == 5)
+  x = np.arange(len(labels), dtype=np.float32)[:, np.newaxis]
+  client = oracle.Client(x, np.array(labels, np.int32), 3)
+  process = local.build_local(
+      oracle.build_model(), EPISODES, num_classes=oracle.NUM_CLASSES
+  )
+  memory = client_work.memory_dataset(process.initial_memory, None)
+  data = client.data() | {'memory': memory}
+  output = process.next(process.initialize(), [data])
+  train = output.metrics['client_work']['train']
+  assert train['num_trained_clients'] == (missing is None)
+  assert np.isnan(train['loss']) == (missing is not None)
+
+
 def test_a_known_client_without_episodes_has_the_initial_network():
   weights = oracle.build_model().initialize(tf.constant([1, 2]))
   other = oracle.build_model().initialize(tf.constant([3, 4]))

@@ -413,6 +413,16 @@ def _check_evaluation_of_clients(call, directory, summary):
             '--validation_fraction',
         ),
         (['--partition=iid', '--eval_every=1'], 2, '`eval_every` to be 0'),
+        (
+            [
+                '--algorithm=metavers',
+                '--partition=iid',
+                '--hparams=shots=99,queries=7',
+            ],
+            2,
+            'two classes with `shots` (99) examples at least, and up to'
+            ' `queries` (7) more',
+        ),
         (['--dataset=mnist', '--data_dir=/nowhere'], 1, '/nowhere'),
         (['--output_dir='], 2, 'Expected --output_dir'),
         (['--output_dir=/proc/run'], 1, 'able to write to /proc/run'),
@@ -446,6 +456,36 @@ def test_nan_pixels_end_with_one_line(call, tmp_path, monkeypatch):
   monkeypatch.setitem(datasets.DATASETS, 'synthetic', spec)
   code, _, err = call(train, *_TINY, f'--output_dir={tmp_path}/run')
   assert code == 2 and err.count('\n') == 1 and 'finite' in err
+
+
+def test_a_run_that_learns_nothing_shows_no_accuracy(call, tmp_path):
+  """And the same command, which has no round to do, says so again."""
+  directory = tmp_path / 'run'
+  flags = (
+      '--algorithm=fed_avg',
+      '--dataset=synthetic',
+      '--model=mlp',
+      '--partition=iid',
+      '--rounds=2',
+      '--eval_every=1',
+      '--noreferences',
+      '--hparams=learning_rate=1e30',
+      f'--output_dir={directory}',
+  )
+  code, out, err = call(train, *flags)
+  warning, error = err.splitlines()[-2:]
+
+  assert code == 1 and 'round 2/2  loss nan' in out
+  assert warning.startswith('Warning: 5 clients of round 1 sent numbers that')
+  assert error.startswith('Error: In none of 2 rounds has a client trained')
+  assert '10 sent numbers that are not finite, 0 had no examples' in error
+  assert 'interval' not in out and not (directory / 'summary.json').exists()
+  assert len(list((directory / 'checkpoints').iterdir())) == 1
+
+  code, out, again = call(train, *flags)
+  assert (code, out, again.splitlines()[-1]) == (1, '', error)
+  code, _, err = call(evaluate, f'--run_dir={directory}')
+  assert code == 0 and 'Warning: In none of 2 rounds has a client' in err
 
 
 def test_a_client_without_examples_ends_with_one_line(call, tmp_path):

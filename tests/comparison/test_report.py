@@ -257,6 +257,23 @@ def _files(directory):
   return [path for path in directory.rglob('*') if path.is_file()]
 
 
+def test_seeds_are_averaged_round_by_round(tmp_path):
+  """Where none of them lacks the loss, because nobody trained."""
+  for name, rows in (
+      ('a', '1,nan\n2,1\n3,3\n4,5\n'),
+      ('b', '1,4\n2,2\n3,nan\n'),
+  ):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / 'metrics.csv').write_text('round,train/loss\n' + rows)
+  runs = {'Good': [tmp_path / 'a', tmp_path / 'b'], 'Bad': []}
+  curves, _, num_shown = figures._columns(
+      runs, lambda name: name == 'train/loss', every_round=True
+  )
+  rounds, values = curves.pop('Good')
+  assert (rounds.tolist(), values.tolist()) == ([2], [[1], [2]])
+  assert not curves and num_shown == 2
+
+
 def test_small_files_of_finished_cells_are_kept(tmp_path, comparison):
   good = [c for c in comparison.cells if c.row == 'Good']
   for cell in good:

@@ -118,6 +118,11 @@ def test_metrics_are_finite_scalars(subject):
     assert _all_finite(output.metrics)
 
 
+def test_what_is_aggregated_beside_the_models_is_declared(subject):
+  metrics = subject.outputs[0].metrics['client_work']
+  assert 'signal' not in metrics or subject.case.spec.channels
+
+
 def test_weights_that_are_set_are_got(subject):
   process, state = subject.process, subject.states[1]
   weights = tree.map_structure(
@@ -364,6 +369,29 @@ def test_a_round_in_which_nobody_trained_is_said_to_be_one(subject, why):
     assert np.isnan(train.pop('max_update_norm'))
     assert _all_finite(train)
     assert output.memories == {}
+
+
+@pytest.mark.parametrize(
+    'counts',
+    [{0: 1}, {0: 5}, {0: 1, 1: 1}, {0: 1, 2: 4}, {0: 6, 1: 3}],
+    ids=str,
+)
+def test_what_is_missing_is_what_keeps_a_client_from_training(subject, counts):
+  """Said beforehand of some algorithms; any examples do for the others."""
+  client = dataclasses.replace(subject.cohort[0], counts=counts)
+  what_is_missing = subject.case.spec.what_is_missing
+  missing = None
+  if what_is_missing is not None:
+    sizes = np.array([counts.get(label, 0) for label in range(3)])
+    missing = what_is_missing(subject.case.config, sizes)
+  elif len(counts) == 1 or 1 in counts.values():
+    pytest.skip('What these do with so little is told by the count alone.')
+
+  rounds = subject.run([client])
+  trained = [_train(output)['num_trained_clients'] for output in rounds]
+  assert any(trained) == (missing is None)
+  for output, count in zip(rounds, trained, strict=True):
+    assert np.isnan(_train(output)['loss']) == (count == 0)
 
 
 def test_a_restored_checkpoint_goes_on_as_if_never_interrupted(

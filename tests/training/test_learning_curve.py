@@ -56,6 +56,24 @@ def test_the_legend_tells_means_from_single_rounds():
   assert labels == ['train/loss', 'train/loss, mean of 4 rounds']
 
 
+def test_a_round_without_a_loss_is_a_gap_in_the_line():
+  """A mean is over the others; evaluations with gaps are points."""
+  drawn = {}
+
+  class Axes:
+
+    def plot(self, x, y, *style, label):
+      drawn[label] = x, y, style
+
+  values = [4.0, _NAN, _NAN, 2.0]
+  for name in ('train/loss', 'groups/loss'):
+    learning_curve._draw(Axes(), [1, 2, 3, 4], values, name, 2)
+  x, y, style = drawn['train/loss, mean of 2 rounds']
+  assert x == [1, 2, 3, 4] and not style
+  np.testing.assert_array_equal(y, [4.0, 4.0, _NAN, 2.0])
+  assert drawn['groups/loss'] == ([1, 4], [4.0, 2.0], ('o-',))
+
+
 def test_means_are_over_the_window(tmp_path):
   """Within episodes of two the loss jumps; over them it does not change."""
   rounds = list(range(1, 9))

@@ -1,5 +1,6 @@
 import collections
 import contextlib
+import math
 
 import numpy as np
 import pytest
@@ -106,6 +107,7 @@ def _train(
         checkpoint=options.get('checkpoint', store.load_latest(pytest.fail)),
         should_stop=should_stop,
         report=report,
+        why_not_trained=options.get('why_not_trained', lambda _: None),
     )
 
 
@@ -269,20 +271,52 @@ def test_a_stop_is_a_checkpoint_and_is_continued(process, whole, tmp_path):
   assert _files(tmp_path / 'run') == whole
 
 
-def test_clients_that_diverge_are_reported_once(process, tmp_path, monkeypatch):
+def test_every_reason_not_to_train_is_reported_once(
+    process, tmp_path, monkeypatch
+):
+  """Clients of round 5 do not learn, but lack nothing: that may be so."""
   flatten = metric_writers.flatten_metrics
-  counts = iter([0, 2, 3, 0, 1, 0, 0])
+  rounds = iter(
+      [(4, 4, 0, 0), (4, 1, 2, 1), (4, 0, 3, 0), (4, 0, 0, 0), (4, 3, 0, 0)]
+      + [(4, 2, 1, 1)] * 2
+  )
+  names = ('clients', 'trained_clients', 'non_finite_clients', 'empty_clients')
 
   def flatten_metrics(metrics):
+    counts = zip(names, next(rounds), strict=True)
     return flatten(metrics) | {
-        'train/num_non_finite_clients': np.float32(next(counts))
+        f'train/num_{name}': np.float32(count) for name, count in counts
     }
 
   monkeypatch.setattr(metric_writers, 'flatten_metrics', flatten_metrics)
   lines = []
-  _train(process, tmp_path / 'run', report=lines.append)
-  (line,) = lines
-  assert line.startswith('Warning: 2 clients of round 2 sent numbers')
+  lacks = {'3/3': 'it lacks a class'}
+  _train(
+      process,
+      tmp_path / 'run',
+      report=lines.append,
+      why_not_trained=lambda cohort: lacks.get(cohort[0]),
+  )
+  starts = (
+      'Warning: 2 clients of round 2 sent numbers',
+      'Warning: 1 clients of round 2 have no examples',
+      'Warning: 1 clients of round 3 have examples, but learn nothing from'
+      ' them, it lacks a class.',
+      'Warning: 4 clients of round 4 have examples, but learn nothing from'
+      ' them.',
+  )
+  assert len(lines) == len(starts)
+  assert all(map(str.startswith, lines, starts))
+
+
+def test_an_evaluation_that_is_no_number_is_not_the_best(process, tmp_path):
+  """Nor does it count against the patience."""
+  slopes = iter([0.3, math.nan, 0.2])
+  evaluation = loop.Evaluation(
+      ('slope',), lambda *_: {'slope': next(slopes)}, best_by='slope'
+  )
+  trained = _train(process, tmp_path / 'run', evaluation=evaluation, patience=1)
+  assert (trained.rounds, trained.best.rounds) == (_ROUNDS, 2)
 
 
 def test_an_extended_run_is_a_longer_run(process, whole, tmp_path):

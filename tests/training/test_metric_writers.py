@@ -86,6 +86,13 @@ def test_the_mean_of_no_values(tmp_path):
   assert metric_writers.mean_of_last(metrics, 'new', 3) is None
 
 
+def test_what_an_older_file_has_no_column_for_is_left_out(tmp_path):
+  path = tmp_path / 'metrics.csv'
+  position = _rows(path, [(1, {'loss': 3})])
+  _rows(path, [(2, {'loss': 2, 'num_trained': 4})], *position)
+  assert path.read_text() == 'round,loss\n1,3\n2,2\n'
+
+
 @pytest.mark.parametrize('rest', ['', '3,1', '3,1\n4,0\n', 'garbage\n\n'])
 def test_a_continued_file_is_the_file_of_one_go(tmp_path, rest):
   rows = [(n, {'loss': np.float32(1 / n)}) for n in range(1, 6)]

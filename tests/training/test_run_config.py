@@ -243,6 +243,16 @@ def test_the_identity_leaves_out_what_may_change():
   assert other.identity() != config.identity()
 
 
+def test_a_plain_aggregation_is_that_of_runs_from_before_there_was_another():
+  values = dict(algorithm='fed_avg', hparams='')
+  assert 'aggregation' not in _resolve(**values).to_json()
+  robust = _resolve(**values, aggregation='robust')
+  assert robust.identity()['aggregation'] == 'robust'
+  assert run_config.from_json(robust.to_json()) == robust
+  with pytest.raises(ValueError, match='clients also send class prototypes'):
+    _resolve(aggregation='robust')
+
+
 def test_a_configuration_of_an_earlier_version_is_read():
   config = _resolve(
       algorithm='fed_rep',

@@ -152,8 +152,8 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
   Returns:
     `mean_step_length`, over clients of the mean over their steps;
     `relative_step_length`, the same in units of the client's mean feature norm,
-    since embeddings of different models have different sizes; and `clients`,
-    the same for each with its rounds.
+    since embeddings of different models have different sizes, None where all
+    features are zero; and `clients`, the same for each with its rounds.
   """
   clients = []
   for trajectory in trajectories:
@@ -165,13 +165,16 @@ def summarize(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
             'rounds': list(trajectory.rounds),
             'step_lengths': steps.tolist(),
             'mean_step_length': float(steps.mean()),
-            'relative_step_length': float(steps.mean() / norm),
+            'relative_step_length': float(steps.mean() / norm)
+            if norm
+            else None,
         }
     )
-  return {
-      key: float(np.mean([client[key] for client in clients]))
-      for key in ('mean_step_length', 'relative_step_length')
-  } | {'clients': clients}
+  means = {}
+  for key in ('mean_step_length', 'relative_step_length'):
+    values = [client[key] for client in clients if client[key] is not None]
+    means[key] = float(np.mean(values)) if values else None
+  return means | {'clients': clients}
 
 
 def build_panel(

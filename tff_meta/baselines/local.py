@@ -195,9 +195,7 @@ def _build_episode_loss(model, config, num_classes):
   return loss
 
 
-def what_is_missing(
-    config: LocalConfig, class_sizes: np.ndarray
-) -> str | None:
+def what_is_missing(config: LocalConfig, class_sizes: np.ndarray) -> str | None:
   """Returns what a client lacks to train, see `registry.AlgorithmSpec`."""
   if config.training == 'epochs':
     return None

@@ -144,9 +144,7 @@ def prototypical_loss(
   return tf.math.divide_no_nan(tf.reduce_sum(losses), tf.reduce_sum(counts))
 
 
-def num_scored(
-    y: tf.Tensor, mask: tf.Tensor, present: tf.Tensor
-) -> tf.Tensor:
+def num_scored(y: tf.Tensor, mask: tf.Tensor, present: tf.Tensor) -> tf.Tensor:
   """The number of examples that `prototypical_loss` can be wrong about.
 
   Args:

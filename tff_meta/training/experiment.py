@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import tensorflow_federated as tff
 
+from tff_meta import composition
 from tff_meta import datasets
 from tff_meta import models
 from tff_meta import registry
@@ -40,12 +41,20 @@ class Experiment:
     return registry.get(self.config.algorithm)
 
   def build_process(self) -> tff.learning.templates.LearningProcess:
-    """Returns the training process."""
+    """Returns the training process.
+
+    Raises:
+      ValueError: If the algorithm has no such aggregation.
+    """
+    options = {}
+    if self.config.aggregation == 'robust':
+      options['aggregator'] = composition.robust_factory()
     return self.spec.build(
         self.model,
         self.config.hparams,
         num_classes=self.dataset.num_classes,
         seed=self.config.seed,
+        **options,
     )
 
   def cohort(self, round_num: int) -> Sequence[str]:

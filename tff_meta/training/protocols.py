@@ -280,6 +280,12 @@ class Evaluator:
         summary['nvar'] = self._nvar(of_round, report)
       results[suffix] = summary, own
     self._report_no_curve(name, own, report)
+    num_idle = int((own.num_support == 0).sum())
+    if num_idle:
+      report(
+          f'Warning: {num_idle} of {len(own.ids)} {own.unit}s of {name} had no'
+          ' examples to adapt on, and count nevertheless.'
+      )
     return results
 
   def _nvar(self, trained: Model, report) -> float | None:

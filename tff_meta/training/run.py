@@ -349,10 +349,12 @@ def _check_learned(directory, report) -> None:
         f' are in {directory.checkpoints}.'
     )
   columns = metric_writers.read_metrics(directory.metrics)
-  idle = columns.get(metric_writers.TRAINED, []).count(0)
-  if idle:
-    rounds = len(columns[metric_writers.TRAINED])
-    report(f'Warning: in {idle} of {rounds} rounds no client trained.')
+  trained = columns.get(metric_writers.TRAINED, [])
+  if 0 in trained:
+    report(
+        f'Warning: in {trained.count(0)} of {len(trained)} rounds no client'
+        ' trained.'
+    )
 
 
 def _checksums(directory) -> dict[str, str]:

@@ -15,6 +15,7 @@ from tff_meta.training import partitions
 
 FEW_ROUND = partitions.FEW_ROUND
 EXECUTIONS = ('in_process', 'native')
+AGGREGATIONS = ('plain', 'robust')
 PRESETS = registry.PRESETS
 SELECT_BY = ('macro', 'micro')
 
@@ -93,6 +94,10 @@ class RunConfig:
     way: Classes of a group; None where no groups can be drawn.
     group_clients: Clients of a group; None where no groups can be drawn.
     execution: Where TFF computations run.
+    aggregation: How the server takes the mean of the clients' updates:
+      `'plain'`, or `'robust'`, which leaves out and cuts down what is much
+      larger than most. In `to_json` only if it is not plain: runs from before
+      there was another go on.
   """
 
   algorithm: str
@@ -132,6 +137,7 @@ class RunConfig:
   way: int | None
   group_clients: int | None
   execution: str
+  aggregation: str = AGGREGATIONS[0]
 
   def __post_init__(self):
     for name, value, choices in (
@@ -140,6 +146,7 @@ class RunConfig:
         ('new_clients', self.new_clients, federated_dataset.NEW_CLIENTS),
         ('select_by', self.select_by, SELECT_BY),
         ('execution', self.execution, EXECUTIONS),
+        ('aggregation', self.aggregation, AGGREGATIONS),
     ):
       if value not in choices:
         raise ValueError(
@@ -182,6 +189,13 @@ class RunConfig:
           f'Expected `group_clients` to be more than `kept_clients`, {kept},'
           f' found {self.group_clients}: nobody would be chosen. Tip:'
           f' --group_clients={2 * kept} has twice as many to choose from.'
+      )
+    channels = registry.get(self.algorithm).channels
+    if self.aggregation != AGGREGATIONS[0] and channels:
+      raise ValueError(
+          f'Expected `aggregation` {AGGREGATIONS[0]!r} with {self.algorithm},'
+          f' found {self.aggregation!r}: its clients also send {channels},'
+          ' which it would not guard.'
       )
     if self.partition == FEW_ROUND:
       self._check_few_round()
@@ -242,7 +256,10 @@ class RunConfig:
   def to_json(self) -> dict[str, Any]:
     """Returns the configuration as JSON values."""
     # There and back: JSON makes lists of tuples, wherever they are.
-    return json.loads(json.dumps(dataclasses.asdict(self)))
+    values = json.loads(json.dumps(dataclasses.asdict(self)))
+    if self.aggregation == AGGREGATIONS[0]:
+      del values['aggregation']
+    return values
 
   def identity(self) -> dict[str, Any]:
     """Returns the part that a continuation must share, as JSON values."""
