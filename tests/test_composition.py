@@ -184,7 +184,7 @@ def test_optimizers_by_name():
   """SGD: 1 - .1 (2 + 4). Momentum: v = 2, .5 * 2 + 4 = 5: 1 - .1 * 7.
 
   Adam's first step is the rate times the sign of the gradient, to within
-  epsilon / sqrt(1 - .999) = 3e-7 relative to the gradient. RMSprop's is ten
+  epsilon = 1e-8 relative to the gradient. RMSprop's is ten
   times that, for its mean square is .01 g^2; then .99 * .04 + .01 * 16.
   """
   build_optimizer = composition.build_optimizer

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import episodes
+from tff_meta import optimizers
 from tff_meta.client_works import client_work as client_work_lib
 from tff_meta.learners import local_sgd
 
@@ -29,10 +30,10 @@ def build_optimizer(
   """A TFF optimizer by name.
 
   Args:
-    name: `'sgd'`, or `'adam'` with moments 0.9 and 0.999 and epsilon 1e-8
-      outside the root. (TFF adds epsilon before the bias correction, PyTorch
-      after it: gradients above about 1e-6 do not tell.) `'rmsprop'` as
-      PyTorch's default: mean squares of decay 0.99, epsilon as for Adam.
+    name: `'sgd'`; `'adam'` with moments 0.9 and 0.999; or `'rmsprop'` with mean
+      squares of decay 0.99. The latter two add an epsilon of 1e-8 to the root,
+      Adam to that of the corrected moment. All three compute what PyTorch's
+      optimizers of these names do by default.
     learning_rate: At least 0.
     momentum: Of SGD, in `[0, 1)`.
 
@@ -56,7 +57,7 @@ def build_optimizer(
         f' {momentum}.'
     )
   if name == 'adam':
-    return tff.learning.optimizers.build_adam(learning_rate, epsilon=1e-8)
+    return optimizers.Adam(learning_rate)
   if name == 'rmsprop':
     return tff.learning.optimizers.build_rmsprop(learning_rate, 0.99, 1e-8)
   raise ValueError(
