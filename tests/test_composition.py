@@ -43,7 +43,12 @@ def move_to_mean(weights, client):
 
 def build(**options):
   return composition.build_learning_process(
-      initial_weights, (1,), move_to_mean, seed=SEED, **options
+      initial_weights,
+      (1,),
+      move_to_mean,
+      num_classes=1,
+      seed=SEED,
+      **options,
   )
 
 
@@ -127,6 +132,7 @@ def build_with_counter():
           composition.ClientInput(data.examples, message.seed, (), (), ()),
       ),
       client_work.round_seed(SEED),
+      num_classes=1,
   ).process
   result_type = work.next.type_signature.result.result.member
   aggregation = composition.mean_factory().create(
@@ -250,6 +256,7 @@ def stateful():
       initial_weights,
       (1,),
       remember,
+      num_classes=1,
       seed=SEED,
       memory=lambda: tf.constant(0.0),
       state=client_work.ClientWorkState(

@@ -183,6 +183,7 @@ def build_learning_process(
     input_shape: tuple[int, ...],
     client_update: Callable[[Any, ClientInput], client_work_lib.ClientOutput],
     *,
+    num_classes: int,
     seed: int,
     aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
     server_optimizer: tff.learning.optimizers.Optimizer | None = None,
@@ -196,6 +197,7 @@ def build_learning_process(
     input_shape: Shape of one example, channels last.
     client_update: `(weights, ClientInput) -> ClientOutput` in pure TensorFlow;
       the result's `update` is a pseudo-gradient, initial minus final weights.
+    num_classes: Clients' labels are 0..num_classes-1.
     seed: The run's seed, in the int32 range.
     aggregator: Weighted; by default `mean_factory()`.
     server_optimizer: Applied to the aggregate; by default SGD of rate 1, which
@@ -234,6 +236,7 @@ def build_learning_process(
       update_weights,
       client_work_lib.round_seed(seed, state),
       memory,
+      num_classes=num_classes,
   )
   result_type = work.process.next.type_signature.result.result.member
   distributor = tff.learning.templates.build_broadcast_process(weights_type)

@@ -1,4 +1,4 @@
-"""Optimizers of which TFF's own compute something else than the papers' code."""
+"""Optimizers that TFF has in a form other than the papers' code."""
 
 import collections
 from typing import Any

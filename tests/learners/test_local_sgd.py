@@ -8,8 +8,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import episodes
-from tff_meta import optimizers
 from tff_meta import models
+from tff_meta import optimizers
 from tff_meta.learners import local_sgd
 from tff_meta.losses import cross_entropy
 

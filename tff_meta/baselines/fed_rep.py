@@ -174,6 +174,7 @@ def build_fed_rep(
       lambda: _share(config, initial_weights())[0],
       model.input_shape,
       client_update,
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer,

@@ -260,13 +260,23 @@ def _to_memory(dataset: tf.data.Dataset, initial_memory: Any) -> ClientMemory:
   return ClientMemory(present, value)
 
 
-def _train_metrics(report: local_sgd.LocalReport, num_clients, num_non_finite):
+def _train_metrics(
+    report: local_sgd.LocalReport, num_clients, num_non_finite, num_bad_label
+):
   return collections.OrderedDict(
       loss=tf.math.divide_no_nan(report.loss_sum, report.num_examples),
       num_examples=report.num_examples,
       num_clients=num_clients,
       num_non_finite_clients=num_non_finite,
+      num_bad_label_clients=num_bad_label,
   )
+
+
+def _without_loss_unless(labels_fit: tf.Tensor, output: ClientOutput):
+  """Makes the loss NaN where a label has no class, so that nothing counts."""
+  report = output.report
+  loss_sum = tf.where(labels_fit, report.loss_sum, float('nan'))
+  return output._replace(report=report._replace(loss_sum=loss_sum))
 
 
 def _keep_finite(output: ClientOutput, memory: Any):
@@ -300,12 +310,15 @@ def build_client_work(
     client_update: Callable[..., ClientOutput],
     state: ClientWorkState,
     initial_memory: Callable[[], Any] | None = None,
+    *,
+    num_classes: int,
 ) -> ClientWork:
   """Builds a client work from one pure client function.
 
   A client whose output is not finite counts with weight zero, keeps the memory
   that it had and is counted in the measurement `train/num_non_finite_clients`.
-  One with weight zero keeps its memory too.
+  So does a client with a label that no class has, whose loss is no number; it
+  does no work. One with weight zero keeps its memory too.
 
   Args:
     weights_type: Unplaced type of what the distributor sends.
@@ -315,12 +328,13 @@ def build_client_work(
     state: The server state of the client work.
     initial_memory: `() -> value` in pure TensorFlow, stands in for the memory
       of a client that has none yet; None if clients keep nothing.
+    num_classes: Labels are 0..num_classes-1.
 
   Returns:
     A `ClientWork` whose measurements are `train` with `loss` (mean over the
-    examples trained on), `num_examples`, `num_clients` and
-    `num_non_finite_clients`, all float32 scalars; and `signal` with those of
-    the state's aggregator, if it has one.
+    examples trained on), `num_examples`, `num_clients`,
+    `num_non_finite_clients` and, of these, `num_bad_label_clients`, all float32
+    scalars; and `signal` with those of the state's aggregator, if it has one.
   """
   message_tf, initial_state_tf = _message(state)
   message_type = message_tf.type_signature.result
@@ -341,12 +355,16 @@ def build_client_work(
         episodes.to_salt(data['salt']),
         memory,
     )
-    output = client_update(weights, message, client)
+    labels_fit = episodes.labels_fit(client.examples, num_classes)
+    fitting = episodes.all_or_none(client.examples, labels_fit)
+    output = client_update(weights, message, client._replace(examples=fitting))
+    output = _without_loss_unless(labels_fit, output)
     kept, memory, non_finite = _keep_finite(output, memory)
     result = tff.learning.templates.ClientResult(
         kept.update, kept.update_weight
     )
-    counts = kept.report, tf.constant(1.0), non_finite
+    bad_label = 1.0 - tf.cast(labels_fit, tf.float32)
+    counts = kept.report, tf.constant(1.0), non_finite, bad_label
     return result, counts, kept.signal, memory
 
   _, counts_type, signal_type, _ = client_update_tf.type_signature.result

@@ -26,6 +26,7 @@ from tff_meta.training import run_directory
 
 _LOSS = 'train/loss'
 _NON_FINITE = 'train/num_non_finite_clients'
+_BAD_LABEL = 'train/num_bad_label_clients'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +218,7 @@ def train(
     checkpoint: Where to go on, None to begin.
     should_stop: Asked after every round.
     report: Called with a warning, once, when clients send numbers that are not
-      finite.
+      finite, and once when clients have labels that no class has.
 
   Returns:
     Where the run has come to.
@@ -246,7 +247,7 @@ def train(
   progress = progress_lib.Progress(position.rounds, schedule.num_rounds)
   values = _measured(directory.metrics, evaluation.best_by)
   stop = is_out_of_patience(values, schedule.patience)
-  diverged = False
+  diverged, mislabelled = False, False
   try:
     while trained.rounds < schedule.num_rounds and not stop:
       rounds = trained.rounds + 1
@@ -270,10 +271,19 @@ def train(
         if evaluation.best_by is not None:
           values.append(measured[evaluation.best_by])
           trained = _with_best(trained, values[-1])
-      if metrics.get(_NON_FINITE) and not diverged:
+      num_mislabelled = metrics.get(_BAD_LABEL, 0)
+      if num_mislabelled and not mislabelled:
+        mislabelled = True
+        report(
+            f'Warning: {num_mislabelled:.0f} clients of round {rounds} have'
+            ' labels outside 0..num_classes-1; they do not count, nor does'
+            ' their loss. Tip: number the classes from 0.'
+        )
+      num_non_finite = metrics.get(_NON_FINITE, 0) - num_mislabelled
+      if num_non_finite and not diverged:
         diverged = True
         report(
-            f'Warning: {metrics[_NON_FINITE]:.0f} clients of round {rounds}'
+            f'Warning: {num_non_finite:.0f} clients of round {rounds}'
             ' sent numbers that are not finite; they do not count, nor does'
             ' their loss. Tip: try smaller learning rates.'
         )
