@@ -47,7 +47,12 @@ def move_to_mean(weights, client):
 
 def build(**options):
   return composition.build_learning_process(
-      initial_weights, (1,), move_to_mean, seed=SEED, **options
+      initial_weights,
+      (1,),
+      move_to_mean,
+      num_classes=1,
+      seed=SEED,
+      **options,
   )
 
 
@@ -148,6 +153,7 @@ def build_with_counter():
           composition.ClientInput(data.examples, message.seed, (), (), ()),
       ),
       client_work.round_seed(SEED),
+      num_classes=1,
   ).process
   result_type = work.next.type_signature.result.result.member
   aggregation = composition.mean_factory().create(
@@ -205,7 +211,7 @@ def test_optimizers_by_name():
   """SGD: 1 - .1 (2 + 4). Momentum: v = 2, .5 * 2 + 4 = 5: 1 - .1 * 7.
 
   Adam's first step is the rate times the sign of the gradient, to within
-  epsilon / sqrt(1 - .999) = 3e-7 relative to the gradient. RMSprop's is ten
+  epsilon = 1e-8 relative to the gradient. RMSprop's is ten
   times that, for its mean square is .01 g^2; then .99 * .04 + .01 * 16.
   """
   build_optimizer = composition.build_optimizer
@@ -271,6 +277,7 @@ def stateful():
       initial_weights,
       (1,),
       remember,
+      num_classes=1,
       seed=SEED,
       memory=lambda: tf.constant(0.0),
       state=client_work.ClientWorkState(

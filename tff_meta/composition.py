@@ -15,6 +15,7 @@ import tensorflow_federated as tff
 
 from tff_meta import config_checks
 from tff_meta import episodes
+from tff_meta import optimizers
 from tff_meta.client_works import client_work as client_work_lib
 from tff_meta.learners import local_sgd
 
@@ -40,10 +41,10 @@ def build_optimizer(
   """A TFF optimizer by name.
 
   Args:
-    name: `'sgd'`, or `'adam'` with moments 0.9 and 0.999 and epsilon 1e-8
-      outside the root. (TFF adds epsilon before the bias correction, PyTorch
-      after it: gradients above about 1e-6 do not tell.) `'rmsprop'` as
-      PyTorch's default: mean squares of decay 0.99, epsilon as for Adam.
+    name: `'sgd'`; `'adam'` with moments 0.9 and 0.999; or `'rmsprop'` with mean
+      squares of decay 0.99. The latter two add an epsilon of 1e-8 to the root,
+      Adam to that of the corrected moment. All three compute what PyTorch's
+      optimizers of these names do by default.
     learning_rate: At least 0.
     momentum: Of SGD, in `[0, 1)`.
 
@@ -67,7 +68,7 @@ def build_optimizer(
         f' {momentum}.'
     )
   if name == 'adam':
-    return tff.learning.optimizers.build_adam(learning_rate, epsilon=1e-8)
+    return optimizers.Adam(learning_rate)
   if name == 'rmsprop':
     return tff.learning.optimizers.build_rmsprop(learning_rate, 0.99, 1e-8)
   raise ValueError(
@@ -197,6 +198,7 @@ def build_learning_process(
     input_shape: tuple[int, ...],
     client_update: Callable[[Any, ClientInput], client_work_lib.ClientOutput],
     *,
+    num_classes: int,
     seed: int,
     aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
     server_optimizer: tff.learning.optimizers.Optimizer | None = None,
@@ -210,6 +212,7 @@ def build_learning_process(
     input_shape: Shape of one example, channels last.
     client_update: `(weights, ClientInput) -> ClientOutput` in pure TensorFlow;
       the result's `update` is a pseudo-gradient, initial minus final weights.
+    num_classes: Clients' labels are 0..num_classes-1.
     seed: The run's seed, in the int32 range.
     aggregator: Weighted; by default `mean_factory()`.
     server_optimizer: Applied to the aggregate; by default SGD of rate 1, which
@@ -248,6 +251,7 @@ def build_learning_process(
       update_weights,
       client_work_lib.round_seed(seed, state),
       memory,
+      num_classes=num_classes,
   )
   result_type = work.process.next.type_signature.result.result.member
   distributor = tff.learning.templates.build_broadcast_process(weights_type)

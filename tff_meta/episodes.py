@@ -65,6 +65,43 @@ def to_salt(dataset: tf.data.Dataset) -> tf.Tensor:
   return dataset.reduce(tf.constant(0), lambda _, salt: salt)
 
 
+def labels_fit(examples: Examples, num_classes: int) -> tf.Tensor:
+  """Whether all labels are in 0..num_classes-1, a boolean scalar.
+
+  Args:
+    examples: The examples; padding is looked at, too.
+    num_classes: C.
+  """
+  return tf.reduce_all((examples.y >= 0) & (examples.y < num_classes))
+
+
+def refuse_bad_labels(examples: Examples, num_classes: int) -> Examples:
+  """The examples; computing them fails if a label is not in 0..num_classes-1.
+
+  Args:
+    examples: Of any number of leading axes; padding is not looked at.
+    num_classes: C.
+
+  Returns:
+    The same examples. Where a label is out of range there is an
+    `InvalidArgumentError` when they are used.
+  """
+  y = examples.y
+  bad = (examples.mask > 0) & ((y < 0) | (y >= num_classes))
+  message = f'Expected labels in 0..{num_classes - 1}, found'
+  check = tf.debugging.Assert(
+      ~tf.reduce_any(bad), [message, tf.boolean_mask(y, bad)]
+  )
+  with tf.control_dependencies([check] if check is not None else []):
+    return examples._replace(y=tf.identity(y))
+
+
+def all_or_none(examples: Examples, condition: tf.Tensor) -> Examples:
+  """All of the examples if a boolean scalar is true, none of them otherwise."""
+  num_kept = tf.where(condition, tf.size(examples.y), 0)
+  return Examples(*(part[:num_kept] for part in examples))
+
+
 def drop_padding(examples: Examples) -> Examples:
   """Keeps the examples and drops the padding; the order stays."""
   return _gather(examples, tf.where(examples.mask > 0)[:, 0])

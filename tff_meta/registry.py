@@ -6,12 +6,28 @@ It is the only list. Importing it imports neither TensorFlow nor an algorithm;
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 import importlib
 from typing import Any
 
 from tff_meta import spelling
 
 PRESETS = ('paper', 'release', 'demo')
+
+
+@functools.cache
+def _refusing_bad_labels(build: Callable[..., Any]) -> Callable[..., Any]:
+  """Makes a builder's personalizers refuse labels that no class has."""
+
+  @functools.wraps(build)
+  def build_refusing(model, config, **num_classes):
+    from tff_meta.learners import personalizer
+
+    return personalizer.refusing_bad_labels(
+        build(model, config, **num_classes), *num_classes.values()
+    )
+
+  return build_refusing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +91,9 @@ class AlgorithmSpec:
       return None
     return getattr(importlib.import_module(self.module_name), name)
 
+  def _personalizer(self, name: str | None) -> Any:
+    return name and _refusing_bad_labels(self._attribute(name))
+
   @property
   def presets(self) -> Mapping[str, Any]:
     """Configurations by name.
@@ -96,22 +115,22 @@ class AlgorithmSpec:
   @property
   def build_group_personalizer(self) -> Callable[..., Any] | None:
     """The builder of what a new group does, or None."""
-    return self._attribute(self.group_personalizer)
+    return self._personalizer(self.group_personalizer)
 
   @property
   def build_known_client_personalizer(self) -> Callable[..., Any] | None:
     """The builder of what a known client does, or None."""
-    return self._attribute(self.known_client_personalizer)
+    return self._personalizer(self.known_client_personalizer)
 
   @property
   def build_new_client_personalizer(self) -> Callable[..., Any] | None:
     """The builder of what a new client does, or None."""
-    return self._attribute(self.new_client_personalizer)
+    return self._personalizer(self.new_client_personalizer)
 
   @property
   def build_new_class_personalizer(self) -> Callable[..., Any] | None:
     """The builder of what a client with new classes does, or None."""
-    return self._attribute(self.new_class_personalizer)
+    return self._personalizer(self.new_class_personalizer)
 
   @property
   def what_is_missing(self) -> Callable[..., str | None] | None:

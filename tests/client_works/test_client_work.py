@@ -60,7 +60,11 @@ COUNTER = client_work.ClientWorkState(
 
 def build():
   return client_work.build_client_work(
-      tff.TensorType(np.float32, [2]), (2,), client_update, COUNTER
+      tff.TensorType(np.float32, [2]),
+      (2,),
+      client_update,
+      COUNTER,
+      num_classes=5,
   )
 
 
@@ -88,6 +92,7 @@ def test_a_round(work):
           'num_clients': 2,
           'num_trained_clients': 2,
           'num_non_finite_clients': 0,
+          'num_bad_label_clients': 0,
           'num_empty_clients': 0,
           'max_update_norm': np.float32(np.hypot(12, 17)),
       },
@@ -134,6 +139,26 @@ def test_a_message_that_is_not_finite_spoils_the_report_alone(work):
   )
   assert output.result[0].update_weight == 0
   assert output.measurements['train']['num_non_finite_clients'] == 1
+
+
+def test_a_client_with_a_label_of_no_class_counts_for_nothing(work):
+  """There are five classes; the third client has six examples, the last 5."""
+  negative = client_data([[1, 1]] * 2)
+  negative['examples'] = negative['examples'].map(
+      lambda batch: {**batch, 'y': batch['y'] - 1}
+  )
+  rows = [[1, 1], [3, 4]]
+  output = work.next(
+      work.initialize(),
+      [np.zeros(2, np.float32)] * 3,
+      [negative, client_data(rows), client_data([[1, 1]] * 6)],
+  )
+  assert [r.update.tolist() for r in output.result] == [[0, 0], [3, 4], [0, 0]]
+  assert [r.update_weight for r in output.result] == [0, 2, 0]
+  train = output.measurements['train']
+  assert train['num_bad_label_clients'] == train['num_non_finite_clients'] == 2
+  assert train['num_examples'] == 2 and train['loss'] == 10
+  assert output.state[0] == 3
 
 
 def test_a_client_without_examples(work):
@@ -266,6 +291,7 @@ def memory_work():
           lambda: tf.constant(1.0), lambda s: s, lambda s, r: s
       ),
       lambda: tf.nest.map_structure(tf.constant, INITIAL_MEMORY),
+      num_classes=2,
   )
 
 

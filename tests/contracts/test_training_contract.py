@@ -284,6 +284,20 @@ def test_every_round_or_episode_draws_anew(subject):
   assert _differ(_learned(subject, again), _learned(subject, first))
 
 
+def test_the_same_rounds_again_are_bit_identical(preset_subject):
+  """Whichever thread is faster; eight times, as most races are rare."""
+  outputs = [
+      preset_subject.run(
+          preset_subject.cohort, num_rounds=preset_subject.rounds_per_cohort
+      )[-1]
+      for _ in range(8)
+  ]
+  for output in outputs[1:]:
+    _assert_identical(output.state, outputs[0].state)
+    _assert_identical(output.metrics, outputs[0].metrics)
+    _assert_identical(output.memories, outputs[0].memories)
+
+
 def test_client_order_does_not_matter(subject):
   tolerance = _other_order(subject)
   first, second, third = subject.cohort
@@ -316,6 +330,27 @@ def test_non_finite_clients_count_nothing(subject):
     _assert_identical(output.state, expected.state)
     _assert_identical(output.memories, expected.memories)
     assert _all_finite(output.metrics)
+
+
+def test_clients_with_a_label_of_no_class_count_nothing(subject, bad_labels):
+  """They do not even lower the loss; one bad label among good ones is enough.
+
+  Classes are 0 to 2. A `one_hot` of such a label is zeros, and so is a loss.
+  """
+  first, second, third = subject.cohort
+  bad = [
+      dataclasses.replace(first, salt=100 + i, last_label=label)
+      for i, label in enumerate(bad_labels)
+  ]
+
+  outputs = subject.run([bad[0], first, second, *bad[1:], third])
+
+  for output, expected in zip(outputs, subject.outputs, strict=True):
+    assert _train(output)['num_bad_label_clients'] == len(bad)
+    assert _train(output)['num_non_finite_clients'] == len(bad)
+    assert _train(output)['loss'] == _train(expected)['loss']
+    _assert_identical(output.state, expected.state)
+    _assert_identical(output.memories, expected.memories)
 
 
 def test_a_client_without_examples_changes_nothing(subject):

@@ -88,6 +88,31 @@ def test_unseen_groups_are_classified_above_chance(group_subject, groups):
   assert num_traces == num_traces[:1] * 3
 
 
+def test_labels_of_no_class_are_refused_in_a_group(group_subject, group, way):
+  support, salts, query = _parts(group)
+  y = tf.where(support.mask > 0, support.y + 1, 0)  # From 1, by mistake.
+
+  with pytest.raises(
+      tf.errors.InvalidArgumentError, match=f'labels in 0..{way - 1}, found'
+  ):
+    _use(group_subject, support._replace(y=y), salts, query)
+
+
+@pytest.mark.parametrize('part', ['support', 'query'])
+def test_labels_of_no_class_are_refused_in_a_client(client_use, pools, part):
+  task = client_use.task(pools)
+  x, y = getattr(task, part)
+  for label in (-1, client_use.num_classes):
+    bad = corpus_lib.LabelledExamples(
+        x, np.append(y[:-1], label).astype(np.int32)
+    )
+    with pytest.raises(
+        tf.errors.InvalidArgumentError,
+        match=f'labels in 0..{client_use.num_classes - 1}, found',
+    ):
+      client_use.ask(task._replace(**{part: bad}))
+
+
 def test_labels_are_those_of_the_group(group_subject, group, way):
   support, salts, query = _parts(group)
   adapted, labels = _use(group_subject, support, salts, query)

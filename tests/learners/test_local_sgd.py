@@ -9,6 +9,7 @@ import tensorflow_federated as tff
 
 from tff_meta import episodes
 from tff_meta import models
+from tff_meta import optimizers
 from tff_meta.learners import local_sgd
 from tff_meta.losses import cross_entropy
 
@@ -81,7 +82,6 @@ def sgd_with_momentum(gradient, state, step):
 
 
 def adam(gradient, state, step):
-  """Adam with the epsilon outside of the bias correction's root."""
   state['m'] = 0.9 * state.get('m', 0.0) + 0.1 * gradient
   state['v'] = 0.999 * state.get('v', 0.0) + 0.001 * gradient**2
   m, v = state['m'] / (1 - 0.9**step), state['v'] / (1 - 0.999**step)
@@ -92,7 +92,7 @@ def adam(gradient, state, step):
     'optimizer, update',
     [
         (tff.learning.optimizers.build_sgdm(0.1, 0.9), sgd_with_momentum),
-        (tff.learning.optimizers.build_adam(0.05, epsilon=1e-8), adam),
+        (optimizers.Adam(0.05), adam),
     ],
     ids=['momentum', 'adam'],
 )
@@ -101,8 +101,7 @@ def test_training_against_the_oracle(optimizer, update, weight_decay):
   """Coupled decay: the penalty passes through momentum and moments."""
   expected, loss_sum = naive_training(update, weight_decay)
   weights, report = train(optimizer, weight_decay=weight_decay)
-  # Float32 over six steps; TFF's Adam adds epsilon before the bias correction,
-  # which is 1e-8 / 0.03 against gradients of order 1 in the first step.
+  # Float32 over six steps.
   np.testing.assert_allclose(weights['body']['scale'], expected[:2], rtol=1e-5)
   np.testing.assert_allclose(weights['head']['bias'], expected[2], rtol=1e-5)
   np.testing.assert_allclose(report.loss_sum, loss_sum, rtol=1e-5)
@@ -204,7 +203,7 @@ def test_an_unknown_part_is_named():
 
 @pytest.mark.parametrize('batch_size', [3, None])
 def test_no_examples_change_nothing(batch_size):
-  optimizer = tff.learning.optimizers.build_adam(0.1)
+  optimizer = optimizers.Adam(0.1)
   weights, report = train(
       optimizer, num_examples=0, batch_size=batch_size, weight_decay=1.0
   )
@@ -248,7 +247,7 @@ def test_the_seed_decides():
     'name, optimizer',
     [
         ('conv4', tff.learning.optimizers.build_sgdm(0.1, 0.9)),
-        ('mlp', tff.learning.optimizers.build_adam(0.01, epsilon=1e-8)),
+        ('mlp', optimizers.Adam(0.01)),
     ],
     ids=['momentum', 'adam'],
 )

@@ -405,6 +405,7 @@ def stateful():
       ),
       (1,),
       _remember,
+      num_classes=1,
       seed=5,
       memory=lambda: tf.constant(0.0),
   )
@@ -419,6 +420,30 @@ def _train_stateful(stateful, root, **options):
       evaluation=options.pop('evaluation', loop.NO_EVALUATION),
       **options,
   )
+
+
+def test_labels_of_no_class_are_reported_once(stateful, tmp_path):
+  """One of the clients, who take turns, has a label of 7 where 0 is all."""
+
+  def client_data(client_id):
+    data = _scalar_data(client_id)
+    label = 7 if client_id == _CLIENTS[0] else 0
+    examples = data['examples'].map(
+        lambda batch: {**batch, 'y': tf.fill(tf.shape(batch['y']), label)}
+    )
+    return collections.OrderedDict(data, examples=examples)
+
+  lines = []
+  _train(
+      stateful,
+      tmp_path / 'run',
+      cohort=_rotating_cohort,
+      client_data=client_data,
+      evaluation=loop.NO_EVALUATION,
+      report=lines.append,
+  )
+  (line,) = lines
+  assert line.startswith('Warning: 1 clients of round') and 'labels' in line
 
 
 def _client_states(root):

@@ -305,6 +305,7 @@ def build_cafeme(
       initialize,
       network.input_shape,
       client_update,
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer,

@@ -246,6 +246,7 @@ def build_fedec(
       initialize,
       model.input_shape,
       client_update,
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
       server_optimizer=tff.learning.optimizers.build_sgdm(

@@ -293,6 +293,7 @@ def build_fedmeta_per(
       lambda: initial('server'),
       model.input_shape,
       build_client_update(model, config),
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer,

@@ -403,6 +403,7 @@ def build_frl(
       model.input_shape,
       build_client_update(classifier, config, num_classes),
       client_work_lib.run_seed(seed),
+      num_classes=num_classes,
   ).process
   result_type = work.next.type_signature.result.result.member
   update_process = prototypes_lib.ModelAndPrototypesFactory(

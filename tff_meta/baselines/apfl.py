@@ -129,6 +129,7 @@ def build_apfl(
       initial_weights,
       model.input_shape,
       client_update,
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer,

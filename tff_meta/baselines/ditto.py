@@ -191,6 +191,7 @@ def build_ditto(
       initial_weights,
       model.input_shape,
       client_update,
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer,

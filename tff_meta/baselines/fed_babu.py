@@ -132,6 +132,7 @@ def build_fed_babu(
       lambda: classifier.initialize(composition.initial_seed(seed)),
       model.input_shape,
       client_update,
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer,

@@ -135,6 +135,7 @@ def build_fed_per(
       lambda: _server_part(config, initial_weights()),
       model.input_shape,
       client_update,
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer,

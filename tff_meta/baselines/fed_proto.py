@@ -183,6 +183,7 @@ def build_fed_proto(
       initial_weights,
       model.input_shape,
       client_update,
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
       memory=no_memory,

@@ -124,6 +124,7 @@ def build_fed_rep(
       lambda: initial_parts()[0],
       model.input_shape,
       client_update,
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer,

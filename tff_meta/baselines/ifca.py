@@ -171,6 +171,7 @@ def build_ifca(
       initial_weights,
       model.input_shape,
       client_update,
+      num_classes=num_classes,
       seed=seed,
       aggregator=clusters.ClusterMeansFactory(
           aggregator or composition.mean_factory()

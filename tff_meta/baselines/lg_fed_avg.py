@@ -152,6 +152,7 @@ def build_lg_fed_avg(
       initial_weights,
       model.input_shape,
       client_update,
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer,

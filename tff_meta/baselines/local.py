@@ -127,6 +127,7 @@ def build_local(
       initialize,
       model.input_shape,
       client_update,
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
       memory=lambda: weights_lib.zeros_like(initialize()),

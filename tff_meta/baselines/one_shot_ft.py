@@ -146,6 +146,7 @@ def build_one_shot_ft(
       lambda: classifier.initialize(composition.initial_seed(seed)),
       model.input_shape,
       client_update,
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer,

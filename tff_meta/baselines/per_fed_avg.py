@@ -269,6 +269,7 @@ def build_per_fed_avg(
       lambda: network.initialize(composition.initial_seed(seed)),
       network.input_shape,
       client_update,
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer,

@@ -184,6 +184,7 @@ def build_personalized_fl(
       lambda: classifier.initialize(composition.initial_seed(seed)),
       model.input_shape,
       build_client_update(classifier, config, num_classes),
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
   )

@@ -255,6 +255,7 @@ def build_pfedgp(
       lambda: model.initialize(composition.initial_seed(seed)),
       model.input_shape,
       build_client_update(model, config, num_classes),
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer,

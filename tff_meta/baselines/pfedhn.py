@@ -194,8 +194,9 @@ def build_pfedhn(
     gradients = weights_lib.clip_by_global_norm(
         gradients, config.max_gradient_norm
     )
-    decay = weights_lib.scale((phi, embedding), config.server_weight_decay)
-    of_phi, of_embedding = weights_lib.add(gradients, decay)
+    # A difference: see `local_sgd`.
+    growth = weights_lib.scale((phi, embedding), -config.server_weight_decay)
+    of_phi, of_embedding = weights_lib.subtract(gradients, growth)
     velocity = config.server_momentum * kept['velocity'] + of_embedding
     embedding -= config.server_learning_rate * velocity
     memory = _memory(embedding, velocity)
@@ -206,6 +207,7 @@ def build_pfedhn(
       initial_weights,
       model.input_shape,
       client_update,
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer

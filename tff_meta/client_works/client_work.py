@@ -272,10 +272,16 @@ class _Counts(NamedTuple):
   num_clients: tf.Tensor
   num_trained: tf.Tensor
   num_non_finite: tf.Tensor
+  num_bad_label: tf.Tensor
   num_empty: tf.Tensor
 
 
-def _count(kept: ClientOutput, finite: tf.Tensor, data: ClientData) -> _Counts:
+def _count(
+    kept: ClientOutput,
+    finite: tf.Tensor,
+    labels_fit: tf.Tensor,
+    data: ClientData,
+) -> _Counts:
   """Returns what one client, with zeros if it is not finite, counts for."""
   trained = (kept.update_weight > 0) & (kept.report.num_examples > 0)
   return _Counts(
@@ -283,7 +289,12 @@ def _count(kept: ClientOutput, finite: tf.Tensor, data: ClientData) -> _Counts:
       tf.constant(1.0),
       *(
           tf.cast(flag, tf.float32)
-          for flag in (trained, ~finite, tf.equal(tf.size(data.examples.y), 0))
+          for flag in (
+              trained,
+              ~finite,
+              ~labels_fit,
+              tf.equal(tf.size(data.examples.y), 0),
+          )
       ),
   )
 
@@ -310,9 +321,17 @@ def _train_metrics(counts: _Counts, max_norm: tf.Tensor):
       num_clients=counts.num_clients,
       num_trained_clients=counts.num_trained,
       num_non_finite_clients=counts.num_non_finite,
+      num_bad_label_clients=counts.num_bad_label,
       num_empty_clients=counts.num_empty,
       max_update_norm=tf.where(max_norm < 0, _NAN, max_norm),
   )
+
+
+def _without_loss_unless(labels_fit: tf.Tensor, output: ClientOutput):
+  """Makes the loss NaN where a label has no class, so that nothing counts."""
+  report = output.report
+  loss_sum = tf.where(labels_fit, report.loss_sum, float('nan'))
+  return output._replace(report=report._replace(loss_sum=loss_sum))
 
 
 def _keep_finite(output: ClientOutput, memory: Any):
@@ -346,12 +365,15 @@ def build_client_work(
     client_update: Callable[..., ClientOutput],
     state: ClientWorkState,
     initial_memory: Callable[[], Any] | None = None,
+    *,
+    num_classes: int,
 ) -> ClientWork:
   """Builds a client work from one pure client function.
 
   A client whose output is not finite counts with weight zero, keeps the memory
   that it had and is counted in the measurement `train/num_non_finite_clients`.
-  One with weight zero keeps its memory too.
+  So does a client with a label that no class has, whose loss is no number; it
+  does no work. One with weight zero keeps its memory too.
 
   Args:
     weights_type: Unplaced type of what the distributor sends.
@@ -361,6 +383,7 @@ def build_client_work(
     state: The server state of the client work.
     initial_memory: `() -> value` in pure TensorFlow, stands in for the memory
       of a client that has none yet; None if clients keep nothing.
+    num_classes: Labels are 0..num_classes-1.
 
   Returns:
     A `ClientWork` whose measurements are `train`, all float32 scalars; and
@@ -368,7 +391,8 @@ def build_client_work(
     `loss`, the mean over the examples trained on, and NaN without any;
     `num_examples`, how many these are; `num_clients`; `num_trained_clients`,
     whose update counts and who trained on an example at least;
-    `num_non_finite_clients`; `num_empty_clients`, who have no examples; and
+    `num_non_finite_clients` and, of these, `num_bad_label_clients`;
+    `num_empty_clients`, who have no examples; and
     `max_update_norm`, the largest norm of an update that counts, and NaN
     without any.
   """
@@ -391,13 +415,16 @@ def build_client_work(
         episodes.to_salt(data['salt']),
         memory,
     )
-    output = client_update(weights, message, client)
+    labels_fit = episodes.labels_fit(client.examples, num_classes)
+    fitting = episodes.all_or_none(client.examples, labels_fit)
+    output = client_update(weights, message, client._replace(examples=fitting))
+    output = _without_loss_unless(labels_fit, output)
     kept, memory, finite = _keep_finite(output, memory)
     result = tff.learning.templates.ClientResult(
         kept.update, kept.update_weight
     )
-    measured = _count(kept, finite, client), _update_norm(kept)
-    return result, measured, kept.signal, memory
+    counts = _count(kept, finite, labels_fit, client)
+    return result, (counts, _update_norm(kept)), kept.signal, memory
 
   _, measured_type, signal_type, _ = client_update_tf.type_signature.result
   metrics_tf = tff.tensorflow.computation(_train_metrics, measured_type)

@@ -135,13 +135,16 @@ def build_client_test(
     `(weights, memory, support, query, seed) -> (before, after, curve)`, with
     `Examples` `[n, ...]` and `[Q, ...]`. The results are labels int32 `[Q]`,
     `[Q]` and `[num_points, Q]`; None where there is no such thing. Without a
-    `start` the first point of the curve is what was before.
+    `start` the first point of the curve is what was before. A label that the
+    personalizer has no class for is an `InvalidArgumentError`.
   """
   personalizer = client_personalizer
 
   @tf.function(autograph=False)
   def client_test(weights, memory, support, query, seed):
     before, curve = None, None
+    if personalizer.num_classes is not None:
+      query = episodes.refuse_bad_labels(query, personalizer.num_classes)
     if personalizer.start is not None:
       start = personalizer.start(weights, memory)
       before = personalizer.predict(start, query)

@@ -108,6 +108,9 @@ def create_native_context():
       tensorflow_computation,
   )
 
+  from tff_meta.execution import sums
+
+  sums.keep_sums_apart()  # In what this process itself computes.
   port = portpicker.pick_unused_port()
   process = _start_worker(pathlib.Path(tff.__file__).parent, port)
   limit = ('grpc.max_message_length', _MAX_MESSAGE_BYTES)

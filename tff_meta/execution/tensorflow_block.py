@@ -20,6 +20,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.framework import op_def_registry
 
+from tff_meta.execution import sums
+
 _CPU = '/device:CPU:0'
 # Data sets whose elements are functions of their inputs alone, as long as those
 # of the functions that they call are. No other operation on data sets is taken
@@ -250,6 +252,7 @@ class TensorFlowBlock:
     """
     graph_def = tf.compat.v1.GraphDef()
     proto.graph_def.Unpack(graph_def)
+    sums.add_in_pairs(graph_def)
     _make_functions_unique(graph_def)
     for node in _all_nodes(graph_def):
       node.attr.pop('_class', None)  # Wants other nodes, pruned perhaps, near.

@@ -8,6 +8,8 @@ TFF's computations, Python's `if` and `for` do not work on tensors.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from tff_meta import episodes
+
 
 class GroupPersonalizer(NamedTuple):
   """Makes a global model for a new group of clients with its own classes.
@@ -54,6 +56,8 @@ class ClientPersonalizer(NamedTuple):
     uses_bank: Whether a new client is given the bank of known memories.
     adapts_during_training: Whether evaluations during training ask the adapted
       model; otherwise they ask `start`, and only the final one adapts.
+    num_classes: C where other labels than 0..C-1 are refused, see
+      `refusing_bad_labels`; otherwise None.
   """
 
   start: Callable[..., Any] | None
@@ -62,6 +66,7 @@ class ClientPersonalizer(NamedTuple):
   curve: Callable[..., Any] | None = None
   uses_bank: bool = False
   adapts_during_training: bool = True
+  num_classes: int | None = None
 
   def during_training(self) -> 'ClientPersonalizer':
     """Returns what evaluations during training ask."""
@@ -70,3 +75,47 @@ class ClientPersonalizer(NamedTuple):
     return self._replace(
         adapt=lambda weights, memory, *_: self.start(weights, memory)
     )
+
+
+def refusing_bad_labels(
+    personalizer: GroupPersonalizer | ClientPersonalizer, num_classes: int
+) -> GroupPersonalizer | ClientPersonalizer:
+  """Lets a personalizer fail on labels that no class has.
+
+  Such a label would otherwise add nothing to a loss, which is then the better
+  for it.
+
+  Args:
+    personalizer: What to guard.
+    num_classes: Labels are 0..num_classes-1.
+
+  Returns:
+    The same, but that `adapt` and `curve` raise an `InvalidArgumentError` that
+    names the range and the labels.
+  """
+
+  def adapt(weights, *args):
+    # A group's `(support, salts, seed)`, a client's `(memory, support, seed)`.
+    checked = [
+        episodes.refuse_bad_labels(arg, num_classes)
+        if isinstance(arg, episodes.Examples)
+        else arg
+        for arg in args
+    ]
+    return personalizer.adapt(weights, *checked)
+
+  if isinstance(personalizer, GroupPersonalizer):
+    return personalizer._replace(adapt=adapt)
+
+  def curve(weights, memory, support, query, seed):
+    support, query = (
+        episodes.refuse_bad_labels(examples, num_classes)
+        for examples in (support, query)
+    )
+    return personalizer.curve(weights, memory, support, query, seed)
+
+  return personalizer._replace(
+      adapt=adapt,
+      curve=curve if personalizer.curve else None,
+      num_classes=num_classes,
+  )

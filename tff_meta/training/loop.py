@@ -132,9 +132,18 @@ class _Warnings:
       self, rounds: int, metrics: Mapping[str, Any], cohort: Sequence[str]
   ) -> None:
     """Reports what a round's metrics have for the first time."""
-    if metrics.get(metric_writers.NON_FINITE):
+    mislabelled = metrics.get(metric_writers.BAD_LABEL, 0)
+    if mislabelled:
       self._tell(
-          metrics[metric_writers.NON_FINITE],
+          mislabelled,
+          rounds,
+          'have labels outside 0..num_classes-1; they do not count, nor does'
+          ' their loss. Tip: number the classes from 0.',
+      )
+    not_finite = metrics.get(metric_writers.NON_FINITE, 0) - mislabelled
+    if not_finite:
+      self._tell(
+          not_finite,
           rounds,
           'sent numbers that are not finite; they do not count, nor does'
           ' their loss. Tip: try smaller learning rates.',

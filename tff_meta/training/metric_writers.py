@@ -28,6 +28,7 @@ _ROUND = 'round'
 CLIENTS = 'train/num_clients'
 TRAINED = 'train/num_trained_clients'
 NON_FINITE = 'train/num_non_finite_clients'
+BAD_LABEL = 'train/num_bad_label_clients'  # They are among the former.
 EMPTY = 'train/num_empty_clients'
 _SECONDS = 'seconds'
 # Where a TFF learning process puts the metrics of local training.

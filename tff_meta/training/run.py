@@ -323,20 +323,22 @@ def nothing_learned(directory: run_directory.RunDirectory) -> str | None:
   if not trained or any(trained):
     return None
   sums = {name: sum(values) for name, values in columns.items()}
-  clients, non_finite, empty = (
-      f'{sums.get(name, 0):.0f}'
+  clients, non_finite, bad_label, empty = (
+      sums.get(name, 0)
       for name in (
           metric_writers.CLIENTS,
           metric_writers.NON_FINITE,
+          metric_writers.BAD_LABEL,
           metric_writers.EMPTY,
       )
   )
-  others = f'{metric_writers.num_without_reason(sums):.0f}'
+  others = metric_writers.num_without_reason(sums)
   return (
-      f'In none of {len(trained)} rounds has a client trained: of {clients}'
-      f' that took part, counted in every round, {non_finite} sent numbers that'
-      f' are not finite, {empty} had no examples and {others} learned nothing'
-      ' from theirs'
+      f'In none of {len(trained)} rounds has a client trained: of {clients:.0f}'
+      ' that took part, counted in every round,'
+      f' {non_finite - bad_label:.0f} sent numbers that are not finite,'
+      f' {bad_label:.0f} had labels of no class, {empty:.0f} had no examples and'
+      f' {others:.0f} learned nothing from theirs'
   )
 
 
