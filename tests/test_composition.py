@@ -8,12 +8,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import composition
+from tff_meta import models
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.finalizers import stateless
 from tff_meta.learners import local_sgd
 
 SEED = 9
+MODEL = models.build('mlp', (1,), None)
 
 
 def client_data(value, count, salt=0):
@@ -43,7 +45,7 @@ def move_to_mean(weights, client):
 
 def build(**options):
   return composition.build_learning_process(
-      initial_weights, (1,), move_to_mean, seed=SEED, **options
+      initial_weights, MODEL, move_to_mean, seed=SEED, **options
   )
 
 
@@ -121,7 +123,7 @@ def build_with_counter():
   state_type = initial_state.type_signature.result
   work = client_work.build_client_work(
       state_type,
-      (1,),
+      MODEL,
       lambda state, message, data: move_to_mean(
           state[0],
           composition.ClientInput(data.examples, message.seed, (), (), ()),
@@ -248,7 +250,7 @@ def stateful():
   """Its server sums the examples seen and broadcasts the sum."""
   return composition.build_learning_process(
       initial_weights,
-      (1,),
+      MODEL,
       remember,
       seed=SEED,
       memory=lambda: tf.constant(0.0),

@@ -8,6 +8,7 @@ import tensorflow_federated as tff
 
 from tff_meta import client_state_store
 from tff_meta import composition
+from tff_meta import models
 from tff_meta.client_works import client_work
 from tff_meta.learners import local_sgd
 from tff_meta.training import atomic_files
@@ -369,7 +370,7 @@ def stateful():
           body=collections.OrderedDict(w=tf.zeros([2])),
           head=collections.OrderedDict(),
       ),
-      (1,),
+      models.build('mlp', (1,), None),
       _remember,
       seed=5,
       memory=lambda: tf.constant(0.0),

@@ -244,7 +244,7 @@ def build_fedec(
 
   return composition.build_learning_process(
       initialize,
-      model.input_shape,
+      model,
       client_update,
       seed=seed,
       aggregator=aggregator,

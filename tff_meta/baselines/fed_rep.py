@@ -172,7 +172,7 @@ def build_fed_rep(
 
   return composition.build_learning_process(
       lambda: _share(config, initial_weights())[0],
-      model.input_shape,
+      model,
       client_update,
       seed=seed,
       aggregator=aggregator,

@@ -168,7 +168,7 @@ def build_ifca(
 
   return composition.build_learning_process(
       initial_weights,
-      model.input_shape,
+      model,
       client_update,
       seed=seed,
       aggregator=clusters.ClusterMeansFactory(

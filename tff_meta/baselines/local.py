@@ -124,7 +124,7 @@ def build_local(
 
   return composition.build_learning_process(
       initialize,
-      model.input_shape,
+      model,
       client_update,
       seed=seed,
       aggregator=aggregator,

@@ -204,7 +204,7 @@ def build_pfedhn(
 
   return composition.build_learning_process(
       initial_weights,
-      model.input_shape,
+      model,
       client_update,
       seed=seed,
       aggregator=aggregator,

@@ -175,7 +175,7 @@ def build_scaffold(
   )
   return composition.build_learning_process(
       initial_weights,
-      model.input_shape,
+      model,
       client_update,
       seed=seed,
       aggregator=aggregator,

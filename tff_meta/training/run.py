@@ -129,6 +129,8 @@ def find_checkpoint(
 
 
 def _check_same(old, new, what):
+  later = run_config.LATER_FIELDS
+  old = {name: later[name] for name in later if name in new} | dict(old)
   differences = run_directory.differences(old, new)
   if differences:
     shown = '; '.join(differences[:_SHOWN_DIFFERENCES])

@@ -32,6 +32,9 @@ FREE_FIELDS = (
     'nvar',
 )
 
+# Fields that runs of older versions do not have -> what these did.
+LATER_FIELDS = {'nvar': False, 'augmentation': None}
+
 _REFERENCE = 'fed_avg'
 
 
@@ -46,6 +49,8 @@ class RunConfig:
     dataset: Name in `tff_meta.datasets.DATASETS`.
     dataset_options: Further arguments of the data set's loader.
     data_dir: Where the data set is; None for its default place.
+    augmentation: Fields of `augmentation.CropAndFlip` but `fill`, how images
+      are varied in training; None for not at all.
     model: Name in `tff_meta.models.MODELS`.
     partition: How training clients are made: `'few_round'` (of meta-train
       classes, two shards a client) or a name of `partitioners.PARTITIONERS`.
@@ -99,6 +104,7 @@ class RunConfig:
   dataset: str
   dataset_options: Mapping[str, Any]
   data_dir: str | None
+  augmentation: Mapping[str, Any] | None
   model: str
   partition: str
   partition_options: Mapping[str, Any]
@@ -247,7 +253,7 @@ def from_json(values: Mapping[str, Any]) -> RunConfig:
   Raises:
     ValueError: If `values` is not one, e.g. of another version.
   """
-  values = {'nvar': False} | dict(values)  # Runs from before there was one.
+  values = LATER_FIELDS | dict(values)
   try:
     preset = registry.get(values['algorithm']).presets[values['preset']]
     hparams = {k: _to_tuple(v) for k, v in values['hparams'].items()}
@@ -279,6 +285,7 @@ def resolve(
     reference_hparams: str,
     dataset: str,
     dataset_options: str,
+    augmentation: str,
     partition: str | None,
     partition_options: str,
     model: str | None,
@@ -300,6 +307,7 @@ def resolve(
     reference_hparams: `name=value,...`, changes to FedAvg's preset.
     dataset: As in `RunConfig`.
     dataset_options: `name=value,...`.
+    augmentation: `name=value,...`; empty for none.
     partition: As in `RunConfig`; None for the data set's only one, or else the
       algorithm's own.
     partition_options: `name=value,...`.
@@ -372,6 +380,7 @@ def resolve(
       dataset_options=hyperparameters.parse_options(
           dataset_spec.load, 2, dataset_options
       ),
+      augmentation=_augmentation(augmentation),
       model=model,
       partition=partition,
       partition_options=_partition_options(
@@ -388,6 +397,14 @@ def resolve(
       restrict_f1_to_client_labels=restrict_f1_to_client_labels,
       **given,
   )
+
+
+def _augmentation(text: str) -> dict[str, Any] | None:
+  """Returns the fields that `text` gives, the others as they leave images."""
+  hints = {'crop_padding': int, 'flip': bool}
+  given = hyperparameters.parse(text, hints, of='augmentation')
+  off = {'crop_padding': 0, 'flip': False}
+  return None if off | given == off else off | given
 
 
 def _partition_options(
