@@ -130,8 +130,8 @@ _PREPARATION = (
 )
 _SELECTION = ('--eval_every=2000', '--validation_groups=100', '--select_best')
 _CROPS = (
-    'Images of the preparation are cropped at random in every episode, as in the'
-    ' released code; the text does not say.'
+    'Images of the preparation are cropped at random, as in the released code;'
+    ' the text does not say.'
 )
 _NO_CODE = (
     'The released code has no FEMNIST; the settings are those for others.'
