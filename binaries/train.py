@@ -66,6 +66,14 @@ DATASET_OPTIONS = flags.DEFINE_string(
     '',
     "Options of the data set's loader, name=value,... , e.g. scaling=raw.",
 )
+AUGMENTATION = flags.DEFINE_string(
+    'augmentation',
+    '',
+    'How images vary from minibatch to minibatch of training, name=value,... :'
+    ' crop_padding=4,flip=true adds four black pixels at each side, cuts the'
+    " image's size out of that at random and mirrors every second one. By"
+    ' default they are not.',
+)
 DOWNLOAD = flags.DEFINE_bool(
     'download', False, 'Fetch the data set if it is not there.'
 )
@@ -278,6 +286,7 @@ def _config():
       reference_hparams=REFERENCE_HPARAMS.value,
       dataset=_dataset(),
       dataset_options=DATASET_OPTIONS.value,
+      augmentation=AUGMENTATION.value,
       data_dir=flag_groups.DATA_DIR.value,
       partition=PARTITION.value,
       partition_options=PARTITION_OPTIONS.value,

@@ -9,6 +9,7 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import datasets
+from tff_meta import models
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.data import client_sampling
@@ -18,6 +19,7 @@ from tff_meta.finalizers import stateless
 from tff_meta.learners import local_sgd
 
 SEED = 9
+MODEL = models.build('mlp', (1,), None)
 
 
 def client_data(value, count, salt=0):
@@ -48,7 +50,7 @@ def move_to_mean(weights, client):
 def build(**options):
   return composition.build_learning_process(
       initial_weights,
-      (1,),
+      MODEL,
       move_to_mean,
       num_classes=1,
       seed=SEED,
@@ -147,7 +149,7 @@ def build_with_counter():
   state_type = initial_state.type_signature.result
   work = client_work.build_client_work(
       state_type,
-      (1,),
+      MODEL,
       lambda state, message, data: move_to_mean(
           state[0],
           composition.ClientInput(data.examples, message.seed, (), (), ()),
@@ -275,7 +277,7 @@ def stateful():
   """Its server sums the examples seen and broadcasts the sum."""
   return composition.build_learning_process(
       initial_weights,
-      (1,),
+      MODEL,
       remember,
       num_classes=1,
       seed=SEED,

@@ -18,6 +18,7 @@ from tff_meta import episodes
 from tff_meta import optimizers
 from tff_meta.client_works import client_work as client_work_lib
 from tff_meta.learners import local_sgd
+from tff_meta.models import model as model_lib
 
 
 def mean_factory() -> tff.aggregators.WeightedAggregationFactory:
@@ -195,7 +196,7 @@ class StatefulLearningProcess(tff.learning.templates.LearningProcess):
 
 def build_learning_process(
     initialize: Callable[[], Any],
-    input_shape: tuple[int, ...],
+    model: model_lib.Model,
     client_update: Callable[[Any, ClientInput], client_work_lib.ClientOutput],
     *,
     num_classes: int,
@@ -209,7 +210,8 @@ def build_learning_process(
 
   Args:
     initialize: `() -> weights` in pure TensorFlow, the initial weights.
-    input_shape: Shape of one example, channels last.
+    model: The network that clients train: what their examples look like, and
+      how they are augmented.
     client_update: `(weights, ClientInput) -> ClientOutput` in pure TensorFlow;
       the result's `update` is a pseudo-gradient, initial minus final weights.
     num_classes: Clients' labels are 0..num_classes-1.
@@ -247,7 +249,7 @@ def build_learning_process(
 
   work = client_work_lib.build_client_work(
       weights_type,
-      input_shape,
+      model,
       update_weights,
       client_work_lib.round_seed(seed, state),
       memory,

@@ -1,9 +1,13 @@
 """Client data as dense tensors: examples, minibatches, support and query."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+# Apart from the seeds that algorithms make of the same one.
+_VIEWS = 0x51A7
 
 
 class Examples(NamedTuple):
@@ -13,11 +17,14 @@ class Examples(NamedTuple):
     x: [n, ...], float.
     y: int32 [n], labels.
     mask: float32 [n], 1 for an example and 0 for padding.
+    augment: `(x, seed) -> x`, how `take` and `augmented` vary the examples that
+      they hand out; `()` if they hand them out as they are.
   """
 
   x: tf.Tensor
   y: tf.Tensor
   mask: tf.Tensor
+  augment: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | tuple[()] = ()
 
 
 class Minibatches(NamedTuple):
@@ -26,10 +33,12 @@ class Minibatches(NamedTuple):
   Attributes:
     indices: int32 [num_batches, batch_size], rows of the examples.
     mask: float32 [num_batches, batch_size], 0 where a batch is filled up.
+    seeds: int32 [num_batches, 2], of how the examples of a batch are augmented.
   """
 
   indices: tf.Tensor
   mask: tf.Tensor
+  seeds: tf.Tensor
 
 
 def to_examples(dataset: tf.data.Dataset) -> Examples:
@@ -99,7 +108,8 @@ def refuse_bad_labels(examples: Examples, num_classes: int) -> Examples:
 def all_or_none(examples: Examples, condition: tf.Tensor) -> Examples:
   """All of the examples if a boolean scalar is true, none of them otherwise."""
   num_kept = tf.where(condition, tf.size(examples.y), 0)
-  return Examples(*(part[:num_kept] for part in examples))
+  x, y, mask = (part[:num_kept] for part in examples[:3])
+  return examples._replace(x=x, y=y, mask=mask)
 
 
 def drop_padding(examples: Examples) -> Examples:
@@ -285,6 +295,7 @@ def minibatches(
 
   Returns:
     num_epochs * ceil(n / b) minibatches; index 0 with mask 0 fills a short one.
+    All have seeds of their own.
 
   Raises:
     ValueError: `batch_size` or `num_epochs` is out of range.
@@ -313,10 +324,26 @@ def minibatches(
     return tf.reshape(padded, [num_epochs * num_batches, batch_size])
 
   mask = tf.ones(tf.shape(order), tf.float32)
-  return Minibatches(to_batches(order), to_batches(mask))
+  seeds = batch_seeds(seed, tf.range(num_epochs * num_batches))
+  return Minibatches(to_batches(order), to_batches(mask), seeds)
 
 
-def take(examples: Examples, indices: tf.Tensor, mask: tf.Tensor) -> Examples:
+def batch_seeds(seed: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
+  """The `seeds` of `Minibatches`.
+
+  Args:
+    seed: int32 [2], of all minibatches.
+    numbers: int32 [k], which of them.
+
+  Returns:
+    int32 [k, 2].
+  """
+  own = tf.random.experimental.stateless_fold_in(seed, _VIEWS)
+  key = tf.random.stateless_uniform([], own, None, None, tf.int32)
+  return tf.stack([tf.fill(tf.shape(numbers), key), numbers], 1)
+
+
+def take(examples: Examples, batches: Minibatches, i: tf.Tensor) -> Examples:
   """One minibatch, without the rows that only fill it up.
 
   A short minibatch is cut rather than padded: convolutions over padding cost as
@@ -325,17 +352,50 @@ def take(examples: Examples, indices: tf.Tensor, mask: tf.Tensor) -> Examples:
 
   Args:
     examples: Where to take from.
-    indices: int32 [b], rows.
-    mask: float32 [b], 0 for rows that fill up the batch.
+    batches: Minibatches of b.
+    i: int32 scalar, which of them.
 
   Returns:
-    The rows, at most b; rows that are padding in `examples` stay padding.
+    The rows, at most b, augmented where the examples are to be; rows that are
+    padding in `examples` stay padding.
   """
-  return _gather(examples, tf.boolean_mask(indices, mask > 0))
+  rows = tf.boolean_mask(batches.indices[i], batches.mask[i] > 0)
+  return _augment(_gather(examples, rows), batches.seeds[i])
+
+
+def take_all(examples: Examples, batches: Minibatches) -> Examples:
+  """All minibatches in one, see `take`."""
+  rows = tf.boolean_mask(batches.indices, batches.mask > 0)
+  return _augment(_gather(examples, rows), tf.reduce_sum(batches.seeds, 0))
+
+
+def augmented(examples: Examples, seed: tf.Tensor) -> Examples:
+  """All examples, augmented here and now where they are to be.
+
+  For algorithms that take the examples of an episode whole; what is taken from
+  the result later stays as it is.
+
+  Args:
+    examples: The examples.
+    seed: int32 [2]; may be that of the episode's split.
+
+  Returns:
+    As many examples, in the same order.
+  """
+  own = tf.random.experimental.stateless_fold_in(seed, _VIEWS)
+  return _augment(examples, own)
+
+
+def _augment(examples, seed):
+  if not examples.augment:
+    return examples
+  x = examples.augment(examples.x, seed)
+  return examples._replace(x=tf.ensure_shape(x, examples.x.shape), augment=())
 
 
 def _gather(examples, indices):
-  return Examples(*(tf.gather(part, indices) for part in examples))
+  x, y, mask = (tf.gather(part, indices) for part in examples[:3])
+  return examples._replace(x=x, y=y, mask=mask)
 
 
 def _rank_in_class(member):

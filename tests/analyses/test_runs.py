@@ -22,6 +22,7 @@ _DEFAULTS = dict(
     reference_hparams='',
     dataset='synthetic',
     dataset_options='num_classes=6,examples_per_class=12',
+    augmentation='',
     data_dir=None,
     partition=None,
     partition_options='',

@@ -601,8 +601,13 @@ def test_fedec(resolve):
     assert len(cells) == num_cells
     for cell in cells:
       config = resolve(cell.flags)
+      assert config.augmentation == (
+          None
+          if config.dataset == 'femnist'
+          else {'crop_padding': 4, 'flip': True}
+      )
       if cell.row == 'Local Only':
-        assert config.rounds * config.hparams.epochs == 10
+        assert config.rounds * config.hparams.epochs == 100
         assert config.clients_per_round == config.num_clients
       else:
         assert config.rounds == 100
@@ -928,6 +933,10 @@ def test_frl(resolve, name, num_clients):
     assert getattr(config.hparams, 'kept_clients', 10) == 10
     assert config.eval_groups == 1000 and config.hparams.rounds == 3
     assert config.dataset_options['scaling'] == 'raw'
+    padding = {'cifar100': 3, 'mini_imagenet': 8}.get(config.dataset)
+    assert config.augmentation == (
+        padding and {'crop_padding': padding, 'flip': False}
+    )
     if cell.row == 'FedAvg':
       assert config.algorithm == 'fed_avg' and config.rounds == 1
     else:

@@ -18,6 +18,7 @@ from binaries import command_line
 from binaries import evaluate
 from binaries import train
 from tff_meta import datasets
+from tff_meta import models
 from tff_meta import registry
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.training import atomic_files
@@ -127,6 +128,16 @@ def test_a_run_leaves_everything_a_reader_needs(call, tmp_path, monkeypatch):
   assert content['config']['hparams']['rounds'] == 3
   assert content['config']['way'] == 3
   assert content['data']['fingerprint']
+  # FRL by distance has no classifier; a network has one for its classes.
+  body = content['num_server_parameters']
+  num_classes = content['data']['num_classes']
+  network = models.build(
+      content['config']['model'], content['data']['input_shape'], num_classes
+  )
+  head = network.num_parameters() - body
+  assert head == num_classes * (network.embedding_size + 1)
+  assert content['num_model_parameters'] == body + head
+  assert content['num_client_values'] == 0
   assert content['versions']['tensorflow-federated'] == '0.87.0'
   assert content['environment'] == {
       'TF_ENABLE_ONEDNN_OPTS': os.environ['TF_ENABLE_ONEDNN_OPTS']
@@ -364,6 +375,15 @@ def _check_evaluation_of_clients(call, directory, summary):
         (['--dataset=imagenet'], 2, 'one of digits, digit_pairs'),
         (['--dataset_options=sigma=1'], 2, 'Known: num_classes'),
         (['--dataset_options=noise=-1'], 2, '`noise` >= 0'),
+        (['--augmentation=crop=4'], 2, 'Known: crop_padding, flip'),
+        (['--augmentation=crop_padding=-1'], 2, '`crop_padding` to be at'),
+        (['--augmentation=crop_padding=99'], 2, 'less than the sides'),
+        (
+            ['--algorithm=metavers', '--dataset=digits']
+            + ['--partition=iid', '--augmentation=flip=true'],
+            2,
+            'draws minibatches',
+        ),
         (['--preset=best'], 2, 'preset'),
         (['--hparams=alpha=1'], 2, 'Known: classifier, gpal'),
         (['--hparams=rounds=three'], 2, '`rounds` to be a whole number'),

@@ -9,9 +9,11 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import models
 from tff_meta.client_works import client_work
 from tff_meta.learners import local_sgd
 
+MODEL = models.build('mlp', (2,), None)
 DATA_TYPE = client_work.client_data_type((2,))
 NAN = float('nan')
 
@@ -61,7 +63,7 @@ COUNTER = client_work.ClientWorkState(
 def build():
   return client_work.build_client_work(
       tff.TensorType(np.float32, [2]),
-      (2,),
+      MODEL,
       client_update,
       COUNTER,
       num_classes=5,
@@ -285,7 +287,7 @@ INITIAL_MEMORY = collections.OrderedDict(
 def memory_work():
   return client_work.build_client_work(
       tff.TensorType(np.float32),
-      (2,),
+      MODEL,
       update_with_memory,
       client_work.ClientWorkState(
           lambda: tf.constant(1.0), lambda s: s, lambda s, r: s

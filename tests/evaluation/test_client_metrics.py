@@ -50,6 +50,14 @@ def test_macro_f1_against_naive_counts():
     )
 
 
+def test_restricted_f1_of_the_code_of_fedmeta_per():
+  """Sevens become the other class: F1 of 0 is 2 / 5, of 1 it is 2 / 5."""
+  labels, predicted = [0, 0, 1, 1, 1], [0, 7, 1, 0, 7]
+  assert macro_f1(labels, predicted) == pytest.approx(1 / 3)
+  restricted = macro_f1(labels, predicted, restrict_to_labels=True)
+  assert restricted == pytest.approx(0.4)
+
+
 def test_restricted_f1_replaces_foreign_labels():
   """By the other label, which is as wrong: 5 for a 3 becomes 7."""
   labels, predicted = [3, 3, 3, 7, 7], [3, 3, 5, 7, 9]

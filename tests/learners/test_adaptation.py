@@ -163,7 +163,7 @@ class Problem:
     self.batches = episodes.minibatches(6, 4, SEED)
 
   def loss_fn(self, weights, batch):
-    x, y, mask = batch
+    x, y, mask = batch[:3]
     if self.kind == 'head':
       logits = self.model.logits(weights, x, mask)
       return cross_entropy.softmax_cross_entropy(logits, y, mask)

@@ -9,6 +9,7 @@ import tensorflow_federated as tff
 
 from tff_meta import client_state_store
 from tff_meta import composition
+from tff_meta import models
 from tff_meta.client_works import client_work
 from tff_meta.learners import local_sgd
 from tff_meta.training import atomic_files
@@ -403,7 +404,7 @@ def stateful():
           body=collections.OrderedDict(w=tf.zeros([2])),
           head=collections.OrderedDict(),
       ),
-      (1,),
+      models.build('mlp', (1,), None),
       _remember,
       num_classes=1,
       seed=5,

@@ -12,6 +12,7 @@ _DEFAULTS = dict(
     hparams='rounds=2',
     dataset='synthetic',
     dataset_options='noise=0.5',
+    augmentation='',
     data_dir=None,
     partition=None,
     partition_options='',

@@ -206,8 +206,8 @@ def client_meta_gradient(
     # In front, a batch of no examples: what there is before the first step.
     parts = (tf.pad(part, [[1, 0], [0, 0]]) for part in batches.support)
     first = -1 if config.query_context == 'last_batch' else 0
-    rows, mask = (tf.reshape(part[first:], [-1]) for part in parts)
-    context = episodes.take(batches.examples, rows, mask)
+    used = episodes.Minibatches(*(part[first:] for part in parts))
+    context = episodes.take_all(batches.examples, used)
 
   def adapt(weights):
     return adaptation.inner_loop(
@@ -303,7 +303,7 @@ def build_cafeme(
 
   return composition.build_learning_process(
       initialize,
-      network.input_shape,
+      model,
       client_update,
       num_classes=num_classes,
       seed=seed,

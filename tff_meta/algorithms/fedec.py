@@ -244,7 +244,7 @@ def build_fedec(
 
   return composition.build_learning_process(
       initialize,
-      model.input_shape,
+      model,
       client_update,
       num_classes=num_classes,
       seed=seed,

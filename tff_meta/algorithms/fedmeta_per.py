@@ -224,7 +224,9 @@ def build_client_update(model: model_lib.Model, config: FedMetaPerConfig):
 
   def client_update(received, client):
     support, query = episodes.split_support_query(
-        client.examples, config.support_fraction, client.fixed_seed
+        episodes.augmented(client.examples, client.seed),
+        config.support_fraction,
+        client.fixed_seed,
     )
     weights = personal_layers.recall(
         received, personal, client.memory, is_sent=is_sent
@@ -291,7 +293,7 @@ def build_fedmeta_per(
 
   return composition.build_learning_process(
       lambda: initial('server'),
-      model.input_shape,
+      model,
       build_client_update(model, config),
       num_classes=num_classes,
       seed=seed,

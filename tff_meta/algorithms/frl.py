@@ -227,7 +227,7 @@ def meta_steps(
   )
 
   def step(i, phi_k, loss_sum, num_examples):
-    batch = episodes.take(query, batches.indices[i], batches.mask[i])
+    batch = episodes.take(query, batches, i)
     # Not `==`: of tensors in TFF's graphs, it compares Python identities.
     is_first = tf.equal(i, 0)
     point = tf.nest.map_structure(
@@ -273,10 +273,13 @@ def build_client_update(
     fold_in = tf.random.experimental.stateless_fold_in
     episode_seed = fold_in(run_seed, state.episode)
     seed = fold_in(episode_seed, data.salt)
+    split_seed = fold_in(seed, 0)
+    # Once for an episode, as in the released code.
+    examples = episodes.augmented(data.examples, split_seed)
     support, query = episodes.split_support_query(
-        data.examples,
+        examples,
         config.support_fraction,
-        fold_in(seed, 0),
+        split_seed,
         num_classes,
     )
     round_seed = fold_in(seed, 1 + state.phase)
@@ -400,7 +403,7 @@ def build_frl(
   state_type = initial_state.type_signature.result
   work = client_work_lib.build_client_work(
       state_type,
-      model.input_shape,
+      model,
       build_client_update(classifier, config, num_classes),
       client_work_lib.run_seed(seed),
       num_classes=num_classes,

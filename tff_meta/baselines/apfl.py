@@ -127,7 +127,7 @@ def build_apfl(
 
   return composition.build_learning_process(
       initial_weights,
-      model.input_shape,
+      model,
       client_update,
       num_classes=num_classes,
       seed=seed,

@@ -169,8 +169,9 @@ def build_cafeme_fed_rep(
 
   return composition.build_learning_process(
       initial_weights,
-      model.input_shape,
+      model,
       client_update,
+      num_classes=num_classes,
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer,

@@ -130,7 +130,7 @@ def build_fed_avg(
 
   return composition.build_learning_process(
       lambda: classifier.initialize(composition.initial_seed(seed)),
-      model.input_shape,
+      model,
       client_update,
       num_classes=num_classes,
       seed=seed,

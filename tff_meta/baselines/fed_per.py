@@ -133,7 +133,7 @@ def build_fed_per(
 
   return composition.build_learning_process(
       lambda: _server_part(config, initial_weights()),
-      model.input_shape,
+      model,
       client_update,
       num_classes=num_classes,
       seed=seed,

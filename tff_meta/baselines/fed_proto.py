@@ -181,7 +181,7 @@ def build_fed_proto(
 
   return composition.build_learning_process(
       initial_weights,
-      model.input_shape,
+      model,
       client_update,
       num_classes=num_classes,
       seed=seed,

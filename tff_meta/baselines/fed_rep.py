@@ -122,7 +122,7 @@ def build_fed_rep(
 
   return composition.build_learning_process(
       lambda: initial_parts()[0],
-      model.input_shape,
+      model,
       client_update,
       num_classes=num_classes,
       seed=seed,

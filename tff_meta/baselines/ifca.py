@@ -169,7 +169,7 @@ def build_ifca(
 
   return composition.build_learning_process(
       initial_weights,
-      model.input_shape,
+      model,
       client_update,
       num_classes=num_classes,
       seed=seed,

@@ -147,7 +147,7 @@ def build_knn_per(
 
   return composition.build_learning_process(
       lambda: classifier.initialize(composition.initial_seed(seed)),
-      model.input_shape,
+      model,
       client_update,
       num_classes=num_classes,
       seed=seed,
@@ -161,9 +161,8 @@ def _hold_out(examples, every):
   held_out = tf.equal(tf.range(tf.size(examples.y)) % every, every - 1)
 
   def those(chosen):
-    return tf.nest.map_structure(
-        lambda part: tf.boolean_mask(part, chosen), examples
-    )
+    x, y, mask = (tf.boolean_mask(part, chosen) for part in examples[:3])
+    return examples._replace(x=x, y=y, mask=mask)
 
   return those(~held_out), those(held_out)
 

@@ -210,7 +210,7 @@ def build_l2gd(
   )
   return composition.build_learning_process(
       initial_weights,
-      model.input_shape,
+      model,
       client_update,
       num_classes=num_classes,
       seed=seed,

@@ -150,7 +150,7 @@ def build_lg_fed_avg(
 
   return composition.build_learning_process(
       initial_weights,
-      model.input_shape,
+      model,
       client_update,
       num_classes=num_classes,
       seed=seed,

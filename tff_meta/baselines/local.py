@@ -125,7 +125,7 @@ def build_local(
 
   return composition.build_learning_process(
       initialize,
-      model.input_shape,
+      model,
       client_update,
       num_classes=num_classes,
       seed=seed,

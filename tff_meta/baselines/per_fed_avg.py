@@ -199,7 +199,7 @@ def local_meta_steps(
 
   def step(i, weights, report):
     inner, outer, hessian = (
-        episodes.take(examples, batches.indices[j], batches.mask[j])
+        episodes.take(examples, batches, j)
         for j in (3 * i, 3 * i + 1, 3 * i + 2)
     )
     loss, gradient = client_meta_gradient(
@@ -267,7 +267,7 @@ def build_per_fed_avg(
 
   return composition.build_learning_process(
       lambda: network.initialize(composition.initial_seed(seed)),
-      network.input_shape,
+      model,
       client_update,
       num_classes=num_classes,
       seed=seed,

@@ -125,10 +125,11 @@ def build_client_update(
 
   def client_update(phi, client):
     fold_in = tf.random.experimental.stateless_fold_in
+    split_seed = fold_in(client.seed, 0)
     support, query = episodes.split_support_query(
-        client.examples,
+        episodes.augmented(client.examples, split_seed),
         config.support_fraction,
-        fold_in(client.seed, 0),
+        split_seed,
         num_classes,
     )
     upload = few_round.client_round(
@@ -182,7 +183,7 @@ def build_personalized_fl(
   classifier = _build_classifier(model, config, num_classes)
   return composition.build_learning_process(
       lambda: classifier.initialize(composition.initial_seed(seed)),
-      model.input_shape,
+      model,
       build_client_update(classifier, config, num_classes),
       num_classes=num_classes,
       seed=seed,

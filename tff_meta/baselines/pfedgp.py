@@ -253,7 +253,7 @@ def build_pfedgp(
   model = model.without_head()
   return composition.build_learning_process(
       lambda: model.initialize(composition.initial_seed(seed)),
-      model.input_shape,
+      model,
       build_client_update(model, config, num_classes),
       num_classes=num_classes,
       seed=seed,

@@ -120,7 +120,7 @@ def build_pfedme(
 
   return composition.build_learning_process(
       lambda: classifier.initialize(composition.initial_seed(seed)),
-      model.input_shape,
+      model,
       client_update,
       num_classes=num_classes,
       seed=seed,
@@ -158,7 +158,7 @@ def _train(classifier, config, weights, examples, seed):
     return weights_lib.subtract(theta, step), loss
 
   def local_round(r, w, theta, loss_sum):
-    batch = episodes.take(examples, batches.indices[r], batches.mask[r])
+    batch = episodes.take(examples, batches, r)
 
     def one_step(k, theta, loss_sum):
       theta, loss = personal_step(w, theta, batch)

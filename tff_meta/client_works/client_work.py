@@ -12,6 +12,7 @@ template demands; `ClientWork.next_with_memory` is the same computation with it.
 
 import collections
 from collections.abc import Callable
+import contextlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ import tensorflow_federated as tff
 from tff_meta import episodes
 from tff_meta import weights as weights_lib
 from tff_meta.learners import local_sgd
+from tff_meta.models import model as model_lib
 
 _NAN = float('nan')
 
@@ -280,7 +282,7 @@ def _count(
     kept: ClientOutput,
     finite: tf.Tensor,
     labels_fit: tf.Tensor,
-    data: ClientData,
+    num_given: tf.Tensor,
 ) -> _Counts:
   """Returns what one client, with zeros if it is not finite, counts for."""
   trained = (kept.update_weight > 0) & (kept.report.num_examples > 0)
@@ -293,7 +295,7 @@ def _count(
               trained,
               ~finite,
               ~labels_fit,
-              tf.equal(tf.size(data.examples.y), 0),
+              tf.equal(num_given, 0),
           )
       ),
   )
@@ -361,7 +363,7 @@ def _keep_finite(output: ClientOutput, memory: Any):
 
 def build_client_work(
     weights_type: tff.Type,
-    input_shape: tuple[int, ...],
+    model: model_lib.Model,
     client_update: Callable[..., ClientOutput],
     state: ClientWorkState,
     initial_memory: Callable[[], Any] | None = None,
@@ -377,7 +379,8 @@ def build_client_work(
 
   Args:
     weights_type: Unplaced type of what the distributor sends.
-    input_shape: Shape of one example, channels last.
+    model: The network that clients train: what their examples look like, and
+      how they are augmented.
     client_update: `(weights, message, ClientData) -> ClientOutput` in pure
       TensorFlow, where `message` is `state.message(...)`.
     state: The server state of the client work.
@@ -395,6 +398,10 @@ def build_client_work(
     `num_empty_clients`, who have no examples; and
     `max_update_norm`, the largest norm of an update that counts, and NaN
     without any.
+
+  Raises:
+    ValueError: If examples are to be augmented, and the client function takes
+      them as they are.
   """
   message_tf, initial_state_tf = _message(state)
   message_type = message_tf.type_signature.result
@@ -403,27 +410,25 @@ def build_client_work(
     memory_type = tff.tensorflow.computation(
         initial_memory
     ).type_signature.result
-  data_type = client_data_type(input_shape, memory_type)
+  data_type = client_data_type(model.input_shape, memory_type)
 
   @tff.tensorflow.computation(weights_type, message_type, data_type)
   def client_update_tf(weights, message, data):
     memory = ()
     if initial_memory is not None:
       memory = _to_memory(data['memory'], initial_memory())
-    client = ClientData(
-        episodes.to_examples(data['examples']),
-        episodes.to_salt(data['salt']),
-        memory,
-    )
-    labels_fit = episodes.labels_fit(client.examples, num_classes)
-    fitting = episodes.all_or_none(client.examples, labels_fit)
-    output = client_update(weights, message, client._replace(examples=fitting))
+    examples = episodes.to_examples(data['examples'])
+    labels_fit = episodes.labels_fit(examples, num_classes)
+    fitting = episodes.all_or_none(examples, labels_fit)
+    with _augmenting(fitting, model.augment) as fitting:
+      client = ClientData(fitting, episodes.to_salt(data['salt']), memory)
+      output = client_update(weights, message, client)
     output = _without_loss_unless(labels_fit, output)
     kept, memory, finite = _keep_finite(output, memory)
     result = tff.learning.templates.ClientResult(
         kept.update, kept.update_weight
     )
-    counts = _count(kept, finite, labels_fit, client)
+    counts = _count(kept, finite, labels_fit, tf.size(examples.y))
     return result, (counts, _update_norm(kept)), kept.signal, memory
 
   _, measured_type, signal_type, _ = client_update_tf.type_signature.result
@@ -463,6 +468,28 @@ def build_client_work(
   return ClientWork(
       process, tff.federated_computation(one_round, parameter_types)
   )
+
+
+@contextlib.contextmanager
+def _augmenting(examples, augment):
+  """The examples, to be augmented; raises if nobody does before the end."""
+  if augment is None:
+    yield examples
+    return
+  has_been = []
+
+  def counted(x, seed):
+    has_been.append(True)
+    return augment(x, seed)
+
+  yield examples._replace(augment=counted)
+  if not has_been:
+    raise ValueError(
+        'Expected an algorithm that draws minibatches (`episodes.take`), or'
+        ' calls `episodes.augmented`, where examples are to be augmented, found'
+        ' one that takes its examples as they are. Tip: leave --augmentation'
+        ' out.'
+    )
 
 
 def _message(state: ClientWorkState):

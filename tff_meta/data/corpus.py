@@ -152,6 +152,26 @@ class Corpus:
     return self.preprocess(self.train.x[:1]).shape[1:]
 
   @property
+  def black(self) -> np.ndarray:
+    """What a raw pixel of 0 becomes, float32 [channels].
+
+    Raises:
+      ValueError: If examples are no images, or it differs from pixel to pixel.
+    """
+    black = self.preprocess(np.zeros_like(self.train.x[:1]))[0]
+    if black.ndim != 3:
+      raise ValueError(
+          f'Expected examples of {self.name} to be images (height, width,'
+          f' channels), found shape {black.shape}.'
+      )
+    if not (black == black[0, 0]).all():
+      raise ValueError(
+          f'Expected one black in images of {self.name}, found pixels that are'
+          ' scaled each by itself. Tip: another scaling in --dataset_options.'
+      )
+    return black[0, 0]
+
+  @property
   def pooled_labels(self) -> np.ndarray:
     """Labels of the train part followed by the test part, int32 [n]."""
     return np.concatenate([self.train.y, self.test.y])

@@ -93,7 +93,7 @@ def inner_loop_and_loss(
     )
 
   def step(i, weights, loss_sum):
-    batch = episodes.take(examples, batches.indices[i], batches.mask[i])
+    batch = episodes.take(examples, batches, i)
     with tf.GradientTape() as tape:
       tape.watch(weights)
       loss = loss_fn(weights, batch)

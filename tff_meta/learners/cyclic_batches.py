@@ -48,8 +48,13 @@ def cyclic_minibatches(
   order = episodes.minibatches(num_examples, None, seed).indices
   order = tf.reshape(order, [-1])[: in_a_cycle * length]
   cycle = tf.reshape(order, [in_a_cycle, length])
-  indices = tf.gather(cycle, (start + tf.range(num_batches)) % in_a_cycle)
-  return episodes.Minibatches(indices, tf.ones_like(indices, tf.float32))
+  numbers = start + tf.range(num_batches)
+  indices = tf.gather(cycle, numbers % in_a_cycle)
+  return episodes.Minibatches(
+      indices,
+      tf.ones_like(indices, tf.float32),
+      episodes.batch_seeds(seed, numbers),
+  )
 
 
 class SupportAndQuery(NamedTuple):
@@ -119,8 +124,7 @@ def support_and_query(
     )
     support = stream(pool, fold_in(order_seed, 0), num_support)
     query = stream(query_pool, fold_in(order_seed, 1), num_query)
-  rows, mask = (tf.reshape(part, [-1]) for part in query)
-  return SupportAndQuery(pool, support, episodes.take(query_pool, rows, mask))
+  return SupportAndQuery(pool, support, episodes.take_all(query_pool, query))
 
 
 def predict_in_batches(

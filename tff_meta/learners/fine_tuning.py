@@ -99,12 +99,13 @@ def build_client_personalizer(
   def batches(examples, seed):
     """Returns `s -> batch` of step s - 1, which has no examples for s = 0."""
     examples = episodes.drop_padding(examples)
-    indices, mask = cyclic_batches.cyclic_minibatches(
+    minibatches = cyclic_batches.cyclic_minibatches(
         tf.size(examples.y), settings.batch_size, settings.num_steps, seed
     )
-    indices = tf.pad(indices, [[1, 0], [0, 0]])
-    mask = tf.pad(mask, [[1, 0], [0, 0]])
-    return lambda s: episodes.take(examples, indices[s], mask[s])
+    minibatches = episodes.Minibatches(
+        *(tf.pad(part, [[1, 0], [0, 0]]) for part in minibatches)
+    )
+    return lambda s: episodes.take(examples, minibatches, s)
 
   def context_after(s, examples, batch_before):
     if not context_is_all:

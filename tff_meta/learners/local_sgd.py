@@ -172,12 +172,12 @@ def resume_local_sgd(
   rows = tf.where(examples.mask > 0)[:, 0]
   batches = episodes.minibatches(tf.size(rows), batch_size, seed, num_epochs)
   batches = episodes.Minibatches(*(part[:max_steps] for part in batches))
+  batches = batches._replace(indices=tf.gather(rows, batches.indices))
   num_steps = tf.shape(batches.indices)[0]
   learned, fixed = _partition(weights, trainable)
 
   def step(i, learned, state, loss_sum):
-    indices = tf.gather(rows, batches.indices[i])
-    batch = episodes.take(examples, indices, batches.mask[i])
+    batch = episodes.take(examples, batches, i)
     with tf.GradientTape() as tape:
       tape.watch(learned)
       loss = loss_fn(_merge(weights, learned, fixed), batch)

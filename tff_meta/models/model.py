@@ -30,6 +30,9 @@ class Model:
       an example, 0 for padding; or None) to embeddings [n, D]. The mask matters
       only where examples see each other, that is in batch normalisation.
     classify: From the head's parameters and embeddings [n, D] to logits [n, C].
+    augment: `(x, seed) -> x`, how clients vary the examples that they train on
+      (`augmentation.CropAndFlip`); None for not at all. Nothing else, above all
+      no test, varies them.
   """
 
   name: str
@@ -40,6 +43,9 @@ class Model:
   init_head: Callable[[tf.Tensor, int], Params]
   embed: Callable[[Params, tf.Tensor, tf.Tensor | None], tf.Tensor]
   classify: Callable[[Params, tf.Tensor], tf.Tensor]
+  augment: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = (
+      dataclasses.field(default=None, kw_only=True)
+  )
 
   def __post_init__(self):
     if self.num_classes is not None and self.num_classes < 1:

@@ -7,6 +7,7 @@ import functools
 import numpy as np
 import tensorflow_federated as tff
 
+from tff_meta import augmentation
 from tff_meta import composition
 from tff_meta import datasets
 from tff_meta import models
@@ -28,7 +29,7 @@ class Experiment:
   Attributes:
     config: The configuration.
     dataset: The clients.
-    model: The network, without a head.
+    model: The network, without a head; it says how examples are augmented.
   """
 
   config: run_config.RunConfig
@@ -153,4 +154,9 @@ def prepare(
         new_clients=config.new_clients,
     )
   model = models.build(config.model, dataset.input_shape, None)
+  if config.augmentation is not None:
+    augment = augmentation.CropAndFlip(
+        **config.augmentation, fill=tuple(corpus.black.tolist())
+    )
+    model = dataclasses.replace(model, augment=augment)
   return Experiment(config, dataset, model)

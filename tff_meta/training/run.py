@@ -10,7 +10,9 @@ import platform
 import subprocess
 from typing import Any
 
+import numpy as np
 import tensorflow_federated as tff
+import tree
 
 import tff_meta
 from tff_meta import client_state_store
@@ -266,7 +268,7 @@ def train_and_evaluate(
     if summary is not None:
       report(f'{directory.root} holds this run, finished: {done} rounds.')
       return summary
-    new_file = _config_file(experiment)
+    new_file = _config_file(experiment, process)
     _report_beginning(experiment, directory, done, old_file, new_file, report)
     atomic_files.write_json(directory.config, sealed_json.seal(new_file))
     trained, metrics = _train(
@@ -337,8 +339,8 @@ def nothing_learned(directory: run_directory.RunDirectory) -> str | None:
       f'In none of {len(trained)} rounds has a client trained: of {clients:.0f}'
       ' that took part, counted in every round,'
       f' {non_finite - bad_label:.0f} sent numbers that are not finite,'
-      f' {bad_label:.0f} had labels of no class, {empty:.0f} had no examples and'
-      f' {others:.0f} learned nothing from theirs'
+      f' {bad_label:.0f} had labels of no class, {empty:.0f} had no examples'
+      f' and {others:.0f} learned nothing from theirs'
   )
 
 
@@ -532,9 +534,21 @@ def _report_other_code(old_file, new_file, report):
     )
 
 
-def _config_file(experiment) -> dict[str, Any]:
-  """Returns the content of config.json."""
+def _config_file(experiment, process) -> dict[str, Any]:
+  """Returns the content of config.json.
+
+  `num_model_parameters` are those of the network with a classifier for all
+  classes, also where an algorithm goes without; `num_server_parameters` what
+  the server holds and sends (a body alone, several models, a hypernetwork); and
+  `num_client_values` what a client keeps from round to round, be it weights,
+  moments or counts.
+  """
   dataset = experiment.dataset
+  network = experiment.model.with_head(dataset.num_classes)
+  on_server = process.get_model_weights(process.initialize()).trainable
+  of_client = ()
+  if isinstance(process, composition.StatefulLearningProcess):
+    of_client = process.initial_memory
   return {
       'config': experiment.config.to_json(),
       'data': {
@@ -543,7 +557,9 @@ def _config_file(experiment) -> dict[str, Any]:
           'num_classes': dataset.num_classes,
           'input_shape': list(dataset.input_shape),
       },
-      'num_model_parameters': experiment.model.num_parameters(),
+      'num_model_parameters': network.num_parameters(),
+      'num_server_parameters': _num_values(on_server),
+      'num_client_values': _num_values(of_client),
       'versions': {
           'python': platform.python_version(),
           'tff_meta': tff_meta.__version__,
@@ -553,6 +569,11 @@ def _config_file(experiment) -> dict[str, Any]:
       'environment': {_ONEDNN: os.environ.get(_ONEDNN)},
       'git_commit': _git_commit(),
   }
+
+
+def _num_values(structure) -> int:
+  """Returns how many numbers a structure of arrays holds."""
+  return sum(np.size(array) for array in tree.flatten(structure))
 
 
 def _git_commit() -> str | None:

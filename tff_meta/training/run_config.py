@@ -33,6 +33,9 @@ FREE_FIELDS = (
     'nvar',
 )
 
+# Fields that runs of older versions do not have -> what these did.
+_LATER_FIELDS = {'augmentation': None, 'deal_test_images': True}
+
 _REFERENCE = 'fed_avg'
 
 
@@ -47,6 +50,8 @@ class RunConfig:
     dataset: Name in `tff_meta.datasets.DATASETS`.
     dataset_options: Further arguments of the data set's loader.
     data_dir: Where the data set is; None for its default place.
+    augmentation: Fields of `augmentation.CropAndFlip` but `fill`, how images
+      are varied in training; None for not at all.
     model: Name in `tff_meta.models.MODELS`.
     partition: How training clients are made: `'few_round'` (of meta-train
       classes, two shards a client) or a name of `partitioners.PARTITIONERS`.
@@ -106,6 +111,7 @@ class RunConfig:
   dataset: str
   dataset_options: Mapping[str, Any]
   data_dir: str | None
+  augmentation: Mapping[str, Any] | None
   model: str
   partition: str
   partition_options: Mapping[str, Any]
@@ -305,7 +311,7 @@ def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     AttributeError, KeyError, TypeError, ValueError: If it is nothing like it.
   """
-  values = {'deal_test_images': True} | dict(values)
+  values = _LATER_FIELDS | dict(values)
   former = registry.get(values['algorithm']).former_fields
   hparams = values['hparams'].items()
   values['hparams'] = {
@@ -331,6 +337,7 @@ def resolve(
     reference_hparams: str,
     dataset: str,
     dataset_options: str,
+    augmentation: str,
     partition: str | None,
     partition_options: str,
     model: str | None,
@@ -352,6 +359,7 @@ def resolve(
     reference_hparams: `name=value,...`, changes to FedAvg's preset.
     dataset: As in `RunConfig`.
     dataset_options: `name=value,...`.
+    augmentation: `name=value,...`; empty for none.
     partition: As in `RunConfig`; None for the data set's only one, or else the
       algorithm's own.
     partition_options: `name=value,...`.
@@ -424,6 +432,7 @@ def resolve(
       dataset_options=hyperparameters.parse_options(
           dataset_spec.load, 2, dataset_options
       ),
+      augmentation=_augmentation(augmentation),
       model=model,
       partition=partition,
       partition_options=partitions.read_options(
@@ -440,3 +449,11 @@ def resolve(
       restrict_f1_to_client_labels=restrict_f1_to_client_labels,
       **given,
   )
+
+
+def _augmentation(text: str) -> dict[str, Any] | None:
+  """Returns the fields that `text` gives, the others as they leave images."""
+  hints = {'crop_padding': int, 'flip': bool}
+  given = hyperparameters.parse(text, hints, of='augmentation')
+  off = {'crop_padding': 0, 'flip': False}
+  return None if off | given == off else off | given
