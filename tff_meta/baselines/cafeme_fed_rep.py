@@ -83,7 +83,11 @@ PAPER = CafemeFedRepConfig()
 RELEASE = PAPER
 # For the demonstration on the embedded digits only.
 DEMO = dataclasses.replace(
-    PAPER, learning_rate=0.01, batch_size=10, fine_tuning_learning_rate=0.01
+    PAPER,
+    learning_rate=0.003,
+    batch_size=10,
+    fine_tuning_steps=10,
+    fine_tuning_learning_rate=0.01,
 )
 
 
