@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import operator
 import re
 import signal
 import sys
@@ -66,8 +67,10 @@ def reported_failures() -> Iterator[None]:
   except Exception as error:
     if _interrupted.is_set():
       raise KeyboardInterrupt from error
-    if _is_of_tensorflow(error):
-      fail(_operation(error), FAILURE)
+    if _is_a('tensorflow', 'errors.OpError', error):
+      fail(_operation(error, error.message), FAILURE)
+    if _is_a('grpc', 'RpcError', error):  # Of TFF's worker.
+      fail(_operation(error, error.details()), FAILURE)
     if isinstance(error, MemoryError):
       fail(f'Expected more memory, found {str(error) or "none left"}', FAILURE)
     if isinstance(error, ImportError | OSError):
@@ -75,26 +78,26 @@ def reported_failures() -> Iterator[None]:
     raise
 
 
-def _is_of_tensorflow(error: Exception) -> bool:
-  """Returns whether an operation has failed, without importing TensorFlow."""
-  tensorflow = sys.modules.get('tensorflow')
-  return tensorflow is not None and isinstance(error, tensorflow.errors.OpError)
+def _is_a(module: str, kind: str, error: Exception) -> bool:
+  """Returns whether an error is of a module's kind, without importing it."""
+  imported = sys.modules.get(module)
+  return imported is not None and isinstance(
+      error, operator.attrgetter(kind)(imported)
+  )
 
 
-def _operation(error) -> str:
+def _operation(error: Exception, message: str) -> str:
   """Returns what an operation of TensorFlow said, and its name in a graph.
 
   In a graph its message is a line among those of the places in the code, that
   before the first `[[{{node NAME}}]]`.
   """
-  before, _, after = error.message.partition('[[{{node ')
+  before, _, after = message.partition('[[{{node ')
   name = f' in {after.partition("}}")[0]}' if after else ''
   said = before.strip().splitlines()[-1] if before.strip() else ''
   said = re.sub(r'{{[^}]*}} ?|\[Op:[^]]*]', '', said).strip()
-  return (
-      f'Expected TensorFlow to compute, found {type(error).__name__}{name}:'
-      f' {said}'
-  )
+  kind = type(error).__name__.strip('_')
+  return f'Expected TensorFlow to compute, found {kind}{name}: {said}'
 
 
 def set_execution_context(

@@ -198,7 +198,7 @@ def _distribution(runs, styles, protocol, suffix) -> Picture | None:
         file = path / f'{unit}_{protocol}{suffix}.csv'
         if file.exists():
           unit_seen = unit
-          with open(file, newline='') as lines:
+          with open(file, encoding='utf-8', newline='') as lines:
             values += [
                 100 * float(line['accuracy']) for line in csv.DictReader(lines)
             ]
