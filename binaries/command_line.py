@@ -56,11 +56,15 @@ def reported_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reported_failures() -> Iterator[None]:
+def reported_failures(place: object = None) -> Iterator[None]:
   """Turns errors of the environment into a line and exit code 1.
 
   That is an environment that does not play along: files, missing data sets, a
   broken installation, too little memory, an operation of TensorFlow that fails.
+
+  Args:
+    place: Where files are written, for errors that name none, as that of a full
+      disk does not.
   """
   try:
     yield
@@ -74,6 +78,9 @@ def reported_failures() -> Iterator[None]:
     if isinstance(error, MemoryError):
       fail(f'Expected more memory, found {str(error) or "none left"}', FAILURE)
     if isinstance(error, ImportError | OSError):
+      is_nameless = isinstance(error, OSError) and error.errno
+      if is_nameless and error.filename is None and place is not None:
+        fail(f'{error}, in {place}', FAILURE)
       fail(error, FAILURE)
     raise
 
