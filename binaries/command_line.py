@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import operator
 import re
 import signal
 import sys
@@ -55,46 +56,55 @@ def reported_errors() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def reported_failures() -> Iterator[None]:
+def reported_failures(place: object = None) -> Iterator[None]:
   """Turns errors of the environment into a line and exit code 1.
 
   That is an environment that does not play along: files, missing data sets, a
   broken installation, too little memory, an operation of TensorFlow that fails.
+
+  Args:
+    place: Where files are written, for errors that name none, as that of a full
+      disk does not.
   """
   try:
     yield
   except Exception as error:
     if _interrupted.is_set():
       raise KeyboardInterrupt from error
-    if _is_of_tensorflow(error):
-      fail(_operation(error), FAILURE)
+    if _is_a('tensorflow', 'errors.OpError', error):
+      fail(_operation(error, error.message), FAILURE)
+    if _is_a('grpc', 'RpcError', error):  # Of TFF's worker.
+      fail(_operation(error, error.details()), FAILURE)
     if isinstance(error, MemoryError):
       fail(f'Expected more memory, found {str(error) or "none left"}', FAILURE)
     if isinstance(error, ImportError | OSError):
+      is_nameless = isinstance(error, OSError) and error.errno
+      if is_nameless and error.filename is None and place is not None:
+        fail(f'{error}, in {place}', FAILURE)
       fail(error, FAILURE)
     raise
 
 
-def _is_of_tensorflow(error: Exception) -> bool:
-  """Returns whether an operation has failed, without importing TensorFlow."""
-  tensorflow = sys.modules.get('tensorflow')
-  return tensorflow is not None and isinstance(error, tensorflow.errors.OpError)
+def _is_a(module: str, kind: str, error: Exception) -> bool:
+  """Returns whether an error is of a module's kind, without importing it."""
+  imported = sys.modules.get(module)
+  return imported is not None and isinstance(
+      error, operator.attrgetter(kind)(imported)
+  )
 
 
-def _operation(error) -> str:
+def _operation(error: Exception, message: str) -> str:
   """Returns what an operation of TensorFlow said, and its name in a graph.
 
   In a graph its message is a line among those of the places in the code, that
   before the first `[[{{node NAME}}]]`.
   """
-  before, _, after = error.message.partition('[[{{node ')
+  before, _, after = message.partition('[[{{node ')
   name = f' in {after.partition("}}")[0]}' if after else ''
   said = before.strip().splitlines()[-1] if before.strip() else ''
   said = re.sub(r'{{[^}]*}} ?|\[Op:[^]]*]', '', said).strip()
-  return (
-      f'Expected TensorFlow to compute, found {type(error).__name__}{name}:'
-      f' {said}'
-  )
+  kind = type(error).__name__.strip('_')
+  return f'Expected TensorFlow to compute, found {kind}{name}: {said}'
 
 
 def set_execution_context(

@@ -329,7 +329,7 @@ def main() -> int:
       complete = REPORT_ONLY.value or all(
           results.is_complete(root, cell) for cell in cells
       )
-  print((root / 'table.md').read_text())
+  print((root / 'table.md').read_text('utf-8'))
   print(f'Report: {root / "report.html"}')
   if running.stopped:
     command_line.report('Stopped; the same command continues the comparison.')

@@ -76,6 +76,7 @@ def _evaluate(stack):
         dataclasses.replace(experiment, config=eval_config)
     )
     names = evaluator.choose(eval_config.protocols)
+    evaluator.check_has_groups(**flag_groups.group_sizes())
     if flag_groups.NVAR.value:
       protocols.check_has_known_clients(names)
     trained, untrained, rounds = stack.enter_context(
@@ -93,7 +94,7 @@ def _evaluate(stack):
       'group_clients': eval_config.group_clients,
       'eval_support_fraction': eval_config.eval_support_fraction,
   }
-  with command_line.reported_failures():
+  with command_line.reported_failures(directory.evaluations):
     results = evaluator.evaluate_all(
         names,
         {'': trained},

@@ -53,7 +53,7 @@ def _expand(arguments, ours, files_above) -> list[str]:
     value = (value if equals else next(rest, '')).strip()
     if not value:
       raise ValueError('Expected --flagfile to name a file, found none.')
-    path = _find(flag_kinds.expand_home(value), ours)
+    path = _find(flag_kinds.read_path(value), ours)
     if path in files_above:
       raise ValueError(f'Expected {path} not to include itself.')
     expanded += _expand(

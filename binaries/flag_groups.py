@@ -76,3 +76,8 @@ DEVICE = flags.DEFINE_enum(
     ['auto', 'cpu', 'gpu'],
     'Where to compute; auto is on all GPUs, or the CPU where there is none.',
 )
+
+
+def group_sizes() -> dict[str, int | None]:
+  """Returns the sizes of groups that are asked for, None where none is."""
+  return {flag.name: flag.value for flag in (WAY, GROUP_CLIENTS)}

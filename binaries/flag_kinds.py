@@ -15,7 +15,7 @@ flags.disclaim_key_flags()  # A flag belongs to the module that asks for it.
 _INT32_END = 2**31
 
 
-def expand_home(path: str) -> str:
+def read_path(path: str) -> str:
   """Returns a path with `~` or `~user` at its beginning made a directory.
 
   Shells leave it alone behind `--name=`. A folder that is called like this can
@@ -25,8 +25,13 @@ def expand_home(path: str) -> str:
     path: Any path.
 
   Raises:
-    ValueError: If there is no home directory of this name.
+    ValueError: If there is no home directory of this name, or the path is not
+      UTF-8, which is all that TensorFlow reads and writes.
   """
+  try:
+    path.encode()
+  except UnicodeEncodeError:
+    raise ValueError('expected a path in UTF-8') from None
   expanded = os.path.expanduser(path)
   if expanded.startswith('~'):
     raise ValueError(
@@ -57,14 +62,14 @@ class _PathsParser(flags.ListParser):
 
   def parse(self, argument) -> list[str]:
     """Returns the paths."""
-    return [expand_home(path) for path in super().parse(argument)]
+    return [read_path(path) for path in super().parse(argument)]
 
 
 def define_path(
     name: str, default: str | None, help_text: str
 ) -> flags.FlagHolder:
   """Defines a flag that holds a path."""
-  parser = _Parser(expand_home, 'path')
+  parser = _Parser(read_path, 'path')
   return flags.DEFINE(parser, name, default, help_text)
 
 

@@ -348,12 +348,12 @@ def main() -> int:
     from tff_meta.training import experiment as experiment_lib
     from tff_meta.training import protocols
     from tff_meta.training import run
-    from tff_meta.training import run_config
     from tff_meta.training import run_directory
 
     experiment = experiment_lib.prepare(config, download=DOWNLOAD.value)
     evaluator = protocols.Evaluator(experiment)
     chosen = evaluator.choose(config.protocols)
+    evaluator.check_has_groups(**flag_groups.group_sizes())
     if config.nvar:
       protocols.check_has_known_clients(chosen)
     experiment = dataclasses.replace(
@@ -362,12 +362,8 @@ def main() -> int:
     if config.eval_every:
       evaluator.check_on_the_way()
     if not chosen and not config.protocols:
-      tip = 'shards has clients to know'
-      if config.partition != run_config.FEW_ROUND:
-        tip = f'{run_config.FEW_ROUND} has groups with new classes'
       command_line.report(
-          f'Note: nothing will be evaluated: {config.algorithm} has no use for'
-          f' clients of partition {config.partition}. Tip: --partition={tip}.'
+          f'Note: nothing will be evaluated: {evaluator.why_nothing()}'
       )
     for name in filter(evaluator.starts_from_scratch, chosen):
       command_line.report(
@@ -380,7 +376,7 @@ def main() -> int:
   directory = run_directory.RunDirectory(_output_dir())
   try:
     with (
-        command_line.reported_failures(),
+        command_line.reported_failures(directory.root),
         directory.locked(),
         directory.removed_if_no_round_is_done(),
     ):

@@ -125,6 +125,14 @@ def test_failures_of_the_environment_are_a_line(error, line, capfd):
   assert line in err and err.count('\n') == 1
 
 
+def test_an_error_without_a_place_is_given_one(capfd):
+  with pytest.raises(SystemExit), command_line.reported_failures('/a/run'):
+    raise OSError(28, 'No space left on device')
+  assert capfd.readouterr().err == (
+      'Error: [Errno 28] No space left on device, in /a/run\n'
+  )
+
+
 def test_other_errors_keep_their_traceback():
   with pytest.raises(KeyError), command_line.reported_errors():
     raise KeyError('a fault of ours')

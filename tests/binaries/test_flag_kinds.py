@@ -110,6 +110,7 @@ def test_flags_are_read(parse, name, text, value):
             'a,~nobody_of_this_name',
             '~nobody_of_this_name to be a home',
         ),
+        ('path', 'caf\udce9', 'expected a path in UTF-8'),  # Of Latin-1.
         ('count', '0', 'of at least 1 and below 2[*]{2}31'),
         ('count', '-3', 'of at least 1 and below 2[*]{2}31'),
         ('count', str(2**31), 'of at least 1 and below 2[*]{2}31'),

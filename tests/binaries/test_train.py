@@ -78,6 +78,19 @@ def test_a_run_that_nothing_can_evaluate_says_so(call, tmp_path):
   assert summary['evaluation'] == {}
 
 
+def test_clients_without_test_examples_are_named(call, tmp_path):
+  code, _, err = call(
+      train,
+      *_TINY,
+      '--algorithm=fed_avg',
+      '--test_fraction=0',
+      '--rounds=1',
+      f'--output_dir={tmp_path / "run"}',
+  )
+  assert code == 0
+  assert 'be evaluated: no client has examples to be tested on. Tip: w' in err
+
+
 def test_fed_avg_in_new_groups_says_that_it_starts_at_random(call, tmp_path):
   code, out, err = call(
       train,
@@ -401,6 +414,7 @@ def _check_evaluation_of_clients(call, directory, summary):
         (['--num_clients=7'], 2, 'multiple'),
         (['--num_clients=5', '--clients_per_round=6'], 2, 'at most'),
         (['--way=6'], 2, '(`way`), found 5'),
+        (['--partition=shards', '--way=3'], 2, 'tested in none, found way 3'),
         (['--way=1'], 2, '`way` of at least 2'),
         (['--group_clients=4'], 2, '3 or 6 clients would do'),
         (['--eval_groups=0'], 2, '`eval_groups` to be at least 1'),
@@ -547,15 +561,24 @@ def test_the_list_of_an_algorithm_says_what_each_hparam_is(call, algorithm):
       assert line == str(values['paper'])
 
 
+@pytest.mark.parametrize(
+    'execution',
+    ['in_process', pytest.param('native', marks=pytest.mark.slow)],
+)
 def test_an_operation_that_fails_is_a_line_and_leaves_no_directory(
-    call, tmp_path
+    call, tmp_path, execution
 ):
-  """Half a terabyte of order of examples, which no machine of ours has."""
+  """Some 500 GB for an order of examples, in this process and in a worker."""
   where = tmp_path / 'run'
   flags = (*_TINY, '--algorithm=fed_avg', f'--output_dir={where}')
-  code, _, err = call(train, *flags, '--hparams=epochs=2147483647')
+  code, _, err = call(
+      train,
+      *flags,
+      '--hparams=epochs=2147483647',
+      f'--execution={execution}',
+  )
   assert code == 1 and err.count('\n') == 1
-  assert err.startswith('Error: Expected TensorFlow to compute, found Resource')
+  assert err.startswith('Error: Expected TensorFlow to compute, found ')
   assert 'OOM when allocating tensor with shape[2147483647' in err
   assert not where.exists()
   code, _, err = call(train, *flags, '--hparams=batch_size=999999999999999')

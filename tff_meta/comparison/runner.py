@@ -416,6 +416,6 @@ def environment(processes: int) -> dict[str, str]:
 
 
 def _last_line(log: pathlib.Path) -> str:
-  lines = log.read_text(errors='replace').split('\n')
+  lines = log.read_text('utf-8', errors='replace').split('\n')
   lines = [line.strip() for line in lines if line.strip()]
   return lines[-1] if lines else 'It printed nothing.'

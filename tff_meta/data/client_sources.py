@@ -434,6 +434,12 @@ def _deal_parts(
   train, validation, _ = split_rows(
       np.arange(num_train), rng, validation_fraction, 0.0
   )
+  if validation_fraction and len(train) < num_clients:
+    raise ValueError(
+        'Expected `validation_fraction` to leave at least an example to each of'
+        f' {num_clients} clients, found {validation_fraction}, which leaves'
+        f' {len(train)} of {num_train}.'
+    )
   train = np.sort(train)  # Some partitioners keep the corpus order.
   own = [train[k] for k in partition(keys[train], num_clients, seed)]
   # Rows of one label and one key, should the key be another than the label.

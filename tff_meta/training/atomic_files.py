@@ -33,8 +33,11 @@ def write_bytes(path: pathlib.Path, data: bytes) -> None:
       file.flush()
       os.fsync(file.fileno())
     os.replace(tmp_path, path)
-  except BaseException:
+  except BaseException as error:
     tmp_path.unlink(missing_ok=True)
+    if isinstance(error, OSError) and error.filename is None:
+      # As of a full disk: Python does not say which file was too much.
+      raise OSError(error.errno, error.strerror, str(path)) from None
     raise
   sync_directory(path.parent)
 

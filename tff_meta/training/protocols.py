@@ -34,6 +34,7 @@ from tff_meta.training import client_memories
 from tff_meta.training import embeddings
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import loop
+from tff_meta.training import run_config
 
 NONE = 'none'
 KNOWN_CLIENTS = 'known_clients'
@@ -141,6 +142,40 @@ class Evaluator:
     if spec.build_new_class_personalizer and dataset.class_pools:
       offered.append(NEW_CLASS_CLIENTS)
     self.offered = tuple(offered)
+
+  def check_has_groups(self, **sizes: int | None) -> None:
+    """Raises a ValueError if sizes of groups are given and there are no groups.
+
+    Args:
+      **sizes: Of groups, such as `way`; None where none is given.
+    """
+    given = ', '.join(f'{k} {v}' for k, v in sizes.items() if v is not None)
+    if given and not set(self.offered) - set(_ROLES):
+      raise ValueError(
+          f'Expected no sizes of groups, as {self._config.algorithm!r} with'
+          f' partition {self._config.partition!r} is tested in none, found'
+          f' {given}.'
+      )
+
+  def why_nothing(self) -> str:
+    """Returns why nothing is offered, and what to do."""
+    spec, partition = self._experiment.spec, self._config.partition
+    is_for_clients = (
+        spec.build_known_client_personalizer
+        or spec.build_new_client_personalizer
+    )
+    if partition != run_config.FEW_ROUND and is_for_clients:
+      return (
+          'no client has examples to be tested on. Tip: without --test_fraction'
+          ' they get the published ones, with a larger one more of their own.'
+      )
+    tip = 'shards has clients to know'
+    if partition != run_config.FEW_ROUND:
+      tip = f'{run_config.FEW_ROUND} has groups with new classes'
+    return (
+        f'{self._config.algorithm} has no use for clients of partition'
+        f' {partition}. Tip: --partition={tip}.'
+    )
 
   def _tested(self, name: str, part: str = 'test') -> bool:
     """Returns whether any client of a role has examples to be tested on."""
