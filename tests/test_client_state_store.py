@@ -1,6 +1,7 @@
 """Client states: what is kept, gone back to, lost, and what it costs."""
 
 import contextlib
+import os
 import sqlite3
 import subprocess
 import sys
@@ -193,6 +194,113 @@ def test_a_damaged_state_is_named(tmp_path):
   with pytest.raises(client_state_store.ClientStateError, match="client 'a'"):
     store.read('a')
   store.close()
+
+
+def _sqlite_of_three(path):
+  store = client_state_store.SqliteStore(path)
+  for k, client_id in enumerate('abc'):
+    store.write(client_id, 1, state(k))
+  store.write('a', 2, state(7))
+  store.commit([1, 2])
+  prints = store.fingerprint(1), store.fingerprint(2)
+  assert store.fingerprint() == prints[1]
+  store.close()
+  return prints
+
+
+def test_a_changed_state_is_an_error_and_a_lost_one_changes_the_fingerprint(
+    tmp_path,
+):
+  """Each client's content, name and round, and each row that goes."""
+  path = tmp_path / 'states.sqlite'
+  prints = _sqlite_of_three(path)
+  assert len(set(prints)) == 2
+  whole = path.read_bytes()
+  for change in (
+      'UPDATE states SET content = zeroblob(length(content)) WHERE round = 2',
+      'UPDATE states SET round = 3 WHERE round = 2',
+      "UPDATE states SET client_id = 'd' WHERE round = 2",
+      "UPDATE states SET content = 'text' WHERE round = 2",
+      'UPDATE states SET content = 5 WHERE round = 2',
+      'UPDATE states SET digest = 5 WHERE round = 2',
+      'DELETE FROM states WHERE round = 2',
+      "DELETE FROM states WHERE client_id = 'b'",
+  ):
+    path.write_bytes(whole)
+    with contextlib.closing(sqlite3.connect(path)) as database:
+      database.execute(change)
+      database.commit()
+    try:
+      store = client_state_store.SqliteStore(path, read_only=True)
+    except client_state_store.ClientStateError:
+      continue
+    with contextlib.closing(store):
+      changed = store.fingerprint(2) != prints[1]
+      if not changed:
+        with pytest.raises(client_state_store.ClientStateError):
+          for client_id in store.client_ids():
+            store.read(client_id)
+
+
+def test_the_fingerprint_is_that_of_the_states_however_they_came(tmp_path):
+  """Written at once, or gone back to; of earlier versions, without digests."""
+  path = tmp_path / 'states.sqlite'
+  prints = _sqlite_of_three(path)
+  store = client_state_store.SqliteStore(path)
+  store.write('b', 3, state(9))
+  assert store.fingerprint() not in prints
+  store.commit([1, 2, 3])
+  store.roll_back(2)
+  assert store.fingerprint() == prints[1]
+  store.close()
+  other = client_state_store.SqliteStore(tmp_path / 'other.sqlite')
+  for client_id, round_num, value in (
+      ('a', 2, 7), ('c', 1, 2), ('b', 1, 1),
+  ):  # fmt: skip
+    other.write(client_id, round_num, state(value))
+  assert other.fingerprint() == prints[1]
+  other.close()
+
+
+def test_a_file_of_an_earlier_version_is_read_and_gone_on_with(tmp_path):
+  path = tmp_path / 'states.sqlite'
+  _sqlite_of_three(path)
+  with contextlib.closing(sqlite3.connect(path)) as database:
+    database.execute('ALTER TABLE states DROP COLUMN digest')
+  for read_only in (True, False):
+    store = client_state_store.SqliteStore(path, read_only=read_only)
+    assert store.read('a')['step'] == 7 and store.holds(2)
+    before = store.fingerprint()
+    if not read_only:
+      store.write('a', 3, state(8))
+      assert store.fingerprint() != before
+      assert store.read('a')['step'] == 8
+    store.close()
+
+
+def test_a_file_that_goes_while_it_is_written_is_an_error(tmp_path):
+  path = tmp_path / 'states.sqlite'
+  store = client_state_store.SqliteStore(path)
+  store.write('a', 1, state(1))
+  store.commit([1])
+  path.rename(tmp_path / 'elsewhere')
+  store.write('a', 2, state(2))
+  with pytest.raises(client_state_store.ClientStateError, match='removed'):
+    store.commit([1, 2])
+  path.write_bytes(b'')
+  with pytest.raises(client_state_store.ClientStateError, match='replaced'):
+    store.check_in_place()
+  store.close()
+
+
+@pytest.mark.parametrize('name', ['', '-wal', '-shm', '-journal'])
+@pytest.mark.parametrize('place', [os.mkdir, os.mkfifo])
+def test_what_is_no_plain_file_is_an_error(tmp_path, name, place):
+  path = tmp_path / 'states.sqlite'
+  place(f'{path}{name}')
+  for read_only in (True, False):
+    with pytest.raises(client_state_store.ClientStateError, match='plain file'):
+      client_state_store.SqliteStore(path, read_only=read_only)
 
 
 def _operations(database, work):

@@ -1,6 +1,11 @@
 import collections
+import hashlib
+import io
+import json
+import os
 import pathlib
 from typing import NamedTuple
+import zipfile
 
 import numpy as np
 import pytest
@@ -182,3 +187,123 @@ def test_a_state_with_text_is_refused():
 def test_one_checkpoint_is_too_few_to_keep(tmp_path):
   with pytest.raises(ValueError, match='at least 2'):
     checkpoints.CheckpointStore(tmp_path, num_kept=1)
+
+
+def _file_of(manifest, arrays=None, save=np.savez, claim=None):
+  """Returns the file of a checkpoint with a right checksum, made by a foe."""
+  text = manifest if isinstance(manifest, str) else json.dumps(manifest)
+  members = {'server/x': np.zeros(3)} if arrays is None else arrays
+  buffer = io.BytesIO()
+  save(buffer, manifest=np.frombuffer(text.encode(), np.uint8), **members)
+  body = buffer.getvalue()
+  if claim is not None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, 'w') as archive:
+      archive.writestr('server/x.npy', claim)
+    body = buffer.getvalue()
+  digest = hashlib.sha256(body).hexdigest().encode()
+  return b'tff_meta checkpoint 1 sha256 ' + digest + b'\n' + body
+
+
+def _manifest(rounds=3, best=None, config=None, **position):
+  position = {
+      'rounds': rounds,
+      'metrics_rows': 3,
+      'metrics_bytes': 9,
+  } | position
+  return {'position': position, 'best': best, 'config': config or {}}
+
+
+def _header(shape, dtype='<f4'):
+  text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}}}"
+  text += ' ' * (117 - len(text)) + '\n'
+  return b'\x93NUMPY\x01\x00' + len(text).to_bytes(2, 'little') + text.encode()
+
+
+def test_what_foes_start_from_is_a_checkpoint(store):
+  store.paths()[0].write_bytes(_file_of(_manifest()))
+  loaded, reports = _load(store)
+  assert loaded.position.rounds == 3 and not reports
+
+
+@pytest.mark.parametrize(
+    'content',
+    [
+        _file_of(_manifest(rounds='a')),
+        _file_of(_manifest(rounds=-2)),
+        _file_of(_manifest(rounds=2)),  # It is called round 3.
+        _file_of(_manifest(rounds=3.0)),
+        _file_of(_manifest(rounds=True)),
+        _file_of(_manifest(rounds=float('nan'))),
+        _file_of(_manifest(metrics_bytes=10**30)),
+        _file_of(_manifest(metrics_rows=-1)),
+        _file_of(_manifest(metrics_rows=None)),
+        _file_of(_manifest(metrics_sha256=7)),
+        _file_of(_manifest(metrics_sha256='x')),
+        _file_of(_manifest(more=1)),
+        _file_of(_manifest(best=3)),
+        _file_of(_manifest(best=[1, 0.5])),
+        _file_of(_manifest(best={'rounds': 4, 'value': 0.5})),
+        _file_of(_manifest(best={'rounds': 1, 'value': '0.5'})),
+        _file_of(_manifest(best={'rounds': 1, 'value': float('inf')})),
+        _file_of(_manifest(best={'rounds': 1, 'server_state': {}})),
+        _file_of(_manifest(config=[1])),
+        _file_of(_manifest() | {'position': [3, 3, 9]}),
+        _file_of('[' * 100_000),
+        _file_of('{"config": ' * 500 + '1' + '}' * 500),
+        _file_of('{"position": ' + '9' * 10_000 + '}'),
+        _file_of('[1]'),
+        _file_of('\xff{'),
+        _file_of({}),
+        _file_of(_manifest(), {'elsewhere/x': np.zeros(3)}),
+        _file_of(_manifest(), {'server/x': np.array(['a'])}),
+        _file_of(_manifest(), {'server/x': np.zeros(9, 'datetime64[s]')}),
+        _file_of(_manifest(), {'server/x': np.array([{}], object)}),
+        _file_of(_manifest(), save=np.savez_compressed),
+        _file_of({}, claim=_header('(1000000000000,)')),
+        _file_of({}, claim=_header('(-1,)')),
+        _file_of({}, claim=_header('(2**')),
+        _file_of({}, claim=_header('(0,)', '<V0')),
+        _file_of({}, claim=_header('(' * 60)),
+        _file_of({}, claim=b'\x93NUMPY\x03\x00'),
+        _file_of({}, claim=b''),
+    ],
+    ids=range(38),
+)
+def test_a_hostile_checkpoint_is_reported_and_the_previous_one_used(
+    store, content
+):
+  newest = store.paths()[0]
+  newest.write_bytes(content)
+
+  loaded, reports = _load(store)
+
+  assert loaded.position.rounds == 2
+  assert len(reports) == 1 and str(newest) in reports[0]
+  assert 'checksum does not match' not in reports[0]
+  assert len(reports[0]) < 800
+
+
+def test_what_is_no_plain_file_or_too_large_is_passed_over(store):
+  newest = store.paths()[0]
+  content = newest.read_bytes()
+  large = _load(store, most_bytes=len(content) - 1)
+  assert large[0] is None and 'at most' in large[1][0]
+  for place in (os.mkfifo, os.mkdir, lambda p: os.symlink('/dev/full', p)):
+    newest.unlink()
+    place(newest)
+    loaded, reports = _load(store)
+    assert loaded.position.rounds == 2 and len(reports) == 1
+    if newest.is_dir():
+      newest.rmdir()
+      newest.write_bytes(content)
+  assert checkpoints.max_bytes(_state()) > len(content)
+
+
+def test_later_ones_that_were_not_gone_on_from_stay_until_made_again(store):
+  store.save(_checkpoint(1))
+  assert _rounds(store) == [3, 2, 1]
+  store.save(_checkpoint(2, offset=9))
+  store.save(_checkpoint(3, offset=9))
+  assert _rounds(store) == [3, 2]
+  assert _load(store)[0].server_state['phase'] == 2

@@ -552,12 +552,12 @@ def test_the_best_round_is_kept_with_its_client_states(stateful, tmp_path):
   assert store.load_latest(pytest.fail).best[:2] == (4, 0.75)
 
 
-def _find(root, reports):
-  """What a run in `root` would go on from."""
+def _find(process, root, reports):
   directory = run_directory.RunDirectory(root)
-  states = client_state_store.SqliteStore(directory.client_states)
-  with contextlib.closing(states):
-    return run.find_checkpoint(directory, _CONFIG, states, reports.append)
+  with run.open_client_states(process, directory) as states:
+    return run.find_checkpoint(
+        directory, _CONFIG, process.initialize(), states, reports.append
+    )
 
 
 def test_checkpoints_without_their_client_states_are_refused_and_redone(
@@ -567,18 +567,23 @@ def test_checkpoints_without_their_client_states_are_refused_and_redone(
   root = tmp_path / 'run'
   _train_stateful(stateful, root)
   reports = []
-  assert _find(root, reports).position.rounds == _ROUNDS
+  assert _find(stateful, root, reports).position.rounds == _ROUNDS
+  files = _files(root)
   (root / 'client_states.sqlite').unlink()
-
-  assert _find(root, reports) is None
+  with pytest.raises(OSError, match='client_states.sqlite, .* found nothing'):
+    _find(stateful, root, reports)
+  client_state_store.SqliteStore(root / 'client_states.sqlite').close()
+  with pytest.raises(OSError, match='one of the 3 checkpoints.*Nothing was'):
+    _find(stateful, root, reports)
+  assert _files(root) == files
   assert len(reports) == 3
   assert 'does not hold the states of clients after round 7' in reports[0]
 
   _train_stateful(stateful, root, rounds=4, checkpoint=None)
-  assert _find(root, []).position.rounds == 4
+  assert _find(stateful, root, []).position.rounds == 4
   store = checkpoints.CheckpointStore(root / 'checkpoints')
-  assert store.rounds() == [4, 3]
-  _train_stateful(stateful, root)
+  assert store.rounds() == [7, 6, 4, 3]  # Good ones stay until made again.
+  _train_stateful(stateful, root, checkpoint=_find(stateful, root, []))
   assert (*_files(root), _client_states(root)) == whole_stateful
 
 
@@ -600,5 +605,6 @@ def test_a_checkpoint_whose_best_round_is_dropped_is_refused(
   for path in sorted((root / 'checkpoints').iterdir())[1:]:
     path.unlink()
   reports = []
-  assert _find(root, reports) is None
+  with pytest.raises(OSError, match='none'):
+    _find(stateful, root, reports)
   assert 'after round 2' in reports[0]

@@ -1,6 +1,7 @@
 import collections
 import hashlib
 import math
+import os
 import time
 
 import numpy as np
@@ -157,3 +158,76 @@ def test_tensorboard_shows_a_continued_run_once(tmp_path):
       for e in events.Tensors('loss')
   ]
   assert shown == [(1, 1.0), (2, 2.0), (3, 103.0)]
+
+
+def test_changed_metrics_are_found(tmp_path):
+  path = tmp_path / 'metrics.csv'
+  _, num_bytes, sha256 = _rows(path, [(1, {'loss': 3}), (2, {'loss': 2})])
+  assert metric_writers.read_prefix(path, num_bytes, sha256)
+  path.write_text(path.read_text().replace('2,2', '2,7') + '3,1')
+  with pytest.raises(OSError, match='metrics.csv as they were'):
+    metric_writers.read_prefix(path, num_bytes, sha256)
+  assert metric_writers.read_prefix(path, num_bytes, '')  # Nobody knows.
+  path.write_text(path.read_text().replace('2,7', 'x,7'))
+  with pytest.raises(OSError, match='metrics.csv to be a table of numbers'):
+    metric_writers.read_prefix(path, num_bytes, '')
+
+
+def test_metrics_that_go_or_change_while_they_are_written_are_an_error(
+    tmp_path,
+):
+  path = tmp_path / 'metrics.csv'
+  file = metric_writers.MetricsFile(path, 0, b'')
+  file.append(1, {'loss': 2})
+  file.check()
+  content = path.read_text()
+  path.write_text(content.replace('2', '7'))  # In the same file.
+  with pytest.raises(OSError, match='as they were written'):
+    file.check()
+  path.unlink()
+  with pytest.raises(OSError, match='removed'):
+    file.sync()
+  path.write_text(content)
+  with pytest.raises(OSError, match='replaced'):
+    file.sync()
+  file.close()
+
+
+@pytest.mark.parametrize(
+    'content',
+    [
+        b'round,seconds\n1,x\n2,1.0\n',
+        b'round,seconds\n2,1.0\n1,1.0\n',
+        b'round,seconds\n1,-1\n',
+        b'round,seconds\n1,nan\n',
+        b'round,seconds\n1\n',
+        b'round,minutes\n1,1.0\n',
+        b'\xff\xfe',
+        b'',
+    ],
+)
+def test_unreadable_timings_are_begun_anew_with_a_note(tmp_path, content):
+  path, lines = tmp_path / 'timings.csv', []
+  path.write_bytes(content)
+  metric_writers.TimingsFile(path, 2, lines.append).close()
+  assert path.read_text() == 'round,seconds\n'
+  assert len(lines) == 1 and f'Note: {path} is begun anew' in lines[0]
+
+
+def test_a_device_or_a_pipe_for_timings_is_not_read(tmp_path):
+  for place in (lambda p: os.symlink('/dev/full', p), os.mkfifo):
+    path, lines = tmp_path / 'timings.csv', []
+    place(path)
+    metric_writers.TimingsFile(path, 2, lines.append).close()
+    assert path.read_text() == 'round,seconds\n' and not path.is_symlink()
+    assert 'to be a plain file, found a' in lines[0]
+    path.unlink()
+
+
+def test_a_full_disk_is_named(tmp_path):
+  path = tmp_path / 'metrics.csv'
+  file = metric_writers.MetricsFile(path, 0, b'')
+  file._file.close()
+  file._file = open('/dev/full', 'ab')  # What a full disk does.
+  with pytest.raises(OSError, match='No space left on device.*metrics.csv'):
+    file.append(1, {'loss': 2})

@@ -1,0 +1,263 @@
+"""No byte of a run's directory makes the run wrong, or its checkpoints go.
+
+Whatever is damaged: going on, repeating and evaluating end with the very
+numbers of the undamaged run, or with an error that the programs show as a line.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import pathlib
+import random
+import shutil
+from typing import NamedTuple
+
+import mutations
+import pytest
+
+from tff_meta import client_state_store
+from tff_meta.training import checkpoints
+from tff_meta.training import client_memories
+from tff_meta.training import experiment as experiment_lib
+from tff_meta.training import protocols
+from tff_meta.training import restored_run
+from tff_meta.training import run
+from tff_meta.training import run_config
+from tff_meta.training import run_directory
+
+_ROUNDS = 4
+_MORE_ROUNDS = 5
+_VOLATILE = ('seconds_per_round_median', 'files')
+# How often a file is damaged, for each that is damaged once.
+_WEIGHTS = {'client_states.sqlite': 6, 'metrics.csv': 4, 'timings.csv': 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Prepared(experiment_lib.Experiment):
+  """An experiment whose process is built once for all tests."""
+
+  process: object = None
+
+  def build_process(self):
+    return self.process
+
+
+class _Whole(NamedTuple):
+  """The undamaged run.
+
+  Attributes:
+    root: Its directory.
+    experiment: What it is.
+    models: Rounds -> the weights and memories that are evaluated after them.
+    ends: Rounds -> what a run of so many rounds ends with.
+  """
+
+  root: pathlib.Path
+  experiment: experiment_lib.Experiment
+  models: dict
+  ends: dict
+
+
+def _experiment():
+  """FedPer, whose clients keep their heads, with a best round."""
+  config = run_config.resolve(
+      algorithm='fed_per',
+      preset='demo',
+      hparams='',
+      reference_hparams='',
+      dataset='synthetic',
+      dataset_options='noise=3.0',
+      data_dir=None,
+      partition='dirichlet',
+      partition_options='alpha=5.0,min_examples=2',
+      test_fraction=0.5,
+      stratify=False,
+      validation_fraction=0.2,
+      num_clients=5,
+      num_new_clients=None,
+      new_clients='held_out',
+      clients_per_round=3,
+      model='mlp',
+      rounds=_ROUNDS,
+      seed=0,
+      execution='in_process',
+      checkpoint_every=1,
+      protocols=(protocols.KNOWN_CLIENTS,),
+      eval_every=1,
+      eval_from=0,
+      select_best=True,
+      select_by='macro',
+      patience=0,
+      validation_groups=1,
+      eval_groups=1,
+      eval_support_fraction=None,
+      restrict_f1_to_client_labels=None,
+      references=False,
+      curve=False,
+      nvar=False,
+      way=None,
+      group_clients=None,
+  )
+  plain = experiment_lib.prepare(config)
+  return _Prepared(
+      plain.config, plain.dataset, plain.model, plain.build_process()
+  )
+
+
+def _go_on(experiment, root, rounds, lines):
+  """Begins, continues or repeats a run, as `binaries.train` does."""
+  experiment = dataclasses.replace(
+      experiment, config=dataclasses.replace(experiment.config, rounds=rounds)
+  )
+  directory = run_directory.RunDirectory(root)
+  with directory.locked():
+    return run.train_and_evaluate(
+        experiment,
+        experiment.process,
+        protocols.Evaluator(experiment),
+        directory,
+        report=lines.append,
+    )
+
+
+def _bytes(arrays):
+  return {k: (a.dtype.str, a.shape, a.tobytes()) for k, a in arrays.items()}
+
+
+def _opened(experiment, root, lines):
+  """Returns the rounds and all that `evaluate` and `analyze` compute with."""
+  directory = run_directory.RunDirectory(root)
+  config = restored_run.read_config(directory)
+  expected = dataclasses.replace(experiment.config, rounds=config.rounds)
+  assert config == expected, 'a damaged configuration is used'
+  with restored_run.open_models(experiment, directory, lines.append) as models:
+    states = client_state_store.SqliteStore(
+        directory.client_states, read_only=True
+    )
+    with contextlib.closing(states):
+      memories = client_memories.ClientMemories(
+          experiment.process, states, models.rounds
+      )
+      kept = {
+          client_id: _bytes(checkpoints.to_arrays(memories.of(client_id)))
+          for client_id in experiment.dataset.client_ids()
+      }
+    weights = checkpoints.to_arrays(models.trained.weights)
+    return models.rounds, (_bytes(weights), kept)
+
+
+def _end(experiment, root, summary):
+  """Returns everything that a run ends with, but for clock times."""
+  numbers = {k: v for k, v in summary.items() if k not in _VOLATILE}
+  store = checkpoints.CheckpointStore(root / 'checkpoints')
+  newest = store.load_latest(pytest.fail)
+  best = newest.best
+  return (
+      numbers,
+      (root / 'metrics.csv').read_bytes(),
+      (root / 'clients_known_clients.csv').read_bytes(),
+      newest.position,
+      _bytes(newest.server_state),
+      (best.rounds, best.value, _bytes(best.server_state)),
+      _opened(experiment, root, []),
+  )
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+  experiment = _experiment()
+  root = tmp_path_factory.mktemp('whole') / 'run'
+  summary = _go_on(experiment, root, _ROUNDS, [])
+  ends = {_ROUNDS: _end(experiment, root, summary)}
+  models = {}
+  for lost in range(3):
+    copy = root.with_name(f'without_{lost}')
+    shutil.copytree(root, copy)
+    for path in sorted((copy / 'checkpoints').iterdir())[3 - lost :]:
+      path.unlink()
+    rounds, values = _opened(experiment, copy, [])
+    models[rounds] = values
+  copy = root.with_name('more')
+  shutil.copytree(root, copy)
+  summary = _go_on(experiment, copy, _MORE_ROUNDS, [])
+  ends[_MORE_ROUNDS] = _end(experiment, copy, summary)
+  assert list(models) == [4, 3, 2] and len(set(map(str, models.values()))) == 3
+  return _Whole(root, experiment, models, ends)
+
+
+def _places(root, rng):
+  """Returns a place to damage: a file, or a directory, of a run."""
+  files = [p for p in sorted(root.rglob('*')) if p.is_file()]
+  weights = [_WEIGHTS.get(path.name, 1) for path in files]
+  if rng.random() < 0.03:
+    return root / rng.choice(['checkpoints', 'tensorboard'])
+  (path,) = rng.choices(files, weights)
+  return path
+
+
+def _check(whole, root, seed, counts):
+  """Damages a copy of the run, and uses it."""
+  rng = random.Random(seed)
+  shutil.copytree(whole.root, root)
+  path, kind = _places(root, rng), rng.choice(mutations.KINDS)
+  if path.is_dir():
+    mutations.mutate_directory(path, kind, rng)
+  else:
+    mutations.mutate(path, kind, rng)
+  what = f'{seed}: {kind} of {path.relative_to(root)}'
+  print(what, flush=True)
+  before = mutations.state_of(root)
+  try:
+    rounds, values = _opened(whole.experiment, root, [])
+  except (OSError, ValueError, TypeError) as error:
+    counts['evaluations refused'] += 1
+    print('  evaluate:', error)
+  else:
+    assert values == whole.models[rounds], what
+    counts['evaluations right'] += 1
+  # SQLite's own files come and go, and take over what is committed.
+  after = mutations.state_of(root)
+  for name in (before.keys() | after.keys()) - {'client_states.sqlite'}:
+    if not name.startswith('client_states.sqlite-'):
+      assert after.get(name) == before.get(name), f'{what}: {name} has changed'
+
+  good = {
+      name
+      for name, content in mutations.state_of(whole.root).items()
+      if name.startswith('checkpoints/') and before.get(name) == content
+  }
+  rounds, lines = rng.choice([_ROUNDS, _MORE_ROUNDS]), []
+  try:
+    summary = _go_on(whole.experiment, root, rounds, lines)
+  except (
+      OSError,
+      run.AnotherConfigurationError,
+      checkpoints.IncompatibleCheckpointError,
+  ) as error:
+    counts['continuations refused'] += 1
+    print('  train:', error)
+    now = mutations.state_of(root)
+    assert all(now.get(name) == before[name] for name in good), what
+  else:
+    assert _end(whole.experiment, root, summary) == whole.ends[rounds], what
+    counts['continuations right'] += 1
+    if lines:
+      counts['of these with a note'] += 1
+  shutil.rmtree(root)
+
+
+def _check_all(whole, tmp_path, seeds):
+  counts = collections.Counter()
+  for seed in seeds:
+    _check(whole, tmp_path / 'run', seed, counts)
+  print(f'{len(seeds)} damaged runs: {dict(counts)}')
+  assert counts['continuations right'] and counts['continuations refused']
+
+
+def test_a_damaged_run_is_right_or_refused(whole, tmp_path):
+  _check_all(whole, tmp_path, range(12))
+
+
+@pytest.mark.slow
+def test_many_damaged_runs_are_right_or_refused(whole, tmp_path):
+  _check_all(whole, tmp_path, range(1000, 1350))
