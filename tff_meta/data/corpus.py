@@ -10,6 +10,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import ndimage
 
+from tff_meta.data import checks
+
 ROLES = ('meta_train', 'meta_validation', 'meta_test')
 INTERPOLATIONS = ('nearest', 'bilinear')
 
@@ -29,6 +31,8 @@ class LabelledExamples(NamedTuple):
 @dataclasses.dataclass(frozen=True)
 class ClassSplit:
   """Which classes serve preparation, model selection and the final test.
+
+  Classes that are in no part are not used by what goes by the split.
 
   Attributes:
     train: Labels of the meta-train classes.
@@ -96,9 +100,12 @@ class Corpus:
     num_classes: Labels are 0..num_classes-1.
     preprocess: Turns a batch of raw pixels into float32 network input. Applied
       lazily, to the examples of one client or group at a time; row by row, so
-      that no example depends on its batch.
+      that no example depends on its batch. None stands for `scale_to_unit`
+      and is refused for float32 pixels, which may be in [0, 1] already.
     class_split: Meta-train, meta-validation and meta-test classes, or None.
     writers: Who made each train example, shape [n_train], or None.
+    test_writers: Who made each test example, shape [n_test], or None. Not part
+      of the fingerprint: it decides nothing but which test rows a client gets.
     rotations: Degrees counter-clockwise by which each example of the pool is
       turned when it is read, float32 [n], or None.
     interpolation: How turned pixels are made of others, 'nearest' or
@@ -109,23 +116,27 @@ class Corpus:
   train: LabelledExamples
   test: LabelledExamples
   num_classes: int
-  preprocess: Callable[[np.ndarray], np.ndarray] = scale_to_unit
+  preprocess: Callable[[np.ndarray], np.ndarray] | None = None
   class_split: ClassSplit | None = None
   writers: np.ndarray | None = None
   rotations: np.ndarray | None = None
   interpolation: Literal['nearest', 'bilinear'] = 'nearest'
+  test_writers: np.ndarray | None = None
 
   def __post_init__(self):
     """Checks what would otherwise fail late and obscurely."""
+    checks.check_count('num_classes', self.num_classes, 1)
     _check_examples(self.train, f'{self.name}.train', self.num_classes)
     _check_examples(self.test, f'{self.name}.test', self.num_classes)
     _check_parts_fit(self)
     _check_class_split(self)
-    if self.writers is not None and len(self.writers) != len(self.train.y):
-      raise ValueError(
-          'Expected `writers` to have one entry for each of the'
-          f' {len(self.train.y)} train examples, found {len(self.writers)}.'
-      )
+    for name, part in (('writers', 'train'), ('test_writers', 'test')):
+      writers, size = getattr(self, name), len(getattr(self, part).y)
+      if writers is not None and np.shape(writers) != (size,):
+        raise ValueError(
+            f'Expected `{name}` to have one entry for each of the {size}'
+            f' {part} examples, found shape {np.shape(writers)}.'
+        )
     if self.rotations is not None and self.rotations.shape != (
         len(self.train.y) + len(self.test.y),
     ):
@@ -139,12 +150,10 @@ class Corpus:
           f'Expected `interpolation` to be one of {INTERPOLATIONS}, found'
           f' {self.interpolation!r}.'
       )
-    first = self.preprocess(self.train.x[:1])
-    if first.dtype != np.float32 or len(first) != 1:
-      raise ValueError(
-          'Expected `preprocess` to return float32 pixels of as many examples'
-          f' as it got, found {first.dtype} of shape {first.shape} for one.'
-      )
+    if self.preprocess is None:
+      _check_can_scale_to_unit(self)
+      object.__setattr__(self, 'preprocess', scale_to_unit)
+    _check_row_by_row(self)
 
   @property
   def input_shape(self) -> tuple[int, ...]:
@@ -209,6 +218,7 @@ class Corpus:
     return dataclasses.replace(
         self,
         test=LabelledExamples(self.test.x[:0], self.test.y[:0]),
+        test_writers=None,
         rotations=None
         if self.rotations is None
         else self.rotations[:num_train],
@@ -340,7 +350,13 @@ def with_rotated_classes(corpus: Corpus) -> Corpus:
           turn_labels(split.validation),
           turn_labels(split.test),
       ),
-      writers=None if corpus.writers is None else np.tile(corpus.writers, 4),
+      **{
+          name: None if own is None else np.tile(own, 4)
+          for name, own in (
+              ('writers', corpus.writers),
+              ('test_writers', corpus.test_writers),
+          )
+      },
   )
 
 
@@ -396,7 +412,18 @@ def _rotate_bilinear(pixels, degrees):
 
 
 def _check_examples(examples, where, num_classes):
-  """Raises a ValueError if pixels or labels are not what they should be."""
+  """Raises unless pixels and labels are what they should be."""
+  if not isinstance(examples, LabelledExamples):
+    raise TypeError(
+        f'Expected `{where}` to be LabelledExamples, found a'
+        f' {type(examples).__name__}.'
+    )
+  for name, array in zip(LabelledExamples._fields, examples, strict=True):
+    if not isinstance(array, np.ndarray):
+      raise TypeError(
+          f'Expected `{where}.{name}` to be a NumPy array, found a'
+          f' {type(array).__name__}.'
+      )
   x, y = examples
   if x.dtype not in (np.uint8, np.float32) or x.ndim < 2:
     raise ValueError(
@@ -406,7 +433,8 @@ def _check_examples(examples, where, num_classes):
   if y.dtype != np.int32 or y.shape != x.shape[:1]:
     raise ValueError(
         f'Expected `{where}.y` to be int32 of shape {x.shape[:1]}, found'
-        f' {y.dtype} of shape {y.shape}.'
+        f' {y.dtype} of shape {y.shape}. Tip: check the range before a cast,'
+        ' which makes 1 of 2**32 + 1 and of 1.7.'
     )
   if x.dtype == np.float32 and not np.isfinite(x).all():
     bad = np.flatnonzero(~np.isfinite(x).reshape(len(x), -1).all(axis=1))
@@ -414,11 +442,80 @@ def _check_examples(examples, where, num_classes):
         f'Expected finite pixels in `{where}.x`, found NaN or infinity in'
         f' {len(bad)} examples, first in row {bad[0]}.'
     )
-  if len(y) and not (0 <= y.min() and y.max() < num_classes):
+  checks.to_labels(y, f'`{where}.y`', num_classes)
+
+
+def _check_can_scale_to_unit(corpus):
+  """Raises a ValueError where a division by 255 would be a guess."""
+  found = f'{corpus.train.x.dtype} pixels'
+  if corpus.train.x.dtype == np.uint8:
+    parts = (corpus.train.x, corpus.test.x)
+    smallest = min(x.min(initial=255) for x in parts)
+    largest = max(x.max(initial=0) for x in parts)
+    if (smallest, largest) != (0, 1):
+      return
+    found = 'pixels that are 0 and 1'
+  raise ValueError(
+      f'Expected a `preprocess` that scales the pixels of {corpus.name!r},'
+      ' since without one they are taken for uint8 pixels 0..255, found'
+      f' {found}. Tip: np.float32 leaves pixels as they are, `scale_to_unit`'
+      ' divides them by 255.'
+  )
+
+
+def _check_row_by_row(corpus):
+  """Raises unless `preprocess` returns the right form, row by row."""
+  num_rows = min(3, len(corpus.train.y))
+  rows = np.linspace(0, len(corpus.train.y) - 1, num_rows).astype(int)
+  together = preprocessed(corpus.preprocess, corpus.train.x[rows], corpus.name)
+  alone = [
+      preprocessed(corpus.preprocess, corpus.train.x[[row]], corpus.name)
+      for row in rows
+  ]
+  alone = np.concatenate(alone)
+  # Kernels may round otherwise for another number of rows.
+  atol = 1e-3 * np.abs(alone[np.isfinite(alone)]).max(initial=0)
+  if together.shape != alone.shape or not np.allclose(
+      together, alone, rtol=1e-3, atol=atol, equal_nan=True
+  ):
     raise ValueError(
-        f'Expected the labels of `{where}.y` to be in 0..{num_classes - 1},'
-        f' found {y.min()}..{y.max()}.'
+        'Expected `preprocess` to treat every example by itself and always'
+        f' alike, found other pixels for examples of {corpus.name!r} alone than'
+        ' among others. Tip: statistics over many examples belong outside, and'
+        ' so do random changes.'
     )
+
+
+def preprocessed(
+    preprocess: Callable[[np.ndarray], np.ndarray], x: np.ndarray, where: str
+) -> np.ndarray:
+  """Returns `preprocess(x)`, having checked its form.
+
+  Args:
+    preprocess: What a caller of the library gave.
+    x: Raw pixels [n, ...].
+    where: Whose pixels these are, for the error.
+
+  Raises:
+    ValueError: If it fails, or returns anything but a float32 array [n, ...].
+  """
+  try:
+    result = preprocess(x)
+  except Exception as e:  # Whatever the caller's function raises.
+    raise ValueError(
+        f'Expected `preprocess` to take the pixels of {where}, {x.dtype} of'
+        f' shape {x.shape}, found that it raised {type(e).__name__}: {e}'
+    ) from e
+  if isinstance(result, np.ndarray):
+    found = f'{result.dtype} of shape {result.shape}'
+    if result.dtype == np.float32 and result.shape[:1] == x.shape[:1]:
+      return result
+  else:
+    found = f'a {type(result).__name__}'
+  raise ValueError(
+      'Expected `preprocess` to return a NumPy array of float32 pixels of as'
+      f' many examples as it got, found {found} for {len(x)} of {where}.'
+  )
 
 
 def _check_parts_fit(corpus):

@@ -4,8 +4,9 @@ Every partitioner is a function
 
     (labels, num_clients, seed, **options) -> [row numbers of client 0, 1, ...]
 
-of the labels (or writers, or groups) of n examples, int or str [n]; `seed` is a
-non-negative integer, or a NumPy generator to go on with. The row numbers are
+of the labels (or writers, or groups) of n examples: a vector of finite numbers
+or strings, anything else is refused. `seed` is a non-negative integer, or a
+NumPy generator to go on with. The row numbers are
 int64 and no row goes to two clients. Partitioners that promise to be exhaustive
 give every row to some client. Where the docstring says so, two parts of a
 corpus that are partitioned with the same seed give clients of the same classes.
@@ -19,10 +20,15 @@ from typing import Literal
 
 import numpy as np
 
+from tff_meta.data import checks
+
 Partition = list[np.ndarray]
 Seed = int | np.random.Generator
 
 _MAX_REDRAWS = 10_000
+# Outside NumPy takes ever longer for a draw, or draws nothing but zeros.
+_LEAST_ALPHA, _LARGEST_ALPHA = 1e-3, 1e6
+_LEGACY_SEEDS = 2**32
 
 
 def iid(labels: np.ndarray, num_clients: int, seed: Seed) -> Partition:
@@ -42,8 +48,9 @@ def iid(labels: np.ndarray, num_clients: int, seed: Seed) -> Partition:
   Source: McMahan et al., Communication-Efficient Learning of Deep Networks from
     Decentralized Data, AISTATS 2017, section 3.
   """
-  _check_enough(len(labels), num_clients, 'clients')
-  order = np.random.default_rng(seed).permutation(len(labels))
+  num_examples = len(_vector(labels))
+  _check_enough(num_examples, num_clients, 'clients')
+  order = _generator(seed).permutation(num_examples)
   return np.array_split(order, num_clients)
 
 
@@ -68,7 +75,7 @@ def iid_per_class(
   Source: Park et al., Few-Round Learning for Federated Learning, NeurIPS 2021,
     IID groups at deployment (600 images a class, 60 to each of 10 clients).
   """
-  rng = np.random.default_rng(seed)
+  rng = _generator(seed)
   parts = []
   for label, rows in _rows_by_label(labels).items():
     _check_enough(
@@ -103,6 +110,9 @@ def shards(
   Source: McMahan et al., AISTATS 2017, section 3 ("pathological" partition, 200
     shards, 2 for each of 100 clients); FedLab's `shards` as CAFeMe uses it.
   """
+  labels = _vector(labels)
+  checks.check_count('num_clients', num_clients, 1)
+  checks.check_count('shards_per_client', shards_per_client, 1)
   num_shards = num_clients * shards_per_client
   _check_enough(len(labels), num_shards, 'shards')
   order = np.argsort(labels, kind='stable')
@@ -132,7 +142,7 @@ def class_shards(labels: np.ndarray, num_clients: int, seed: Seed) -> Partition:
     both the preparation (64 clients, 64 classes, 128 shards of 300) and the
     non-IID groups at deployment (10 clients, 5 classes, 20 shards of 150).
   """
-  rng = np.random.default_rng(seed)
+  rng = _generator(seed)
   classes = _rows_by_label(labels)
   per_class = class_shards_per_class(len(classes), num_clients)
   pieces = []
@@ -144,6 +154,7 @@ def class_shards(labels: np.ndarray, num_clients: int, seed: Seed) -> Partition:
 
 def class_shards_per_class(num_classes: int, num_clients: int) -> int:
   """Returns 2 * num_clients / num_classes, or raises if it is no integer."""
+  checks.check_count('num_clients', num_clients)
   if num_clients < 1 or 2 * num_clients % num_classes:
     step = num_classes if num_classes % 2 else num_classes // 2
     below = num_clients // step * step
@@ -184,7 +195,7 @@ def pieces_per_class(
   Source: Collins et al., Exploiting Shared Representations for Personalized
     Federated Learning (FedRep), ICML 2021, released code; used by FedEC.
   """
-  rng = np.random.default_rng(seed)
+  rng = _generator(seed)
   classes = _rows_by_label(labels)
   per_class = _slots_per_class(len(classes), num_clients, classes_per_client)
   names = rng.permutation(np.repeat(list(classes), per_class))
@@ -235,7 +246,7 @@ def proportions_per_class(
   Source: Shamsian et al., Personalized Federated Learning using Hypernetworks
     (pFedHN), ICML 2021, released code; used by pFedGP and MetaVers.
   """
-  rng = np.random.default_rng(seed)
+  rng = _generator(seed)
   classes = _rows_by_label(labels)
   slots = _slots_per_class(len(classes), num_clients, classes_per_client)
   if classes_per_client > len(classes) or not 0 < low <= high:
@@ -282,26 +293,36 @@ def dirichlet(
     labels: Labels [n]; every distinct one is a class.
     num_clients: N.
     seed: Source of everything.
-    alpha: Concentration, positive; large is close to IID.
+    alpha: Concentration, 0.001 to a million; large is close to IID. Below,
+      every class would go to one client anyway, and NumPy draws for minutes.
     min_examples: Fewest examples of a client.
 
   Returns:
     Row numbers of every client.
 
   Raises:
-    ValueError: If n < N * min_examples, or 10,000 draws did not suffice.
+    ValueError: If alpha is out of its range, n < N * min_examples, or 10,000
+      draws did not suffice.
 
   Source: Zeng et al., FedLab: A Flexible Federated Learning Framework, JMLR
     2023 (`hetero_dir_partition`, after Yurochkin et al., ICML 2019); CAFeMe
     uses alpha 0.3.
   """
-  if alpha <= 0 or num_clients * min_examples > len(labels):
+  labels = _vector(labels)
+  checks.check_count('num_clients', num_clients, 1)
+  checks.check_count('min_examples', min_examples)
+  if not _LEAST_ALPHA <= alpha <= _LARGEST_ALPHA:
     raise ValueError(
-        'Expected `alpha` > 0 and at least `num_clients` * `min_examples`'
-        f' examples, found alpha {alpha} and {len(labels)} examples for'
-        f' {num_clients} clients of at least {min_examples}.'
+        f'Expected `alpha` in {_LEAST_ALPHA:g}..{_LARGEST_ALPHA:g}, found'
+        f' alpha {alpha}.'
     )
-  rng = np.random.default_rng(seed)
+  if num_clients * min_examples > len(labels):
+    raise ValueError(
+        'Expected at least `num_clients` * `min_examples` examples, found'
+        f' {len(labels)} examples for {num_clients} clients of at least'
+        f' {min_examples}.'
+    )
+  rng = _generator(seed)
   classes = [rng.permutation(r) for r in _rows_by_label(labels).values()]
   for _ in range(_MAX_REDRAWS):
     cuts = _dirichlet_cuts([len(r) for r in classes], num_clients, alpha, rng)
@@ -363,6 +384,7 @@ def fedmeta_per_cifar10(
         f'Expected at least {first_take} examples of every class for each of'
         f' its {slots_per_class} slots, found a class of {smallest}.'
     )
+  seed = _legacy_seed(seed)
   weights = np.random.RandomState(seed).lognormal(
       0, 2, (num_classes, num_clients, 2)
   )
@@ -434,7 +456,7 @@ def fedmeta_per_mnist(
         f'Expected an even number of classes to pair, found {num_classes}.'
     )
   num_intervals = 2 * num_clients // num_classes
-  rng = np.random.RandomState(seed)
+  rng = np.random.RandomState(_legacy_seed(seed))
   intervals = []
   for label, rows in classes.items():
     cuts, left = [], len(rows)
@@ -492,8 +514,9 @@ def fedec_femnist(
   Source: FedEC, experiments on FEMNIST, after Collins et al. (FedRep), ICML
     2021. The paper does not say whether clients share images.
   """
-  rng = np.random.default_rng(seed)
+  rng = _generator(seed)
   classes = _rows_by_label(labels)
+  checks.check_count('max_per_class', max_per_class, 1)
   _check_enough(len(labels), num_clients, 'clients')
   _check_enough(len(classes), classes_per_client, "client's classes", 'classes')
   drawn = rng.lognormal(4, 1, num_clients) + 100
@@ -549,17 +572,16 @@ def by_group(
     (IFCA), NeurIPS 2020 (rotated MNIST); CAFeMe, released code (10 x 20
     degrees, partition `None`).
   """
-  rng = np.random.default_rng(seed)
+  rng = _generator(seed)
   members = _rows_by_label(groups)
+  checks.check_count('num_clients', num_clients)
   if num_clients < 1 or num_clients % len(members):
     raise ValueError(
         'Expected `num_clients` to be a positive multiple of the number of'
         f' groups, found {num_clients} clients and {len(members)} groups.'
     )
-  if max_examples is not None and max_examples < 1:
-    raise ValueError(
-        f'Expected `max_examples` of at least 1, found {max_examples}.'
-    )
+  if max_examples is not None:
+    checks.check_count('max_examples', max_examples, 1)
   each = num_clients // len(members)
   clients = []
   for group, rows in members.items():
@@ -571,7 +593,8 @@ def by_group(
 def by_writer(writers: np.ndarray, num_clients: int, seed: Seed) -> Partition:
   """Makes clients of randomly chosen writers, each with all they wrote.
 
-  Exhaustive if there are as many clients as writers.
+  Exhaustive if there are as many clients as writers; those that are not chosen
+  are left out with all that they wrote.
 
   Args:
     writers: Who made every example [n].
@@ -589,7 +612,7 @@ def by_writer(writers: np.ndarray, num_clients: int, seed: Seed) -> Partition:
   """
   own = list(_rows_by_label(writers).values())
   _check_enough(len(own), num_clients, 'clients', 'writers')
-  chosen = np.random.default_rng(seed).permutation(len(own))[:num_clients]
+  chosen = _generator(seed).permutation(len(own))[:num_clients]
   return [own[writer] for writer in chosen]
 
 
@@ -609,14 +632,56 @@ PARTITIONERS: Mapping[str, Callable[..., Partition]] = {
 }
 
 
-def _rows_by_label(labels: np.ndarray) -> Mapping[object, np.ndarray]:
-  """Returns label -> row numbers in corpus order, labels ascending."""
-  labels = np.asarray(labels)
+def _vector(labels: np.ndarray) -> np.ndarray:
+  """Returns what examples are dealt by as a vector, or raises a ValueError."""
+  try:
+    labels = np.asarray(labels)
+    if labels.dtype == object and all(isinstance(x, str) for x in labels.flat):
+      labels = labels.astype(str)
+  except ValueError:  # Rows of several lengths.
+    labels = np.array(labels, object)
   if labels.ndim != 1 or not len(labels):
     raise ValueError(
         'Expected `labels` to be a vector of at least one entry, found shape'
         f' {labels.shape}.'
     )
+  if labels.dtype.kind not in 'biufUS' or (
+      labels.dtype.kind == 'f' and not np.isfinite(labels).all()
+  ):
+    raise ValueError(
+        'Expected `labels` to be a vector of finite numbers or of strings,'
+        f' found {labels.dtype} with {_first_odd(labels)!r} in it.'
+    )
+  return labels
+
+
+def _first_odd(labels):
+  """Returns the first entry that is no finite number."""
+  for label in labels.tolist():
+    if not isinstance(label, int | float) or not np.isfinite(label):
+      return label
+  return labels[0]
+
+
+def _generator(seed: Seed) -> np.random.Generator:
+  """Returns the generator of a seed, or the one that was given."""
+  if isinstance(seed, np.random.Generator):
+    return seed
+  return np.random.default_rng(checks.check_count('seed', seed))
+
+
+def _legacy_seed(seed: int) -> int:
+  """Returns a seed for NumPy's legacy generator."""
+  if checks.check_count('seed', seed) >= _LEGACY_SEEDS:
+    raise ValueError(
+        f'Expected `seed` to be below 2**32 for this partition, found {seed}.'
+    )
+  return int(seed)
+
+
+def _rows_by_label(labels: np.ndarray) -> Mapping[object, np.ndarray]:
+  """Returns label -> row numbers in corpus order, labels ascending."""
+  labels = _vector(labels)
   order = np.argsort(labels, kind='stable')
   names, starts = np.unique(labels[order], return_index=True)
   return dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
@@ -624,6 +689,7 @@ def _rows_by_label(labels: np.ndarray) -> Mapping[object, np.ndarray]:
 
 def _check_enough(available, needed, parts, things='examples'):
   """Raises a ValueError if there is not one thing for every part."""
+  checks.check_count(f'number of {parts}', needed)
   if not 1 <= needed <= available:
     raise ValueError(
         f'Expected at least 1 of the {parts} and at most {available}, the'
@@ -633,6 +699,7 @@ def _check_enough(available, needed, parts, things='examples'):
 
 def _check_pairs(num_classes, num_clients):
   """Raises a ValueError if pairs of classes do not go round evenly."""
+  checks.check_count('num_clients', num_clients)
   if num_classes < 2 or num_clients < 1 or num_clients % num_classes:
     raise ValueError(
         'Expected `num_clients` to be a positive multiple of the number of'
@@ -643,6 +710,8 @@ def _check_pairs(num_classes, num_clients):
 
 def _slots_per_class(num_classes, num_clients, classes_per_client):
   """Returns classes_per_client * num_clients / num_classes."""
+  checks.check_count('classes_per_client', classes_per_client)
+  checks.check_count('num_clients', num_clients)
   slots = classes_per_client * num_clients
   if slots < 1 or slots % num_classes:
     raise ValueError(
@@ -655,7 +724,7 @@ def _slots_per_class(num_classes, num_clients, classes_per_client):
 
 def _deal(pieces: Sequence[np.ndarray], num_clients, seed):
   """Gives each client as many random pieces."""
-  order = np.random.default_rng(seed).permutation(len(pieces))
+  order = _generator(seed).permutation(len(pieces))
   return [
       np.concatenate([pieces[i] for i in row])
       for row in order.reshape(num_clients, -1)
