@@ -6,6 +6,7 @@ It is the only list. Importing it imports neither TensorFlow nor an algorithm;
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 import importlib
 from typing import Any
 
@@ -60,9 +61,10 @@ class AlgorithmSpec:
   cohort_rounds_field: str | None = None
 
   def _attribute(self, name: str | None) -> Any:
-    if name is None:
-      return None
     return getattr(importlib.import_module(self.module_name), name)
+
+  def _builder(self, name: str | None) -> Callable[..., Any] | None:
+    return None if name is None else _with_checked_model(self._attribute(name))
 
   @property
   def presets(self) -> Mapping[str, Any]:
@@ -80,33 +82,53 @@ class AlgorithmSpec:
   @property
   def build(self) -> Callable[..., Any]:
     """The process builder, see `builder`."""
-    return self._attribute(self.builder)
+    return self._builder(self.builder)
 
   @property
   def build_group_personalizer(self) -> Callable[..., Any] | None:
     """The builder of what a new group does, or None."""
-    return self._attribute(self.group_personalizer)
+    return self._builder(self.group_personalizer)
 
   @property
   def build_known_client_personalizer(self) -> Callable[..., Any] | None:
     """The builder of what a known client does, or None."""
-    return self._attribute(self.known_client_personalizer)
+    return self._builder(self.known_client_personalizer)
 
   @property
   def build_new_client_personalizer(self) -> Callable[..., Any] | None:
     """The builder of what a new client does, or None."""
-    return self._attribute(self.new_client_personalizer)
+    return self._builder(self.new_client_personalizer)
 
   @property
   def build_new_class_personalizer(self) -> Callable[..., Any] | None:
     """The builder of what a client with new classes does, or None."""
-    return self._attribute(self.new_class_personalizer)
+    return self._builder(self.new_class_personalizer)
 
   def rounds_per_cohort(self, config: Any) -> int:
     """Returns for how many consecutive rounds a cohort must stay together."""
     if self.cohort_rounds_field is None:
       return 1
     return getattr(config, self.cohort_rounds_field) + 1
+
+
+@functools.cache
+def _with_checked_model(builder: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns a builder that refuses what is no network of this library."""
+
+  @functools.wraps(builder)
+  def build(model, *args, **kwargs):
+    from tff_meta.models import model as model_lib  # Imports TensorFlow.
+
+    if not isinstance(model, model_lib.Model):
+      raise TypeError(
+          'Expected `model` to be a `tff_meta.models.model.Model`, found a'
+          f' {type(model).__name__}. Tip: `models.build(name, input_shape,'
+          " None)` builds one by name; a network of another kind has to be"
+          ' written as the pure functions that a `Model` consists of.'
+      )
+    return builder(model, *args, **kwargs)
+
+  return build
 
 
 ALGORITHMS: Mapping[str, AlgorithmSpec] = {
