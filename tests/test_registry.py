@@ -54,7 +54,7 @@ def test_what_is_named_is_there(spec):
 
 def test_the_right_ones():
   frl_spec = registry.get('frl')
-  assert frl_spec.build is frl.build_frl
+  assert frl_spec.build.__wrapped__ is frl.build_frl
   assert frl_spec.build_known_client_personalizer is None
   assert frl_spec.build_new_client_personalizer is None
   assert frl_spec.build_new_class_personalizer is None
@@ -64,19 +64,35 @@ def test_the_right_ones():
       'demo': frl.DEMO,
   }
   plain, tuned = registry.get('fed_avg'), registry.get('fed_avg_ft')
-  assert plain.build is tuned.build is fed_avg.build_fed_avg
-  assert plain.build_group_personalizer is (
+  assert plain.build is tuned.build
+  assert plain.build.__wrapped__ is fed_avg.build_fed_avg
+  assert plain.build_group_personalizer.__wrapped__ is (
       fed_avg.build_from_scratch_group_personalizer
   )
-  assert tuned.build_group_personalizer is (
+  assert tuned.build_group_personalizer.__wrapped__ is (
       fed_avg.build_fine_tuning_group_personalizer
   )
   for kind in ('known', 'new'):
     name = f'build_{kind}_client_personalizer'
-    assert getattr(plain, name) is fed_avg.build_global_client_personalizer
-    assert getattr(tuned, name) is fed_avg.build_fine_tuning_client_personalizer
+    for spec, kind_of in ((plain, 'global'), (tuned, 'fine_tuning')):
+      builder = getattr(fed_avg, f'build_{kind_of}_client_personalizer')
+      assert getattr(spec, name).__wrapped__ is builder
   personalized = registry.get('personalized_fl')
-  assert personalized.build is personalized_fl.build_personalized_fl
+  assert personalized.build.__wrapped__ is personalized_fl.build_personalized_fl
+
+
+@pytest.mark.parametrize('spec', SPECS, ids=lambda spec: spec.name)
+def test_only_networks_of_this_library_are_taken(spec):
+  for builder in (
+      spec.build,
+      spec.build_group_personalizer,
+      spec.build_known_client_personalizer,
+      spec.build_new_client_personalizer,
+      spec.build_new_class_personalizer,
+  ):
+    if builder is not None:
+      with pytest.raises(TypeError, match='Expected `model` .* found a object'):
+        builder(object(), spec.presets['demo'], num_classes=3, seed=0)
 
 
 def test_a_variant_changes_every_preset():

@@ -87,12 +87,13 @@ class AlgorithmSpec:
   needs: str | None = None
 
   def _attribute(self, name: str | None) -> Any:
-    if name is None:
-      return None
     return getattr(importlib.import_module(self.module_name), name)
 
-  def _personalizer(self, name: str | None) -> Any:
-    return name and _refusing_bad_labels(self._attribute(name))
+  def _builder(self, name: str | None) -> Callable[..., Any] | None:
+    return None if name is None else _with_checked_model(self._attribute(name))
+
+  def _personalizer(self, name: str | None) -> Callable[..., Any] | None:
+    return None if name is None else _refusing_bad_labels(self._builder(name))
 
   @property
   def presets(self) -> Mapping[str, Any]:
@@ -110,7 +111,7 @@ class AlgorithmSpec:
   @property
   def build(self) -> Callable[..., Any]:
     """The process builder, see `builder`."""
-    return self._attribute(self.builder)
+    return self._builder(self.builder)
 
   @property
   def build_group_personalizer(self) -> Callable[..., Any] | None:
@@ -135,13 +136,33 @@ class AlgorithmSpec:
   @property
   def what_is_missing(self) -> Callable[..., str | None] | None:
     """What says what a client lacks to learn anything, or None, see `needs`."""
-    return self._attribute(self.needs)
+    return self.needs and self._attribute(self.needs)
 
   def rounds_per_cohort(self, config: Any) -> int:
     """Returns for how many consecutive rounds a cohort must stay together."""
     if self.cohort_rounds_field is None:
       return 1
     return getattr(config, self.cohort_rounds_field) + 1
+
+
+@functools.cache
+def _with_checked_model(builder: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns a builder that refuses what is no network of this library."""
+
+  @functools.wraps(builder)
+  def build(model, *args, **kwargs):
+    from tff_meta.models import model as model_lib  # Imports TensorFlow.
+
+    if not isinstance(model, model_lib.Model):
+      raise TypeError(
+          'Expected `model` to be a `tff_meta.models.model.Model`, found a'
+          f' {type(model).__name__}. Tip: `models.build(name, input_shape,'
+          ' None)` builds one by name; a network of another kind has to be'
+          ' written as the pure functions that a `Model` consists of.'
+      )
+    return builder(model, *args, **kwargs)
+
+  return build
 
 
 # Those of `cafeme_fed_rep`, which was an option of FedRep.

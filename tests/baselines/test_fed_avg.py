@@ -375,7 +375,7 @@ def test_fine_tuning_by_steps_has_a_curve():
 def test_prototypes_in_place_of_the_trained_head():
   """The same training; then the nearest class mean of the averaged body."""
   spec = registry.get('fed_avg_proto')
-  assert spec.build is fed_avg.build_fed_avg
+  assert spec.build.__wrapped__ is fed_avg.build_fed_avg
   client, query = CLIENTS[1], oracle.make_client((6, 7, 8), salt=9)
   weights = trained_weights()
   w = oracle.to_vector(weights)

@@ -1,6 +1,5 @@
 """Meta-Dataset, from small records, folders and a prepared CIFAR-100."""
 
-import hashlib
 import inspect
 import io
 import shutil
@@ -15,6 +14,7 @@ from tff_meta.data import federated_dataset
 from tff_meta.data import partitioners
 from tff_meta.datasets import decoded_cache
 from tff_meta.datasets import meta_dataset
+from tff_meta.datasets import prepared_tfds
 from tff_meta.datasets.locations import DatasetNotFoundError
 
 _NUM_RECORD_CLASSES = 12
@@ -81,8 +81,8 @@ def _write_cifar100(folder):
         [_pixels(7, c, 2 * i + k % 2, (32, 32)) for k, c in enumerate(labels)]
     )
   decoded_cache.load_or_decode(
-      str(folder / 'tff_meta_decoded_v1.npz'),
-      hashlib.sha256(b'{}').hexdigest(),
+      str(folder / 'tff_meta_decoded_v2.npz'),
+      prepared_tfds.source(str(folder)),
       lambda: parts,
   )
 

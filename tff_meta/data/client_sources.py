@@ -6,10 +6,13 @@ without loading pixels, and `digest()`, a string that tells data sets apart.
 
 from collections.abc import Callable, Mapping, Sequence
 import hashlib
+import numbers
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
+from tff_meta.data import checks
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import partitioners
 
@@ -74,8 +77,24 @@ def split_rows(
   return ClientRows(train, validation, test)
 
 
+def examples_digest(examples: ClientExamples) -> bytes:
+  """Returns what tells the examples of a client, in their order, apart."""
+  digest = hashlib.blake2b(digest_size=16)
+  for x, y in examples:
+    digest.update(f'{x.dtype} {x.shape} {y.shape}'.encode())
+    digest.update(np.ascontiguousarray(x))
+    digest.update(np.ascontiguousarray(y))
+  return digest.digest()
+
+
 def check_fractions(validation_fraction: float, test_fraction: float) -> None:
-  """Raises a ValueError unless both are >= 0 and leave something to train."""
+  """Raises unless both are numbers >= 0 and leave something to train on."""
+  for name, value in (
+      ('validation_fraction', validation_fraction),
+      ('test_fraction', test_fraction),
+  ):
+    if not isinstance(value, numbers.Real):
+      raise TypeError(f'Expected `{name}` to be a number, found {value!r}.')
   total = validation_fraction + test_fraction
   if min(validation_fraction, test_fraction) < 0 or not total < 1:
     raise ValueError(
@@ -107,7 +126,8 @@ def deal_corpus(
     validation_fraction: Share of validation examples.
     test_fraction: Share of each client's test examples, or None to deal the
       published test part after the train part: a client gets the share of every
-      class (and writer or rotation) that it has of the training examples.
+      class (and rotation) that it has of the training examples, or of every
+      writer.
     stratify: Whether to split off the `test_fraction` class by class.
 
   Returns:
@@ -124,7 +144,15 @@ def deal_corpus(
         ' found None.'
     )
   keys = _partition_keys(corpus, partition_by)
-  if test_fraction is None:
+  if (
+      test_fraction is None
+      and corpus.test_writers is not None
+      and (partition_by == 'writer')
+  ):
+    clients = _deal_writers(
+        corpus, partition, num_clients, seed, validation_fraction
+    )
+  elif test_fraction is None:
     clients = _deal_parts(
         corpus, keys, partition, num_clients, seed, validation_fraction
     )
@@ -137,7 +165,7 @@ def deal_corpus(
             test_fraction,
             corpus.pooled_labels[rows] if stratify else None,
         )
-        for k, rows in enumerate(partition(keys, num_clients, seed))
+        for k, rows in enumerate(_deal(partition, keys, num_clients, seed))
     ]
   return name_clients(clients, corpus.name)
 
@@ -231,8 +259,8 @@ def name_clients(
     if not len(rows.train):
       raise ValueError(
           f'Expected every client of {corpus_name!r} to get training examples,'
-          f' found none for {client_id!r} of {len(named)}. Fewer clients would'
-          ' do.'
+          f' found none for {client_id!r} of {len(named)}. Fewer clients, or'
+          ' smaller fractions to validate and test on, would do.'
       )
   return named
 
@@ -298,6 +326,8 @@ class ClientDataSource:
       train: Any,
       test: Any | None,
       *,
+      name: str,
+      num_classes: int,
       seed: int,
       x_key: str,
       y_key: str,
@@ -307,41 +337,51 @@ class ClientDataSource:
       test_fraction: float,
   ):
     """Makes a source; for the arguments see `from_client_data`."""
+    self.ids = _sorted_ids(train, 'train')
+    test_ids = () if test is None else _sorted_ids(test, 'test')
     self._train = train
     self._test = test
-    self._test_ids = frozenset() if test is None else frozenset(test.client_ids)
+    self._test_ids = frozenset(test_ids)
+    _check_are_known(test_ids, self.ids)
+    self._name = name
+    self._num_classes = num_classes
     self._seed = seed
     self._keys = (x_key, y_key)
     self._add_channel_axis = add_channel_axis
     self._preprocess = preprocess
     self._fractions = (validation_fraction, test_fraction)
-    self._positions = {c: i for i, c in enumerate(train.client_ids)}
+    self._positions = {c: i for i, c in enumerate(self.ids)}
     self._counts = {}
+    self._read_twice = set()
 
   def load(self, client_id: str) -> ClientExamples:
-    """Reads, preprocesses and splits the examples of a client."""
-    x, y = self._read(self._train, client_id)
-    parts = [
-        corpus_lib.LabelledExamples(x[rows], y[rows])
-        for rows in self._split(client_id, len(y))
-    ]
-    if client_id in self._test_ids:
-      parts[2] = corpus_lib.LabelledExamples(*self._read(self._test, client_id))
-    return ClientExamples(*parts)
+    """Reads, preprocesses and splits the examples of a client.
+
+    They are split by position, so the first time they are read twice: a data
+    set that shuffles would let examples be trained on and tested on.
+    """
+    examples = self._load(client_id)
+    if client_id not in self._read_twice:
+      again = self._load(client_id)
+      if examples_digest(again) != examples_digest(examples):
+        raise self._differs(client_id)
+      self._read_twice.add(client_id)
+    return examples
 
   def count(self, client_id: str, part: str) -> int:
     """Returns the number of examples of a part; counts each client once."""
     if client_id not in self._counts:
-      parts = self._split(client_id, self._num_elements(self._train, client_id))
-      counts = [len(rows) for rows in parts]
+      num_test = None
       if client_id in self._test_ids:
-        counts[2] = self._num_elements(self._test, client_id)
-      self._counts[client_id] = dict(zip(PARTS, counts, strict=True))
+        num_test = self._num_elements(self._test, client_id)
+      self._remember_counts(
+          client_id, self._num_elements(self._train, client_id), num_test
+      )
     return self._counts[client_id][part]
 
   def digest(self) -> str:
     """Returns a string that depends on the ids and on three clients."""
-    ids = self._train.client_ids
+    ids = self.ids
     digest = hashlib.sha256(repr((list(ids), self._fractions)).encode())
     for client_id in {ids[0]: 0, ids[len(ids) // 2]: 0, ids[-1]: 0}:
       for x, y in self.load(client_id):
@@ -353,9 +393,57 @@ class ClientDataSource:
     rng = np.random.default_rng([self._seed, self._positions[client_id]])
     return split_rows(np.arange(num_elements), rng, *self._fractions)
 
+  def _load(self, client_id):
+    """Reads the examples of a client once."""
+    x, y = self._read(self._train, client_id)
+    parts = [
+        corpus_lib.LabelledExamples(x[rows], y[rows])
+        for rows in self._split(client_id, len(y))
+    ]
+    num_test = None
+    if client_id in self._test_ids:
+      parts[2] = corpus_lib.LabelledExamples(*self._read(self._test, client_id))
+      num_test = len(parts[2].y)
+    self._remember_counts(client_id, len(y), num_test)
+    return ClientExamples(*parts)
+
+  def _remember_counts(self, client_id, num_elements, num_test):
+    """Notes how many examples a client has, which must not change."""
+    counts = [len(rows) for rows in self._split(client_id, num_elements)]
+    if num_test is not None:
+      counts[2] = num_test
+    counts = dict(zip(PARTS, counts, strict=True))
+    if self._counts.setdefault(client_id, counts) != counts:
+      raise self._differs(client_id)
+
+  def _differs(self, client_id):
+    return ValueError(
+        f'Expected client {client_id!r} of {self._name!r} to hold the same'
+        ' examples in the same order when it is read twice, found others. Tip:'
+        ' leave what shuffles or draws at random out of the ClientData and of'
+        ' `preprocess`; clients are shuffled when they train.'
+    )
+
+  def _dataset(self, client_data, client_id):
+    """Opens the data set of a client, and checks what its elements are."""
+    try:
+      dataset = client_data.create_tf_dataset_for_client(client_id)
+    except Exception as e:  # Whatever the caller's function raises.
+      raise _unreadable(client_id, e) from e
+    self._check_element(dataset.element_spec, client_id)
+    if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+      raise ValueError(
+          f'Expected client {client_id!r} to hold a finite number of examples,'
+          ' found a data set without end. Tip: leave `repeat` out.'
+      )
+    return dataset
+
   def _num_elements(self, client_data, client_id):
-    dataset = client_data.create_tf_dataset_for_client(client_id)
-    return int(dataset.reduce(np.int64(0), lambda count, _: count + 1))
+    dataset = self._dataset(client_data, client_id)
+    try:
+      return int(dataset.reduce(np.int64(0), lambda count, _: count + 1))
+    except Exception as e:  # Whatever the caller's data set raises.
+      raise _unreadable(client_id, e) from e
 
   def _check_element(self, spec, client_id):
     """Raises unless an element is one example, with the keys asked for."""
@@ -367,35 +455,102 @@ class ClientDataSource:
       )
     if not set(self._keys) <= set(spec):
       raise ValueError(f'{expected} {sorted(spec)} for client {client_id!r}.')
-    label = spec[self._keys[1]]
-    shape = getattr(label, 'shape', None)
+    pixels, label = (spec[key] for key in self._keys)
+    if not isinstance(pixels, tf.TensorSpec) or pixels.dtype.is_complex:
+      raise ValueError(
+          f'Expected a tensor of real numbers for {self._keys[0]!r}, found'
+          f' {pixels} for client {client_id!r}.'
+      )
+    # Of the shape (1,) it may be a batch of one.
     if (
-        shape is None
-        or (shape.rank is not None and shape.num_elements() != 1)
+        not isinstance(label, tf.TensorSpec)
+        or label.shape.rank not in (0, None)
         or not label.dtype.is_integer
     ):
       raise ValueError(
           'Expected one example an element, with one integer as its label,'
-          f' found labels of the shape {shape} and type'
+          f' found labels of the shape {getattr(label, "shape", None)} and type'
           f' {getattr(label, "dtype", None)} for client {client_id!r}. Tip:'
-          ' leave batches and one-hot encoding out.'
+          ' leave batches and one-hot encoding out; `tf.reshape(label, [])`'
+          ' makes one integer of a vector of one.'
       )
 
   def _read(self, client_data, client_id):
     """Returns all pixels and labels of a client."""
-    dataset = client_data.create_tf_dataset_for_client(client_id)
-    self._check_element(dataset.element_spec, client_id)
+    dataset = self._dataset(client_data, client_id)
     x_key, y_key = self._keys
-    batches = [
-        (batch[x_key], batch[y_key])
-        for batch in dataset.batch(_READ_BATCH).as_numpy_iterator()
-    ]
+    try:
+      batches = [
+          (batch[x_key], batch[y_key])
+          for batch in dataset.batch(_READ_BATCH).as_numpy_iterator()
+      ]
+      if batches:
+        x, y = (np.concatenate(column) for column in zip(*batches, strict=True))
+    except Exception as e:  # Whatever the caller's data set raises.
+      raise _unreadable(client_id, e) from e
     if not batches:
       raise ValueError(f'Expected client {client_id!r} to hold examples.')
-    x, y = (np.concatenate(column) for column in zip(*batches, strict=True))
     if self._add_channel_axis:
       x = x[..., np.newaxis]
-    return self._preprocess(x), y.astype(np.int32).reshape(len(x))
+    where = f'client {client_id!r} of {self._name!r}'
+    x = corpus_lib.preprocessed(self._preprocess, x, where)
+    if x.ndim < 2:
+      raise ValueError(
+          f'Expected the pixels of {where} to have a shape, found one number'
+          ' for an example.'
+      )
+    return x, checks.to_labels(y, where, self._num_classes)
+
+
+def _unreadable(client_id, error):
+  """Returns the error that names the client whose data set raised `error`."""
+  return ValueError(
+      f'Expected to read the examples of client {client_id!r}, all of one shape'
+      f' and type, found {type(error).__name__}: {error}'
+  )
+
+
+def _sorted_ids(client_data, argument):
+  """Returns the ids of a ClientData, whose order may be that of a set."""
+  if not hasattr(client_data, 'create_tf_dataset_for_client'):
+    raise TypeError(
+        f'Expected `{argument}` to be a `tff.simulation.datasets.ClientData`,'
+        f' found a {type(client_data).__name__}.'
+    )
+  ids = list(client_data.client_ids)
+  for client_id in ids:
+    if not isinstance(client_id, str):
+      raise TypeError(
+          f'Expected the client ids of `{argument}` to be strings, found'
+          f' {client_id!r}.'
+      )
+    try:
+      client_id.encode()
+    except UnicodeEncodeError as e:
+      raise ValueError(
+          f'Expected the client ids of `{argument}` to be valid Unicode, found'
+          f' {client_id!r}.'
+      ) from e
+  if not ids or len(set(ids)) < len(ids):
+    twice = sorted({c for c in ids if ids.count(c) > 1})
+    raise ValueError(
+        f'Expected `{argument}` to have clients, each with an id of its own,'
+        f' found {len(ids)} of which {twice[:3]} come more than once.'
+    )
+  return tuple(sorted(ids))
+
+
+def _check_are_known(test_ids, ids):
+  """Raises a ValueError if a client of `test` is none of `train`."""
+  strangers = sorted(set(test_ids) - set(ids))
+  if strangers:
+    raise ValueError(
+        'Expected the clients of `test` to be among those of `train`, whose'
+        f' test examples it holds, found {len(strangers)} of'
+        f' {len(test_ids)} that are not, such as {strangers[0]!r}. Tip: clients'
+        ' that training never sees are a data set of their own: give them as'
+        ' its `train`, with a `test_fraction`.'
+    )
 
 
 def _partition_keys(corpus, partition_by):
@@ -441,7 +596,15 @@ def _deal_parts(
         f' {len(train)} of {num_train}.'
     )
   train = np.sort(train)  # Some partitioners keep the corpus order.
-  own = [train[k] for k in partition(keys[train], num_clients, seed)]
+  try:
+    own = [train[k] for k in _deal(partition, keys[train], num_clients, seed)]
+  except ValueError as e:
+    if not validation_fraction:
+      raise
+    raise ValueError(
+        f'{e} (Of {num_train} training examples a `validation_fraction` of'
+        f' {validation_fraction} leaves {len(train)} to be dealt.)'
+    ) from e
   # Rows of one label and one key, should the key be another than the label.
   kinds = np.unique(keys, return_inverse=True)[1] * corpus.num_classes
   kinds = kinds + corpus.pooled_labels
@@ -449,6 +612,58 @@ def _deal_parts(
   for rows in (validation, np.arange(num_train, num_all)):
     parts.append(_deal_like(own, rng.permutation(rows), kinds, corpus))
   return [ClientRows(*client) for client in zip(*parts, strict=True)]
+
+
+def _deal(partition, keys, num_clients, seed):
+  """Calls a partitioner, which may be the caller's own, and checks the rows."""
+  dealt = [np.asarray(rows) for rows in partition(keys, num_clients, seed)]
+  if len(dealt) != num_clients:
+    raise ValueError(
+        f'Expected `partition` to return the rows of {num_clients} clients'
+        f' (`num_clients`), found {len(dealt)}.'
+    )
+  for k, rows in enumerate(dealt):
+    if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in 'iu'):
+      raise ValueError(
+          f'Expected `partition` to return a vector of row numbers for client'
+          f' {k}, found {rows.dtype} of shape {rows.shape}.'
+      )
+    if len(rows) and not (0 <= rows.min() and rows.max() < len(keys)):
+      raise ValueError(
+          f'Expected `partition` to return rows in 0..{len(keys) - 1} for'
+          f' client {k}, found {rows.min()}..{rows.max()}.'
+      )
+    if len(np.unique(rows)) < len(rows):
+      raise ValueError(
+          f'Expected `partition` to give client {k} every row once, since it'
+          ' might train on one copy and be tested on another, found'
+          f' {len(rows) - len(np.unique(rows))} rows more than once.'
+      )
+  return [rows.astype(np.int64) for rows in dealt]
+
+
+def _deal_writers(corpus, partition, num_clients, seed, validation_fraction):
+  """Deals the train part; what their writers have in the test part follows."""
+  num_train = len(corpus.train.y)
+  strangers = np.setdiff1d(corpus.test_writers, corpus.writers)
+  if len(strangers):
+    raise ValueError(
+        f'Expected the writers of the test part of {corpus.name!r} to be among'
+        f' those of its train part, found {len(strangers)} that are not, such'
+        f' as {str(strangers[0])!r}. Tip: give a `test_fraction`, which takes'
+        ' the train part only, or a file that is split within its writers.'
+    )
+  own = _deal(partition, corpus.writers, num_clients, seed)
+  writers = np.concatenate([corpus.writers, corpus.test_writers])
+  kinds = np.unique(writers, return_inverse=True)[1]
+  chosen = np.isin(kinds[num_train:], kinds[np.concatenate(own)])
+  test = _deal_like(own, num_train + np.flatnonzero(chosen), kinds, corpus)
+  clients = []
+  for k, rows in enumerate(own):
+    rng = np.random.default_rng([seed, k])
+    parts = split_rows(rows, rng, validation_fraction, 0.0)
+    clients.append(parts._replace(test=test[k]))
+  return clients
 
 
 def _deal_like(own, rows, kinds, corpus):

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_meta import config_checks
+from tff_meta.data import checks
 from tff_meta.data import client_sources
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import few_round_groups
@@ -47,6 +48,7 @@ class FederatedDataset:
       cache_bytes: int = _DEFAULT_CACHE_BYTES,
   ):
     """Use `from_corpus`, `few_round` or `from_client_data` instead."""
+    checks.check_count('cache_bytes', cache_bytes)
     self.name = name
     self.input_shape = tuple(input_shape)
     self.num_classes = num_classes
@@ -58,6 +60,7 @@ class FederatedDataset:
     self._all_ids = frozenset().union(*self._clients_by_role.values())
     self._source = source
     self._cache = _ByteBudgetCache(cache_bytes)
+    self._digests = {}
 
   def client_ids(self, role: str = 'meta_train') -> tuple[str, ...]:
     """Returns the ids of the clients of a role."""
@@ -76,8 +79,9 @@ class FederatedDataset:
 
     Raises:
       ValueError: If there is no such client, it has nothing to train on though
-        it is no meta-test client, or its examples are not finite or not of this
-        data set's shape or classes.
+        it is no meta-test client, its examples are not finite or not of this
+        data set's shape or classes, or not the same as when they were read
+        before.
     """
     examples = self._cache.get(client_id)
     if examples is None:
@@ -178,6 +182,14 @@ class FederatedDataset:
             f'Expected the labels of {where} in 0..{self.num_classes - 1},'
             f' found {y.min()}..{y.max()}.'
         )
+    digest = client_sources.examples_digest(examples)
+    if self._digests.setdefault(client_id, digest) != digest:
+      raise ValueError(
+          f'Expected client {client_id!r} of {self.name!r} to hold the same'
+          ' examples in the same order when it is read twice, found others when'
+          ' it was read again. Tip: nothing may change the arrays or files of a'
+          ' data set that is in use.'
+      )
     return examples
 
   @classmethod
@@ -206,7 +218,11 @@ class FederatedDataset:
     the training examples of the class, so that none is tested on a class that
     it did not train on (pFedHN, FedRep and MetaVers do so by partitioning both
     parts with the same seed). Validation examples are drawn from the train part
-    beforehand and dealt like test examples.
+    beforehand and dealt like test examples. By writer, a client gets what its
+    writer has in the test part, and validates on a share of its own.
+
+    Two examples with the same pixels are two examples: one may be trained on
+    and the other be tested on, so that a corpus with duplicates leaks.
 
     Args:
       corpus: The examples.
@@ -214,8 +230,9 @@ class FederatedDataset:
       num_clients: Number of clients, all roles together.
       seed: Source of all randomness, non-negative.
       partition_by: What `partition` gets to see of every example: 'label',
-        'rotation' (with `partitioners.by_group`) or 'writer' (with `by_writer`;
-        train part only).
+        'rotation' (with `partitioners.by_group`) or 'writer' (with
+        `by_writer`). By writer a `test_fraction` is of the train part only: the
+        published test part is then left out.
       validation_fraction: Share of validation examples.
       test_fraction: Share of each client's test examples, or None.
       stratify: Whether to split off the `test_fraction` class by class.
@@ -232,10 +249,13 @@ class FederatedDataset:
       The clients.
 
     Raises:
-      ValueError: If the partition is impossible, a client gets no training
-        examples, or there is no way to deal new clients.
+      TypeError: If a number is no whole number, or no number.
+      ValueError: If the partition is impossible or returns rows that are none,
+        a client gets no training examples, the test part has a writer that the
+        train part has not, or there is no way to deal new clients.
     """
     config_checks.check_seed(seed)
+    checks.check_count('num_clients', num_clients, 1)
     if new_clients not in NEW_CLIENTS:
       raise ValueError(
           f'Expected `new_clients` to be one of {NEW_CLIENTS}, found'
@@ -353,10 +373,18 @@ class FederatedDataset:
   ) -> FederatedDataset:
     """Takes clients as they are from `tff.simulation.datasets.ClientData`.
 
+    The examples of a client are split by their position. So they have to be the
+    same, in the same order, whenever they are read: each client is read twice
+    the first time, and held against that whenever it is read again. A data set
+    that repeats examples (`Dataset.repeat`) is the same when read twice, but
+    may train on one copy and be tested on another: leave it out.
+
     Args:
       train: ClientData whose elements are mappings with one example each, such
         as TFF's emnist and cifar100, or `sqlite_client_data`.
-      test: ClientData with test examples of the same clients, or None.
+      test: ClientData with test examples of the same clients, or None. Clients
+        of `train` that it lacks have no test examples; one that `train` lacks
+        is refused.
       name: Name of the data set.
       num_classes: Labels are 0..num_classes-1.
       seed: Source of all randomness, non-negative.
@@ -364,7 +392,8 @@ class FederatedDataset:
       x_key: Key of the pixels ('image' in cifar100).
       y_key: Key of the label.
       add_channel_axis: Whether to turn [height, width] into [height, width, 1].
-      preprocess: Turns a batch of pixels into float32 network input.
+      preprocess: Turns a batch of pixels, as they are, into float32 network
+        input. The default only makes them float32 and scales nothing.
       validation_fraction: Share of each client's train examples that validate.
       test_fraction: Without `test`: share of each client's train examples that
         test.
@@ -376,28 +405,32 @@ class FederatedDataset:
       The clients.
 
     Raises:
+      TypeError: If a number is no whole number, or no number, or `train` or
+        `test` no ClientData.
       ValueError: If there are too few clients, both `test` and `test_fraction`
-        are given, or an element is not one example with these keys.
+        are given, `test` has a client that `train` has not, or what the first
+        client holds is not one example an element with these keys, labels
+        0..num_classes-1 and finite pixels, or not the same when it is read
+        twice. Other clients are read, and refused, when they are used.
     """
     config_checks.check_seed(seed)
+    checks.check_count('num_classes', num_classes, 1)
     client_sources.check_fractions(validation_fraction, test_fraction or 0.0)
     if test is not None and test_fraction is not None:
       raise ValueError(
           'Expected `test_fraction` to be None where `test` examples are given,'
           f' found {test_fraction}.'
       )
-    ids = sorted(train.client_ids)
-    if num_clients is not None:
-      if not 1 <= num_clients <= len(ids):
-        raise ValueError(
-            'Expected `num_clients` to be between 1 and the number of clients'
-            f' of {name!r}, {len(ids)}, found {num_clients}.'
-        )
-      rng = np.random.default_rng([seed, 1])
-      ids = sorted(rng.permutation(ids)[:num_clients].tolist())
+    if test is train:
+      raise ValueError(
+          'Expected `test` to hold other examples than `train`, found the same'
+          ' ClientData. Tip: a `test_fraction` splits it.'
+      )
     source = client_sources.ClientDataSource(
         train,
         test,
+        name=name,
+        num_classes=num_classes,
         seed=seed,
         x_key=x_key,
         y_key=y_key,
@@ -406,6 +439,16 @@ class FederatedDataset:
         validation_fraction=validation_fraction,
         test_fraction=test_fraction or 0.0,
     )
+    ids = list(source.ids)
+    if num_clients is not None:
+      checks.check_count('num_clients', num_clients)
+      if not 1 <= num_clients <= len(ids):
+        raise ValueError(
+            'Expected `num_clients` to be between 1 and the number of clients'
+            f' of {name!r}, {len(ids)}, found {num_clients}.'
+        )
+      rng = np.random.default_rng([seed, 1])
+      ids = sorted(rng.permutation(ids)[:num_clients].tolist())
     return cls(
         name=name,
         input_shape=source.load(ids[0]).train.x.shape[1:],
@@ -451,9 +494,15 @@ def sqlite_client_data(
 
   def parse(serialized):
     example = tf.io.parse_single_example(serialized, features)
-    return collections.OrderedDict(
-        pixels=example['pixels'], label=tf.cast(example['label'], tf.int32)
+    label = example['label']
+    in_range = tf.debugging.assert_equal(
+        tf.cast(tf.cast(label, tf.int32), tf.int64),
+        label,
+        'Expected labels in the range of int32.',
     )
+    with tf.control_dependencies([in_range]):
+      label = tf.cast(label, tf.int32)
+    return collections.OrderedDict(pixels=example['pixels'], label=label)
 
   client_data = tff.simulation.datasets.SqlClientData(path, split_name)
   if not client_data.client_ids:
@@ -507,6 +556,8 @@ def _one_batch(examples):
 def _hold_out(ids, num_validation_clients, num_test_clients, seed):
   """Returns role -> client ids, the held-out ones chosen at random."""
   counts = (num_test_clients, num_validation_clients)
+  checks.check_count('num_test_clients', num_test_clients)
+  checks.check_count('num_validation_clients', num_validation_clients)
   if min(counts) < 0 or sum(counts) >= len(ids):
     raise ValueError(
         'Expected `num_validation_clients` and `num_test_clients` to be at'

@@ -64,7 +64,8 @@ def load(
 
   Raises:
     DatasetNotFoundError: If it is not there.
-    ValueError: If a class has no folder, or a file is no such image.
+    ValueError: If a class has no folder, a folder is of no class, or a file is
+      no such image.
   """
   del download
   preprocess = scalings.choose(SCALINGS, scaling)
@@ -77,8 +78,10 @@ def load(
   )
   files = {part: _list_part(directory, part) for part in _PARTS}
   arrays = decoded_cache.load_or_decode(
-      os.path.join(directory, 'tff_meta_decoded_v1.npz'),
-      image_folders.names_digest([p for part in files.values() for p in part]),
+      os.path.join(directory, 'tff_meta_decoded_v2.npz'),
+      image_folders.files_digest(
+          directory, [file for part in files.values() for file in part]
+      ),
       lambda: {
           'train': _read(directory, files['train'] + files['valid']),
           'test': _read(directory, files['test']),
@@ -96,8 +99,23 @@ def load(
 
 
 def _list_part(directory, part):
-  """Returns the files '<part>/<class>/<file>' of a part, sorted."""
+  """Returns the files '<part>/<class>/<file>' of a part, sorted.
+
+  Only hidden files, and other files than folders beside those of the classes,
+  are passed over.
+  """
   files = []
+  unknown = [
+      entry.name
+      for entry in os.scandir(os.path.join(directory, part))
+      if entry.is_dir() and entry.name not in CLASSES
+  ]
+  unknown = sorted(name for name in unknown if not name.startswith('.'))
+  if unknown:
+    raise ValueError(
+        f'Expected {os.path.join(directory, part)} to hold one folder for each'
+        f' of {", ".join(CLASSES)}, found {unknown[0]}, too.'
+    )
   for name in CLASSES:
     folder = os.path.join(directory, part, name)
     if not os.path.isdir(folder):
@@ -108,7 +126,7 @@ def _list_part(directory, part):
     files += [
         os.path.join(part, name, file)
         for file in sorted(os.listdir(folder))
-        if file.endswith('.png')
+        if not file.startswith('.')
     ]
   return files
 

@@ -6,6 +6,8 @@ import zipfile
 
 import numpy as np
 
+# What the names of such files begin with.
+PREFIX = 'tff_meta_'
 _SOURCE_KEY = 'source'
 
 
@@ -17,10 +19,11 @@ def load_or_decode(
   """Returns `decode()`, or what an earlier call of it left at `path`.
 
   Args:
-    path: The .npz file, beside the data. Its name carries the version of the
-      decoding. Not written where the disk does not let it.
-    source: Says what was decoded. A file made from another source, or a damaged
-      one, is made anew.
+    path: The .npz file, beside the data. Its name begins with `PREFIX` and
+      carries the version of the decoding. Not written where the disk does not
+      let it.
+    source: Says what was decoded: a digest of the files, not of their names
+      alone. A file made from another source, or a damaged one, is made anew.
     decode: Returns arrays by name.
 
   Returns:

@@ -62,9 +62,9 @@ def load(
       0-9 (FedRep and FedEC).
 
   Returns:
-    The corpus, with the writer of every train example; x uint8
-    [n, 28, 28, 1]. Its class split is FRL's: letters prepare, digits test; with
-    `only_digits` that of the digits, with `only_a_to_j` there is none.
+    The corpus, with the writer of every example; x uint8 [n, 28, 28, 1]. Its
+    class split is FRL's: letters prepare, digits test; with `only_digits` that
+    of the digits, with `only_a_to_j` there is none.
 
   Raises:
     DatasetNotFoundError: If it is not there, or cannot be fetched.
@@ -94,6 +94,7 @@ def load(
       preprocess=preprocess,
       class_split=class_split,
       writers=train.writers,
+      test_writers=test.writers,
   )
 
 
@@ -123,7 +124,9 @@ def load_client_data(
   Returns:
     Train and test `tff.simulation.datasets.ClientData` of elements
     OrderedDict(x=float32 [28, 28, 1], y=int32). A writer without test examples
-    is missing from the latter; it is None if no writer has any.
+    is missing from the latter; it is None if no writer has any. Files that are
+    split by writer have other writers in the latter, which
+    `FederatedDataset.from_client_data` refuses to take for test examples.
 
   Raises:
     DatasetNotFoundError: If it is not there, or cannot be fetched.
@@ -172,8 +175,9 @@ def _find(data_dir, download):
     tff.simulation.datasets.emnist.load_data(cache_dir=given)
   except Exception as e:  # Whatever the network, the host or the disk raise.
     raise locations.DatasetNotFoundError(
-        f"Could not download 'femnist' to {given}: {e}. Tip: delete"
-        f' {looked_for[0]} if it is there, for it is not complete.'
+        f"Could not download 'femnist' to {given}: {e}. Tip: try again with the"
+        f' --data_dir of an empty folder; {looked_for[0]}, should it be there'
+        ' now, is not complete.'
     ) from e
   return looked_for[0]
 

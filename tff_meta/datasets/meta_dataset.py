@@ -19,6 +19,7 @@ from tff_meta.datasets import decoded_cache
 from tff_meta.datasets import image_folders
 from tff_meta.datasets import locations
 from tff_meta.datasets import mini_imagenet
+from tff_meta.datasets import prepared_tfds
 from tff_meta.datasets import scalings
 
 SCALINGS = {'unit': scalings.UNIT, 'raw': scalings.RAW}
@@ -103,11 +104,8 @@ def load(
   files = {name: _list_records(directory, name) for name in RECORDS}
   dealing = f'{dealt_clients}_{images_per_client}_{dealing_seed}'
   arrays = decoded_cache.load_or_decode(
-      os.path.join(directory, f'tff_meta_dealt_{dealing}_v1.npz'),
-      # What miniImageNet and CIFAR-100 are does not change.
-      image_folders.names_digest(
-          [os.path.relpath(p, directory) for own in files.values() for p in own]
-      ),
+      os.path.join(directory, f'tff_meta_dealt_{dealing}_v2.npz'),
+      _source(directory, files, data_dir, download),
       lambda: _deal(
           _open_sources(files, data_dir, download),
           dealt_clients,
@@ -136,6 +134,21 @@ def _list_records(directory, name):
         f' found {len(files)}.'
     )
   return files
+
+
+def _source(directory, files, data_dir, download):
+  """Returns a digest that changes when one of the eight sources does."""
+  records = [
+      os.path.relpath(path, directory) for own in files.values() for path in own
+  ]
+  cifar100_dir = prepared_tfds.find('cifar100', data_dir, download)
+  return ' '.join(
+      (
+          image_folders.files_digest(directory, records),
+          mini_imagenet.source(mini_imagenet.find(data_dir)),
+          prepared_tfds.source(cifar100_dir),
+      )
+  )
 
 
 def _open_sources(files, data_dir, download):

@@ -6,6 +6,7 @@ Learning, ICLR 2017: files train.csv, val.csv and test.csv (columns filename,
 label) beside a folder `images`.
 """
 
+import collections
 import csv
 import os
 
@@ -54,24 +55,21 @@ def load(
 
   Raises:
     DatasetNotFoundError: If it is not there.
-    ValueError: If a table has other columns, or a file is no image.
+    ValueError: If a table has other columns, a file or class is listed twice,
+      or a file is no image.
   """
   del download
   preprocess = scalings.choose(SCALINGS, scaling)
-  directory = locations.find_folder(
-      'mini_imagenet',
-      data_dir,
-      folder_names=('mini_imagenet', 'mini-imagenet', 'miniImageNet'),
-      must_hold=('images', *_TABLES),
-      how_to_get=_HOW_TO_GET,
-  )
-  tables = [_read_table(os.path.join(directory, name)) for name in _TABLES]
+  directory = find(data_dir)
+  tables = [_read_table(directory, name) for name in _TABLES]
   files = [file for table in tables for file, _ in table]
   classes = [sorted({label for _, label in table}) for table in tables]
+  _check_disjoint('file', files)
+  _check_disjoint('class', sum(classes, []))
   labels = {name: i for i, name in enumerate(sum(classes, []))}
   x = decoded_cache.load_or_decode(
-      os.path.join(directory, 'tff_meta_84x84_v1.npz'),
-      image_folders.names_digest(files),
+      os.path.join(directory, 'tff_meta_84x84_v2.npz'),
+      source(directory),
       lambda: {'x': _read_images(directory, files)},
   )['x']
   y = [labels[label] for table in tables for _, label in table]
@@ -85,8 +83,39 @@ def load(
   )
 
 
-def _read_table(path):
+def find(data_dir: str | None) -> str:
+  """Returns the folder of miniImageNet, see `load`."""
+  return locations.find_folder(
+      'mini_imagenet',
+      data_dir,
+      folder_names=('mini_imagenet', 'mini-imagenet', 'miniImageNet'),
+      must_hold=('images', *_TABLES),
+      how_to_get=_HOW_TO_GET,
+  )
+
+
+def source(directory: str) -> str:
+  """Returns a digest that changes when images or tables do."""
+  files = [file for name in _TABLES for file, _ in _read_table(directory, name)]
+  images = [os.path.join('images', file) for file in files]
+  return image_folders.files_digest(directory, [*_TABLES, *images])
+
+
+def _check_disjoint(kind, names):
+  """Raises a ValueError if something is in the tables more than once."""
+  counts = collections.Counter(names)
+  twice = sorted(name for name, count in counts.items() if count > 1)
+  if twice:
+    raise ValueError(
+        f'Expected every {kind} once in {", ".join(_TABLES)}, which tell apart'
+        f' what is trained and tested on, found {len(twice)} more often, such'
+        f' as {twice[0]!r}.'
+    )
+
+
+def _read_table(directory, name):
   """Returns the rows (file name, class name) of a table."""
+  path = os.path.join(directory, name)
   with open(path, newline='') as file:
     reader = csv.DictReader(file)
     if not {'filename', 'label'} <= set(reader.fieldnames or ()):

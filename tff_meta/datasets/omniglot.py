@@ -49,7 +49,7 @@ def load(
   preprocess = scalings.choose(SCALINGS, scaling)
   directory = prepared_tfds.find('omniglot', data_dir, download)
   background, evaluation = prepared_tfds.read(
-      directory, cache_name='tff_meta_ink_28x28_v1.npz', convert=_to_small_ink
+      directory, cache_name='tff_meta_ink_28x28_v2.npz', convert=_to_small_ink
   )
   names = prepared_tfds.label_names(directory)
   corpus = corpus_lib.Corpus(

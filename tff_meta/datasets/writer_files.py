@@ -18,9 +18,13 @@ import urllib.parse
 
 import numpy as np
 
+from tff_meta.data import checks
+
 IMAGE_SIZE = 28
 _BATCH_SIZE = 4096
 _PARTS = ('train', 'test')
+# What int32 holds; a data set checks its own number of classes.
+_MOST_CLASSES = 2**31
 
 
 class Part(NamedTuple):
@@ -63,7 +67,7 @@ def sqlite_splits(path: str, kind: str) -> tuple[str, str]:
   Args:
     path: The file.
     kind: '<kind>_train' and '<kind>_test' are taken, or else 'train' and
-      'test'.
+      'test'. Other splits of the file are not read.
 
   Raises:
     ValueError: If the file holds neither pair.
@@ -149,7 +153,10 @@ def _query(path: str, query: str, *values) -> Iterator[tuple]:
   except sqlite3.Error as e:
     raise ValueError(
         f'Expected {path} to be an SQLite file with the tables examples and'
-        f' client_metadata, found: {e}. Tip: delete it and fetch it again.'
+        f' client_metadata, or a .json file of LEAF, found: {e}. Tip: no other'
+        ' kinds are read, such as the HDF5 files of older versions of'
+        ' TensorFlow Federated or .npz; a download that was cut short can be'
+        ' fetched again into another folder.'
     ) from e
 
 
@@ -189,7 +196,7 @@ def _read_sqlite(path: str, split: str) -> Part:
           f' {e.message}'
       ) from e
     xs.append(_to_bytes(examples['pixels'].numpy(), ids[0]))
-    ys.append(examples['label'].numpy().astype(np.int32))
+    ys.append(checks.to_labels(examples['label'].numpy(), path, _MOST_CLASSES))
     writers += ids
   return _to_part(xs, ys, writers)
 
@@ -200,18 +207,41 @@ def _read_json(paths: Sequence[str]) -> Part:
     try:
       with open(path) as file:
         contents = json.load(file)
+      _check_users(contents)
       for user in contents['users']:
         data = contents['user_data'][user]
-        shape = (len(data['y']), IMAGE_SIZE, IMAGE_SIZE, 1)
+        if not data['y'] and not data['x']:
+          continue
+        y = np.asarray(data['y'])
+        ys.append(checks.to_labels(y, f'user {user!r}', _MOST_CLASSES))
+        shape = (len(y), IMAGE_SIZE, IMAGE_SIZE, 1)
         xs.append(_to_bytes(np.reshape(data['x'], shape), user))
-        ys.append(np.array(data['y'], np.int32))
-        writers += [user] * len(data['y'])
+        writers += [user] * len(y)
     except (ValueError, KeyError, TypeError) as e:
       raise ValueError(
           f'Expected {path} to be a JSON file of LEAF with users and their x'
           f' [n, {IMAGE_SIZE**2}] and y [n], found: {e!r}.'
       ) from e
   return _to_part(xs, ys, writers)
+
+
+def _check_users(contents) -> None:
+  """Raises a ValueError unless every user is there once, with all examples."""
+  users, user_data = contents['users'], contents['user_data']
+  if len(set(users)) < len(users) or set(users) != set(user_data):
+    odd = sorted(set(users) ^ set(user_data)) or sorted(
+        user for user in set(users) if users.count(user) > 1
+    )
+    raise ValueError(
+        'Expected every user once in users and in user_data, found otherwise of'
+        f' {odd[0]!r}.'
+    )
+  for user, size in zip(users, contents.get('num_samples', ()), strict=False):
+    if size != len(user_data[user]['y']):
+      raise ValueError(
+          f'Expected the {size} examples of user {user!r} that num_samples has,'
+          f' found {len(user_data[user]["y"])}.'
+      )
 
 
 def _to_part(xs, ys, writers) -> Part:
