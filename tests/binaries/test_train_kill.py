@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import mutations
 import psutil
 import pytest
 
@@ -243,7 +244,7 @@ def test_a_damaged_checkpoint_and_cut_metrics_are_survived(whole, tmp_path):
   assert 'environment' in log.split('has changed since')[1].splitlines()[0]
 
 
-def test_a_run_without_a_good_checkpoint_starts_over_and_says_so(
+def test_a_run_without_a_good_checkpoint_ends_and_loses_nothing(
     whole, tmp_path
 ):
   directory = tmp_path / 'run'
@@ -252,17 +253,61 @@ def test_a_run_without_a_good_checkpoint_starts_over_and_says_so(
     (directory / name).write_bytes((whole / name).read_bytes())
   damaged = directory / 'checkpoints' / f'round_{_ROUNDS:09d}.ckpt'
   damaged.write_bytes(b'nothing')
+  before = mutations.state_of(directory)
 
+  assert _start(directory).wait(_TIMEOUT_SECONDS) == 1
+
+  lines = _log(directory).splitlines()
+  assert lines[0].startswith(f'Checkpoint {damaged} cannot be used')
+  assert lines[1].startswith('Error: Expected one of the 1 checkpoints')
+  assert len(lines) == 2 and 'Nothing was changed. Tip: put the' in lines[1]
+  after = mutations.state_of(directory)
+  assert after.pop('.lock') == b''
+  assert after == before
+
+  damaged.unlink()  # As the tip says.
   _finish(directory)
 
   _assert_same_run(directory, whole)
-  lines = _log(directory).splitlines()
-  assert lines[0].startswith(f'Checkpoint {damaged} cannot be used')
-  assert lines[1].startswith(f'Starting over: {directory} holds no checkpoint')
+  lines = _log(directory).splitlines()[2:]
+  assert lines[0].startswith(f'Starting over: {directory} holds no checkpoint')
   multiple = f'{_ROUNDS} rounds are no multiple of the 4 rounds of an episode'
-  assert multiple in lines[2]
-  assert 'the last 2 leave one unfinished' in lines[2]
+  assert multiple in lines[1]
+  assert 'the last 2 leave one unfinished' in lines[1]
   assert 'Starting over' not in _log(whole)
+
+
+def test_a_lost_file_of_client_states_ends_the_run_and_loses_nothing(tmp_path):
+  directory, lost = tmp_path / 'run', tmp_path / 'lost.sqlite'
+  flags = (*_STATEFUL_FLAGS, '--rounds=6')
+  _finish(directory, flags)
+  (directory / 'client_states.sqlite').rename(lost)
+  before = mutations.state_of(directory)
+  more = (*flags, '--rounds=7')
+
+  assert _start(directory, base=more).wait(_TIMEOUT_SECONDS) == 1
+
+  line = _log(directory).splitlines()[-1]
+  assert line.startswith(f'Error: Expected {directory}/client_states.sqlite,')
+  assert mutations.state_of(directory) == before
+  lost.rename(directory / 'client_states.sqlite')
+  _finish(directory, more)
+  assert 'Continuing after round 6 of 7' in _log(directory)
+
+
+@pytest.mark.parametrize('gone', ['client_states.sqlite', 'metrics.csv', '.'])
+def test_what_goes_while_a_run_is_trained_ends_it(tmp_path, gone):
+  directory = tmp_path / 'run'
+  process = _start(directory, base=_STATEFUL_FLAGS)
+  deadline = time.monotonic() + _TIMEOUT_SECONDS
+  while _rows(directory) < 4 and time.monotonic() < deadline:
+    time.sleep(0.005)
+  (directory / gone).resolve().rename(tmp_path / 'elsewhere')
+
+  assert process.wait(_TIMEOUT_SECONDS) == 1
+  line = _log(directory).splitlines()[-1]
+  assert line.startswith('Error: ') and str(directory) in line
+  assert 'Traceback' not in _log(directory)
 
 
 def test_a_finished_run_says_so_and_another_configuration_is_refused(whole):

@@ -191,7 +191,9 @@ class CheckpointStore:
     path = self._path(checkpoint.position.rounds)
     atomic_files.write_bytes(path, _serialize(checkpoint))
     for rounds in self.rounds(checkpoint.position.rounds)[self._num_kept :]:
-      self._path(rounds).unlink(missing_ok=True)
+      old_path = self._path(rounds)
+      if not old_path.is_dir():  # Not ours, then.
+        old_path.unlink(missing_ok=True)
     return path
 
   def create(self) -> None:

@@ -663,4 +663,16 @@ def _finished_summary(
     protocols_lib.format_table(summary.get('evaluation_best', {}))
   except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
     return None
-  return summary if same else None
+  if not same:
+    return None
+  try:
+    # Those of earlier versions have none.
+    changed = summary.get('files', {}).items() - _checksums(directory).items()
+  except OSError as error:
+    report(f'Note: {error} It is made again.')
+    return None
+  if changed:
+    names = ', '.join(sorted(name for name, _ in changed))
+    report(f'Note: {names} is not as it was written, and is made again.')
+    return None
+  return summary
