@@ -180,7 +180,7 @@ def test_a_client_without_an_episode_did_not_train(labels):
   sizes = np.bincount(labels, minlength=oracle.NUM_CLASSES)
   missing = local.what_is_missing(EPISODES, sizes)
   assert (missing is None) == (len(labels) == 5)
-  x = np.arange(len(labels), dtype=np.float32)[:, np.newaxis]
+  x = np.arange(2 * len(labels), dtype=np.float32).reshape(-1, 2)
   client = oracle.Client(x, np.array(labels, np.int32), 3)
   process = local.build_local(
       oracle.build_model(), EPISODES, num_classes=oracle.NUM_CLASSES
