@@ -181,7 +181,7 @@ def _cells_of_commands():
 
 def test_commands_are_those_of_the_kept_runs():
   commands = _cells_of_commands()
-  assert len(commands) == 10
+  assert len(commands) == 11
   for (name, scale), folders in commands.items():
     root = _ROOT / 'results' / name
     assert _claim(root)['scale'] == scale
@@ -324,6 +324,17 @@ def test_sizes_of_clients():
       for row in dict.fromkeys(row for _, row in entries)
   ]
   assert _readme_table('**Sizes of clients**') == expected
+
+
+def test_heads_of_fed_rep():
+  expected = [
+      [row, setting.removesuffix(' rounds'), _mean(cell['After 50 steps'])]
+      for (setting, row), cell in _entries('cafeme_fed_rep_head').items()
+  ]
+  found = _readme_table('**What the head of FedRep is**')
+  assert [[row, rounds, ours] for row, rounds, _, ours, _ in found] == expected
+  for _, _, theirs, ours, difference in found:
+    assert difference == f'{float(ours) - float(theirs):+.2f}'
 
 
 _GROUPS_OF_OMNIGLOT = ('IID', 'Non-IID', 'Mixed IID', 'Mixed non-IID')
