@@ -123,7 +123,7 @@ def _with_checked_model(builder: Callable[..., Any]) -> Callable[..., Any]:
       raise TypeError(
           'Expected `model` to be a `tff_meta.models.model.Model`, found a'
           f' {type(model).__name__}. Tip: `models.build(name, input_shape,'
-          " None)` builds one by name; a network of another kind has to be"
+          ' None)` builds one by name; a network of another kind has to be'
           ' written as the pure functions that a `Model` consists of.'
       )
     return builder(model, *args, **kwargs)

@@ -144,8 +144,10 @@ def deal_corpus(
         ' found None.'
     )
   keys = _partition_keys(corpus, partition_by)
-  if test_fraction is None and corpus.test_writers is not None and (
-      partition_by == 'writer'
+  if (
+      test_fraction is None
+      and corpus.test_writers is not None
+      and (partition_by == 'writer')
   ):
     clients = _deal_writers(
         corpus, partition, num_clients, seed, validation_fraction

@@ -63,6 +63,7 @@ def read(
   Returns:
     Train and test part, x uint8.
   """
+
   def decode():
     arrays = {}
     for split in _SPLITS:

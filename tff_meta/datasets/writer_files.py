@@ -196,9 +196,7 @@ def _read_sqlite(path: str, split: str) -> Part:
           f' {e.message}'
       ) from e
     xs.append(_to_bytes(examples['pixels'].numpy(), ids[0]))
-    ys.append(
-        checks.to_labels(examples['label'].numpy(), path, _MOST_CLASSES)
-    )
+    ys.append(checks.to_labels(examples['label'].numpy(), path, _MOST_CLASSES))
     writers += ids
   return _to_part(xs, ys, writers)
 
