@@ -5,12 +5,14 @@
   python -m binaries.analyze --analysis=group_map --run_dir=DIR
   python -m binaries.analyze --analysis=trajectory --run_dir=DIR,...
   python -m binaries.analyze --analysis=inversion --dataset=cifar10
+  python -m binaries.analyze --analysis=theory
 
 nvar: how widely classes spread by their distance (MetaVers, Table 4).
 embedding_map: test examples in a plane (MetaVers, Fig. 2).
 group_map: one client of a new group, with and without GPAL (FRL, Fig. 3).
 trajectory: how clients move from update to update (FedEC, Fig. 2).
 inversion: an image guessed from its gradient (MetaVers, Fig. 3); needs no run.
+theory: Lemmas 1 and 2 and Theorem 1 of FRL on random problems; needs no run.
 
 Prints numbers and writes them to OUTPUT_DIR/ANALYSIS.json, a picture beside it.
 Nothing in a run's directory is changed.
@@ -33,14 +35,14 @@ from tff_meta.execution import native
 ANALYSIS = flags.DEFINE_enum(
     'analysis',
     None,
-    ['nvar', 'embedding_map', 'group_map', 'trajectory', 'inversion'],
+    ['nvar', 'embedding_map', 'group_map', 'trajectory', 'inversion', 'theory'],
     'What to look at.',
 )
 RUN_DIR = flag_kinds.define_paths(
     'run_dir',
     [],
     'Directories of runs, --output_dir of binaries.train, with commas; one for'
-    ' group_map, none for inversion.',
+    ' group_map, none for inversion and theory.',
 )
 OUTPUT_DIR = flag_kinds.define_path(
     'output_dir',
@@ -50,7 +52,7 @@ OUTPUT_DIR = flag_kinds.define_path(
 SEED = flag_kinds.define_whole_number(
     'seed',
     0,
-    'Of t-SNE, of the choice of examples, and of all of inversion.',
+    'Of t-SNE, of the choice of examples, and of all of inversion and theory.',
 )
 PROJECTION = flags.DEFINE_enum(
     'projection', 'tsne', ['tsne', 'pca'], 'How pictures are laid out.'
@@ -109,8 +111,19 @@ RESTARTS = flag_kinds.define_whole_number(
     'inversion: random starts; the one whose gradient matches best counts.',
     least=1,
 )
+PROBLEMS = flag_kinds.define_whole_number(
+    'problems',
+    300,
+    'theory: random problems of each kind.',
+    least=1,
+    most=100_000,
+)
 flags.declare_key_flag('data_dir')
 flags.declare_key_flag('device')
+
+
+# Analyses that need no run, and what they draw in its place.
+_WITHOUT_RUN = {'inversion': 'its weights', 'theory': 'its problems'}
 
 
 def _check_flags() -> None:
@@ -120,13 +133,14 @@ def _check_flags() -> None:
         f'Expected --analysis to be one of {", ".join(_ANALYSES)}, found none.'
     )
   found = len(RUN_DIR.value)
-  if ANALYSIS.value == 'inversion':
+  if ANALYSIS.value in _WITHOUT_RUN:
     if found:
       raise ValueError(
-          'Expected no --run_dir with inversion, which draws its weights, found'
-          f' {",".join(RUN_DIR.value)}.'
+          f'Expected no --run_dir with {ANALYSIS.value}, which draws'
+          f' {_WITHOUT_RUN[ANALYSIS.value]}, found {",".join(RUN_DIR.value)}.'
       )
-    datasets.get(DATASET.value)
+    if ANALYSIS.value == 'inversion':
+      datasets.get(DATASET.value)
   elif not found or not all(RUN_DIR.value):
     raise ValueError('Expected --run_dir, found none.')
   elif ANALYSIS.value == 'group_map' and found > 1:
@@ -398,12 +412,56 @@ def _inversion(root):
   }
 
 
+def _theory(root):
+  """Tries FRL's lemmas and theorem; prints and returns what held."""
+  del root  # There is no picture.
+  from tff_meta.analyses import few_round_theory
+
+  counterexample = few_round_theory.try_counterexample()
+  print(
+      f'Lemma 2, one problem: variance {counterexample["variance"]:.4f}, bound'
+      f' {counterexample["bound"]:.4f}, at a common point'
+      f' {counterexample["common_point"]:.4f}; corrected bound'
+      f' {counterexample["corrected"]:.4f}',
+      flush=True,
+  )
+  lemmas = few_round_theory.try_lemmas(PROBLEMS.value, SEED.value)
+  for setting in lemmas:
+    print(
+        f'{setting["family"]}, alpha L = {setting["alpha_smoothness"]},'
+        f' R = {setting["rounds"]}:'
+    )
+    for name, numbers in setting.items():
+      if isinstance(numbers, dict):
+        print(
+            f'  {name:34} holds in {numbers["holds"]:6.1%}, at every phi in'
+            f' {numbers["holds_everywhere"]:6.1%}; worst ratio'
+            f' {numbers["worst"]:.3g}'
+        )
+  rate = few_round_theory.try_rate(SEED.value)
+  for numbers in rate:
+    print(
+        f'Theorem 1, {numbers["episodes"]:,} episodes: mean squared field'
+        f' {numbers["first_order"]:.3g}, at most {numbers["worst"]:.3g} of the'
+        f' bound, holds in {numbers["holds"]:.1%}; of the exact gradient'
+        f' {numbers["exact"]:.3g}'
+    )
+  return {
+      'seed': SEED.value,
+      'problems': PROBLEMS.value,
+      'counterexample': counterexample,
+      'lemmas': lemmas,
+      'rate': rate,
+  }
+
+
 _ANALYSES = {
     'nvar': _nvar,
     'embedding_map': _embedding_map,
     'group_map': _group_map,
     'trajectory': _trajectory,
     'inversion': _inversion,
+    'theory': _theory,
 }
 
 

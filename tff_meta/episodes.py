@@ -195,7 +195,8 @@ def n_way_k_shot(
   Raises:
     ValueError: `shots` is out of range.
 
-  Source: Lim et al. (MetaVers), algorithm 1, and its released code.
+  Source: the released code of MetaVers (Lim et al., WACV 2024); the paper has
+  its algorithm in a supplement, which was not available.
   """
   if shots < 1:
     raise ValueError(f'Expected `shots` to be at least 1, found {shots}.')

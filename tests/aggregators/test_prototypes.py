@@ -63,7 +63,7 @@ def test_the_mean_of_a_class_is_over_the_weights_of_its_holders():
 
 
 def test_over_all_clients_a_rare_class_shrinks():
-  """The literal Algorithm 1, line 10: class 2 has a quarter of the weight."""
+  """Algorithm 1, lines 13-14, literal: class 2 has a quarter of the weight."""
   updates = [
       update((4, 0), c0=(0, 0), c2=(8, 4)),
       update((8, 0), c0=(4, 8)),

@@ -88,7 +88,7 @@ def loss_of(config, prototypes, stored=None):
 
 
 def naive_round(config, theta, prototypes, clients, episode, round_num):
-  """Algorithm 1, lines 4 to 11: theta, prototypes, uploads, loss."""
+  """Algorithm 1, lines 9 to 14: theta, prototypes, uploads, loss."""
   trained, uploads, weights, loss_sum, count = [], [], [], 0.0, 0
   for client in clients:
     support, _ = halves(client, config, episode)
@@ -118,7 +118,7 @@ def naive_round(config, theta, prototypes, clients, episode, round_num):
 def naive_meta_update(
     config, phi, theta, prototypes, uploads, clients, episode
 ):
-  """Algorithm 1, lines 12 to 15: phi, loss."""
+  """Algorithm 1, lines 18 to 21: phi, loss."""
   moved, weights, loss_sum, count = [], [], 0.0, 0
   for client, upload in zip(clients, uploads, strict=True):
     _, query = halves(client, config, episode)

@@ -93,6 +93,7 @@ def test_every_analysis_writes_numbers_and_a_picture(tmp_path):
           '--projection=pca',
       ],
       ['--analysis=inversion', '--iterations=2', '--restarts=1', '--shots=3'],
+      ['--analysis=theory', '--problems=2'],
       ['--analysis=trajectory', f'--run_dir={runs["fedec"]}', '--rounds=5'],
       ['--analysis=nvar', f'--run_dir={runs["fedec"]},{runs["frl"]}'],
       ['--analysis=group_map', f'--run_dir={runs["fedec"]}'],
@@ -111,7 +112,7 @@ def test_every_analysis_writes_numbers_and_a_picture(tmp_path):
       for line in done.stdout.splitlines()
       if line.startswith('code ')
   ]
-  assert codes == [0, 0, 0, 0, 0, 2, 2, 2, 1, 1, 1], done.stderr
+  assert codes == [0, 0, 0, 0, 0, 0, 2, 2, 2, 1, 1, 1], done.stderr
   assert not nowhere.exists() and empty.exists()
   assert done.stdout.count('nVAR') == 1  # All runs are checked before one is.
   for problem in (
@@ -129,9 +130,9 @@ def _check_files(output):
   found = {
       path.stem: json.loads(path.read_text()) for path in output.glob('*.json')
   }
-  names = {'nvar', 'embedding_map', 'group_map', 'trajectory', 'inversion'}
-  assert set(found) == names
-  for name in names - {'nvar'}:
+  pictures = {'embedding_map', 'group_map', 'trajectory', 'inversion'}
+  assert set(found) == pictures | {'nvar', 'theory'}
+  for name in pictures:
     png = (output / f'{name}.png').read_bytes()
     assert png.startswith(b'\x89PNG') and len(png) > 5_000
   (run,) = found['nvar']['runs']
@@ -146,15 +147,19 @@ def _check_files(output):
   cases = found['inversion']['cases']
   assert list(cases) == ['fed_avg', 'metavers', 'metavers_leaked_prototypes']
   assert all(case['mse'] > 0 for case in cases.values())
+  assert found['theory']['problems'] == 2
+  counterexample = found['theory']['counterexample']
+  assert counterexample['variance'] > 3 * counterexample['bound']
 
 
 @pytest.mark.parametrize(
     'flags, problem',
     [
-        ([], 'group_map, trajectory, inversion, found none'),
+        ([], 'group_map, trajectory, inversion, theory, found none'),
         (['--analysis=nvar'], 'Expected --run_dir, found none'),
         (['--analysis=group_map', '--run_dir=a,b'], 'group_map, found 2'),
         (['--analysis=inversion', '--run_dir=a'], 'draws its weights, found a'),
+        (['--analysis=theory', '--run_dir=a'], 'draws its problems, found a'),
         (['--analysis=inversion', '--dataset=x'], "found 'x'"),
         (['--analysis=umap'], 'value should be one of'),
         (['--analysis=inversion', '--restarts=0'], 'flag --restarts=0'),

@@ -9,7 +9,7 @@ the server averages. A client is used after some dozens of fine-tuning steps.
 
 Source: Anna Vettoruzzo, Mohamed-Rafik Bouguelia and Thorsteinn Rögnvaldsson,
 "Personalized Federated Learning with Contextual Modulation and Meta-Learning",
-2023, https://arxiv.org/abs/2312.15191.
+2023, https://arxiv.org/abs/2312.15191, Algorithms 1 and 2.
 Deviations: BUILD_NOTES.md, CAFeMe.
 """
 
@@ -171,7 +171,7 @@ def modulated_loss(
   Returns:
     The mean over the batch, a scalar in nats.
 
-  Source: Vettoruzzo et al. 2023, section 4.
+  Source: Vettoruzzo et al. 2023, section 4; the gates are eq. 4.4.
   """
   eta = network.modulate(weights['body'], context.x, context.y, context.mask)
   logits = network.modulated_logits(weights, eta, batch.x, batch.mask)
@@ -199,7 +199,8 @@ def client_meta_gradient(
   Returns:
     The query loss and g.
 
-  Source: Vettoruzzo et al. 2023, section 4, and the released code.
+  Source: Vettoruzzo et al. 2023, eqs. 3.2 (adaptation) and 3.3 (the update of
+  what it began with), and the released code.
   """
   context = batches.query
   if config.context_mode == 'labeled_support':

@@ -64,7 +64,7 @@ class FrlConfig:
     prototype_source: Weights that embed the uploaded prototypes: those
       `'downloaded'` (Algorithm 1, line 9) or the client's `'updated'` ones.
     prototype_mean: Over the `'holders'` of a class, or over `'all'` clients
-      (the literal line 10).
+      (as the aggregation, lines 13 and 14, is printed).
     meta_update: `'single_full_query'`, one step on the whole query set; or
       `'first_then_plain'`, a step a query minibatch, of which only the first
       uses the gradient at theta^R.
@@ -202,7 +202,7 @@ def meta_steps(
     query: episodes.Examples,
     seed: tf.Tensor,
 ):
-  """The meta-update of a client: Algorithm 1, lines 13 and 14.
+  """The meta-update of a client: Algorithm 1, lines 18 and 19.
 
     phi_k = phi - beta * grad_theta loss(theta^R, Q_k)
 
@@ -355,7 +355,7 @@ def next_state(
     classifier: few_round.Classifier,
     config: FrlConfig,
 ) -> FrlState:
-  """The server's part of a round: Algorithm 1, lines 11 and 15."""
+  """The server's part of a round: Algorithm 1, lines 13, 14 and 21."""
 
   def after_round():
     return state._replace(

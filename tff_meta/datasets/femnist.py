@@ -193,7 +193,7 @@ SPEC = dataset_spec.DatasetSpec(
     load=load,
     load_client_data=load_client_data,
     default_model='conv4',
-    # 52 letters prepare, 10 digits test; 600 images each: Park et al., Table 1.
+    # 52 letters prepare, 10 digits test; 600 images each: Park et al. 2021.
     few_round=dataset_spec.FewRoundDefaults(
         way=5, num_clients=52, cohort_size=10, examples_per_class=600
     ),

@@ -79,8 +79,8 @@ def inner_loop_and_loss(
   Raises:
     ValueError: `order` is neither 1 nor 2.
 
-  Source: Finn, Abbeel and Levine 2017, "Model-Agnostic Meta-Learning", eq. 1
-  (MAML); Li et al. 2017, "Meta-SGD", eq. 3.
+  Source: Finn, Abbeel and Levine 2017, "Model-Agnostic Meta-Learning"
+  (MAML), section 2.2; Li et al. 2017, "Meta-SGD", section 3.
   """
   if order not in (1, 2):
     raise ValueError(

@@ -6,8 +6,8 @@ here once, for a classifier by distance to class prototypes and for a linear
 one. Federated training runs the client's part through TFF; a personalizer runs
 both parts in `adapt_group`.
 
-Source: Park, Han, Choi and Moon, "Few-Round Learning for Federated Learning",
-NeurIPS 2021, Algorithm 1.
+Source: Younghyun Park, Dong-Jun Han, Do-Yeon Kim, Jun Seo and Jaekyun Moon,
+"Few-Round Learning for Federated Learning", NeurIPS 2021, Algorithm 1.
 """
 
 import collections
@@ -260,7 +260,7 @@ def client_round(
     support: episodes.Examples,
     seed: tf.Tensor,
 ) -> ClientUpload:
-  """One client's part of a round: Algorithm 1, lines 5 to 9.
+  """One client's part of a round: Algorithm 1, lines 9 and 11.
 
   Args:
     classifier: What is trained.
@@ -345,7 +345,7 @@ def divide_prototypes(
 def average(
     uploads: ClientUpload, previous: Any, over: str = 'holders'
 ) -> tuple[Any, prototypical.Prototypes]:
-  """The server's part of a round: Algorithm 1, line 10.
+  """The server's part of a round: Algorithm 1, lines 13 and 14.
 
   Args:
     uploads: `ClientUpload` with a leading client axis. A client of weight zero

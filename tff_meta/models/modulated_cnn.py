@@ -103,7 +103,8 @@ def build_modulated_cnn(
 
   A layer's output a, after pooling and also once after flattening, becomes
 
-  *   `a * sigmoid(eta)` where gating is `'c1'`; as eta grows it is the base;
+  *   `a * sigmoid(eta)` where gating is `'c1'` (eq. 4.4); as eta grows it is
+      the base;
   *   `a + eta` (`'c0'`), or `a * eta_0 + eta_1` (`'c2'`, FiLM).
 
   Two networks were published, with ten classes and no labels in the context:
