@@ -116,7 +116,6 @@ PROBLEMS = flag_kinds.define_whole_number(
     300,
     'theory: random problems of each kind.',
     least=1,
-    most=100_000,
 )
 flags.declare_key_flag('data_dir')
 flags.declare_key_flag('device')

@@ -441,7 +441,7 @@ def test_a_restored_checkpoint_goes_on_as_if_never_interrupted(
     store.save(
         checkpoints.Checkpoint(
             config={},
-            position=checkpoints.Position(rounds, rounds, 0),
+            position=checkpoints.Position(rounds + 1, 0, 0),
             server_state=checkpoints.to_arrays(state),
         )
     )
