@@ -28,9 +28,8 @@ def test_epsilon_is_added_after_the_bias_correction(gradient, expected, dtype):
   for _ in range(3):
     state, w = adam.next(state, w, tf.constant([gradient], dtype))
     found.append(float(w[0]))
-  # Rate and epsilon are float32 in either dtype: an error of 6e-8 each. The
-  # roots of float32 squares of 1e-14, below its normal numbers' precision
-  # nowhere, add a few of the like.
+  # Rate and epsilon are float32 in either dtype, an error of up to 6e-8 each;
+  # the other operations in float32 add a few of the like.
   np.testing.assert_allclose(found, expected, rtol=5e-7)
 
 

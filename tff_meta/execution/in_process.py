@@ -25,7 +25,6 @@ from tff_meta.execution import client_records
 from tff_meta.execution import computation_graph as graph_lib
 from tff_meta.execution import round_function
 from tff_meta.execution import structures
-from tff_meta.execution import sums
 from tff_meta.execution import tensorflow_block
 
 # Of 1, 2, 4 and 10 the fastest for a perceptron and LeNet on two cores.
@@ -44,9 +43,6 @@ class InProcessContext(tff.framework.SyncContext):
       kept_bytes: int = _KEPT_BYTES,
   ):
     """Makes a context; nothing is compiled yet.
-
-    TensorFlow's arithmetic optimizer is off in this process from now on, see
-    `sums.keep_sums_apart`.
 
     Args:
       devices: Names of the devices over which clients are dealt, as `'/GPU:0'`.
@@ -72,7 +68,6 @@ class InProcessContext(tff.framework.SyncContext):
       raise ValueError(
           f'Expected `devices` among {sorted(known)}, found {devices!r}.'
       )
-    sums.keep_sums_apart()
     self._devices = list(devices)
     self._parallel_clients = parallel_clients
     self._records = client_records.ClientRecords(kept_bytes)

@@ -252,7 +252,7 @@ class TensorFlowBlock:
     """
     graph_def = tf.compat.v1.GraphDef()
     proto.graph_def.Unpack(graph_def)
-    sums.add_in_pairs(graph_def)
+    sums.fix_order(graph_def)
     _make_functions_unique(graph_def)
     for node in _all_nodes(graph_def):
       node.attr.pop('_class', None)  # Wants other nodes, pruned perhaps, near.
