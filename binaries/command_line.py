@@ -139,10 +139,10 @@ def set_execution_context(
 def _parse(argv: Sequence[str]) -> list[str]:
   """Parses flags; what is not a flag is an error."""
   program, *arguments = argv
-  with reported_errors():
-    arguments = flag_files.expand(arguments)
   try:
-    rest = flags.FLAGS([program, *arguments])
+    rest = flags.FLAGS([program, *flag_files.expand(arguments)])
+  except (OSError, ValueError) as error:  # Of a flag file.
+    fail(error, USAGE_ERROR)
   except flags.Error as error:
     problem = str(error).removeprefix('ERROR:: ')
     fail(f'{problem}. Tip: --helpshort lists the flags', USAGE_ERROR)

@@ -404,7 +404,7 @@ def _check_evaluation_of_clients(call, directory, summary):
         (['--hparams=classifier=svm'], 2, 'one of distance, linear'),
         (['--rounds=many'], 2, 'rounds'),
         (['--rounds=0'], 2, '`rounds` to be at least 1'),
-        (['--seed=-1'], 2, '`seed` to be at least 0'),
+        (['--seed=-1'], 2, '--seed=-1: expected a whole number of at'),
         (['--execution=native', '--device=gpu'], 2, 'knows no GPU'),
         (['--execution=native', '--mixed_precision'], 2, 'knows no GPU'),
         (['--model=vgg'], 2, '`model` to be one of'),
