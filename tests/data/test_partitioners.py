@@ -1,6 +1,5 @@
 """Partitioners against loops written from the published descriptions."""
 
-import functools
 import random
 
 import numpy as np

@@ -19,7 +19,7 @@ def check_count(name: str, value: Any, least: int = 0) -> int:
     ValueError: If it is smaller than `least`.
   """
   try:
-    if isinstance(value, (bool, np.bool_)):
+    if isinstance(value, bool | np.bool_):
       raise TypeError
     number = operator.index(value)
   except TypeError:

@@ -658,7 +658,7 @@ def _vector(labels: np.ndarray) -> np.ndarray:
 def _first_odd(labels):
   """Returns the first entry that is no finite number."""
   for label in labels.tolist():
-    if not isinstance(label, (int, float)) or not np.isfinite(label):
+    if not isinstance(label, int | float) or not np.isfinite(label):
       return label
   return labels[0]
 
