@@ -7,6 +7,7 @@ without loading pixels, and `digest()`, a string that tells data sets apart.
 from collections.abc import Callable, Mapping, Sequence
 import hashlib
 import numbers
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -504,9 +505,11 @@ class ClientDataSource:
 
 def _unreadable(client_id, error):
   """Returns the error that names the client whose data set raised `error`."""
+  # TensorFlow's begin with the name of a node, and go on with a traceback.
+  reason, *_ = re.sub(r'{{.*?}} ?', '', str(error)).splitlines() or ('',)
   return ValueError(
       f'Expected to read the examples of client {client_id!r}, all of one shape'
-      f' and type, found {type(error).__name__}: {error}'
+      f' and type, found {type(error).__name__}: {reason}'
   )
 
 

@@ -448,7 +448,7 @@ class FederatedDataset:
             f' of {name!r}, {len(ids)}, found {num_clients}.'
         )
       rng = np.random.default_rng([seed, 1])
-      ids = sorted(rng.permutation(ids)[:num_clients].tolist())
+      ids = sorted(ids[i] for i in rng.permutation(len(ids))[:num_clients])
     return cls(
         name=name,
         input_shape=source.load(ids[0]).train.x.shape[1:],
@@ -565,7 +565,9 @@ def _hold_out(ids, num_validation_clients, num_test_clients, seed):
         f' meta-training, found {num_validation_clients} and'
         f' {num_test_clients}.'
     )
-  order = np.random.default_rng([seed, 0]).permutation(ids).tolist()
+  # Of numbers: NumPy cuts zero bytes off the end of strings.
+  order = np.random.default_rng([seed, 0]).permutation(len(ids))
+  order = [ids[i] for i in order]
   bounds = (counts[0], sum(counts))
   return {
       'meta_test': sorted(order[: bounds[0]]),
