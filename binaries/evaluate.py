@@ -30,6 +30,8 @@ flags.adopt_module_key_flags(flag_groups)
 
 def _with_flags(config):
   """Returns the run's configuration with the flags applied to it."""
+  from tff_meta.training import run_config
+
   given = {
       'protocols': tuple(flag_groups.PROTOCOL.value) or config.protocols,
       'eval_groups': flag_groups.EVAL_GROUPS.value,
@@ -44,6 +46,9 @@ def _with_flags(config):
       'curve': flag_groups.CURVE.value,
       'nvar': flag_groups.NVAR.value,
   }
+  run_config.check_groups_are_used(
+      config.partition, way=given['way'], group_clients=given['group_clients']
+  )
   given = {k: v for k, v in given.items() if v is not None}
   return dataclasses.replace(config, **given)
 

@@ -334,10 +334,13 @@ def main() -> int:
       tip = 'shards has clients to know'
       if config.partition != run_config.FEW_ROUND:
         tip = f'{run_config.FEW_ROUND} has groups with new classes'
-      command_line.report(
-          f'Note: nothing will be evaluated: {config.algorithm} has no use for'
-          f' clients of partition {config.partition}. Tip: --partition={tip}.'
+      reason = (
+          f'{config.algorithm} has no use for clients of partition'
+          f' {config.partition}. Tip: --partition={tip}.'
       )
+      if config.test_fraction == 0:
+        reason = 'with --test_fraction=0 clients have no test examples.'
+      command_line.report(f'Note: nothing will be evaluated: {reason}')
     for name in filter(evaluator.starts_from_scratch, chosen):
       command_line.report(
           f'Note: in {name} {config.algorithm} begins with random weights: what'

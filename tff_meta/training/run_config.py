@@ -335,6 +335,7 @@ def resolve(
         f'Expected `partition` to be {only!r} with the data set {dataset!r},'
         f' whose clients are dealt when it is loaded, found {partition!r}.'
     )
+  check_groups_are_used(partition, way=way, group_clients=group_clients)
   groups, clients = dataset_spec.few_round, dataset_spec.clients
   if partition == FEW_ROUND and groups:
     clients = datasets.ClientDefaults(groups.num_clients, 0, groups.cohort_size)
@@ -388,6 +389,22 @@ def resolve(
       restrict_f1_to_client_labels=restrict_f1_to_client_labels,
       **given,
   )
+
+
+def check_groups_are_used(partition: str, **given: int | None) -> None:
+  """Raises a ValueError if groups are described of a run that has none.
+
+  Args:
+    partition: As in `RunConfig`.
+    **given: Fields that describe groups; None where they are not given.
+  """
+  for name, value in given.items():
+    if value is not None and partition != FEW_ROUND:
+      raise ValueError(
+          f'Expected no `{name}` with partition {partition!r}, found {value}:'
+          f' groups are of classes that only partition {FEW_ROUND!r} keeps from'
+          ' training.'
+      )
 
 
 def _partition_options(
