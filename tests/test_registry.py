@@ -66,17 +66,17 @@ def test_the_right_ones():
   plain, tuned = registry.get('fed_avg'), registry.get('fed_avg_ft')
   assert plain.build is tuned.build
   assert plain.build.__wrapped__ is fed_avg.build_fed_avg
-  assert plain.build_group_personalizer.__wrapped__ is (
+  assert plain.build_group_personalizer.__wrapped__.__wrapped__ is (
       fed_avg.build_from_scratch_group_personalizer
   )
-  assert tuned.build_group_personalizer.__wrapped__ is (
+  assert tuned.build_group_personalizer.__wrapped__.__wrapped__ is (
       fed_avg.build_fine_tuning_group_personalizer
   )
   for kind in ('known', 'new'):
     name = f'build_{kind}_client_personalizer'
     for spec, kind_of in ((plain, 'global'), (tuned, 'fine_tuning')):
       builder = getattr(fed_avg, f'build_{kind_of}_client_personalizer')
-      assert getattr(spec, name).__wrapped__ is builder
+      assert getattr(spec, name).__wrapped__.__wrapped__ is builder
   personalized = registry.get('personalized_fl')
   assert personalized.build.__wrapped__ is personalized_fl.build_personalized_fl
 

@@ -415,6 +415,17 @@ def _check_evaluation_of_clients(call, directory, summary):
         (['--num_clients=5', '--clients_per_round=6'], 2, 'at most'),
         (['--way=6'], 2, '(`way`), found 5'),
         (['--partition=shards', '--way=3'], 2, 'tested in none, found way 3'),
+        (
+            [
+                '--partition=shards',
+                '--algorithm=fed_avg',
+                '--hparams=',
+                '--test_fraction=0',
+                '--protocol=known_clients',
+            ],
+            2,
+            'Tip: with a `test_fraction` of 0',
+        ),
         (['--way=1'], 2, '`way` of at least 2'),
         (['--group_clients=4'], 2, '3 or 6 clients would do'),
         (['--eval_groups=0'], 2, '`eval_groups` to be at least 1'),

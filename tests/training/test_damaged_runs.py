@@ -67,6 +67,7 @@ def _experiment():
       reference_hparams='',
       dataset='synthetic',
       dataset_options='noise=3.0',
+      augmentation='',
       data_dir=None,
       partition='dirichlet',
       partition_options='alpha=5.0,min_examples=2',

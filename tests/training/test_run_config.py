@@ -78,13 +78,19 @@ def test_what_is_given_is_kept():
       partition_options='alpha=2.0',
       test_fraction=0.25,
       num_clients=2,
-      way=4,
-      group_clients=6,
       model='conv4',
   )
   assert config.partition_options == {'alpha': 2.0, 'min_examples': 10}
   assert (config.num_clients, config.clients_per_round) == (2, 2)
-  assert (config.way, config.group_clients, config.model) == (4, 6, 'conv4')
+  assert config.model == 'conv4'
+  config = _resolve(way=4, group_clients=6)
+  assert (config.way, config.group_clients) == (4, 6)
+
+
+@pytest.mark.parametrize('name', ['way', 'group_clients'])
+def test_groups_are_not_described_where_there_are_none(name):
+  with pytest.raises(ValueError, match=f"no `{name}` .* 'shards', found 11"):
+    _resolve(algorithm='fed_avg', hparams='', partition='shards', **{name: 11})
 
 
 def test_an_algorithm_that_has_to_know_learns_the_number_of_clients():

@@ -48,17 +48,18 @@ def test_a_file_in_the_way_is_refused(tmp_path):
 
 
 def test_what_is_no_directory_is_named(tmp_path):
-  link = tmp_path / 'link'
-  link.symlink_to('nowhere')
-  with pytest.raises(run_directory.RunDirectoryError, match='to nowhere, wh'):
-    run_directory.make(link)
+  (tmp_path / 'link').symlink_to('nowhere')
   (tmp_path / 'file').touch()
-  with pytest.raises(run_directory.RunDirectoryError, match='found a file'):
-    run_directory.make(tmp_path / 'file')
-  with pytest.raises(run_directory.RunDirectoryError, match='Not a directory'):
-    run_directory.make(tmp_path / 'file' / 'run')
-  with pytest.raises(run_directory.RunDirectoryError, match='name too long'):
-    run_directory.make(tmp_path / ('n' * 300))
+  for name, problem in {
+      'link': 'link to be a directory, found a link to nothing',
+      'file': 'file to be a directory, found a file',
+      'file/run': 'file to be a directory, found a file',
+      'n' * 300: 'name too long',
+  }.items():
+    place = run_directory.RunDirectory(tmp_path / name)
+    with pytest.raises(run_directory.RunDirectoryError, match=problem):
+      with place.locked():
+        pass
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,7 @@ def create_native_context():
   from tensorflow_federated.python.core.environments.tensorflow_frontend import (  # noqa: E501
       tensorflow_computation,
   )
+
   port = portpicker.pick_unused_port()
   process = _start_worker(pathlib.Path(tff.__file__).parent, port)
   limit = ('grpc.max_message_length', _MAX_MESSAGE_BYTES)

@@ -209,6 +209,8 @@ class Evaluator:
             f' {self._config.dataset!r} with partition'
             f' {self._config.partition!r} offers:'
             f' {", ".join(self.offered) or "none"}; found {name!r}.'
+            + ' Tip: with a `test_fraction` of 0 clients have no test examples.'
+            * (self._config.test_fraction == 0)
         )
       if name not in _ROLES:
         self.group_protocol(name).sample(self._pools, 0)
