@@ -32,8 +32,6 @@ flags.adopt_module_key_flags(flag_groups)
 
 def _with_flags(config):
   """Returns the run's configuration with the flags applied to it."""
-  from tff_meta.training import run_config
-
   given = {
       'protocols': tuple(flag_groups.PROTOCOL.value) or config.protocols,
       'eval_groups': flag_groups.EVAL_GROUPS.value,

@@ -68,6 +68,7 @@ def _experiment():
       dataset='synthetic',
       dataset_options='noise=3.0',
       augmentation='',
+      deal_test_images=True,
       data_dir=None,
       partition='dirichlet',
       partition_options='alpha=5.0,min_examples=2',

@@ -87,12 +87,6 @@ def test_what_is_given_is_kept():
   assert (config.way, config.group_clients) == (4, 6)
 
 
-@pytest.mark.parametrize('name', ['way', 'group_clients'])
-def test_groups_are_not_described_where_there_are_none(name):
-  with pytest.raises(ValueError, match=f"no `{name}` .* 'shards', found 11"):
-    _resolve(algorithm='fed_avg', hparams='', partition='shards', **{name: 11})
-
-
 def test_an_algorithm_that_has_to_know_learns_the_number_of_clients():
   scaffold = dict(algorithm='scaffold', num_clients=7)
   assert _resolve(hparams='', **scaffold).hparams.num_clients == 7
