@@ -109,7 +109,9 @@ def naive_round(config, theta, prototypes, clients, episode, round_num):
     uploads.append({} if is_linear else oracle.class_means(at, support))
     trained.append(w)
     weights.append(1 if config.uniform else len(support))
-    loss_sum, count = loss_sum + client_loss, count + client_count
+    has_other_class = len({label for _, label in support}) > 1 or prototypes
+    if has_other_class or not config.exclude_true_class:
+      loss_sum, count = loss_sum + client_loss, count + client_count
   theta = oracle.mean(trained, weights)
   prototypes = oracle.mean_of_holders(uploads, weights, config.prototype_mean)
   return theta, prototypes, uploads, loss_sum / count
@@ -331,6 +333,19 @@ def test_an_episode_has_four_rounds_and_one_split():
   assert supports[0] == supports[1] == supports[2]
   assert supports[3] == supports[4] == supports[5]
   assert supports[0] != supports[3]
+
+
+def test_a_client_with_one_class_that_is_left_out_did_not_train():
+  """L_local is then over no example; L_aux is over all of them afterwards."""
+  config = dataclasses.replace(PAPER, exclude_true_class=True)
+  _, outputs = run(config, 1, clients=CLIENTS[2:])
+  train = outputs[0].metrics['client_work']['train']
+  assert np.isnan(train['loss']) and train['num_trained_clients'] == 0
+
+  group_states, _ = run(config, 1)
+  _, outputs = run(config, 1, CLIENTS[2:], state=group_states[1])
+  train = outputs[0].metrics['client_work']['train']
+  assert np.isfinite(train['loss']) and train['num_trained_clients'] == 1
 
 
 def test_a_client_with_one_class():

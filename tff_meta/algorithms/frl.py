@@ -296,7 +296,7 @@ def build_client_update(
       update = prototypes_lib.ModelAndPrototypes(
           weights_lib.subtract(state.theta, upload.weights), upload.prototypes
       )
-      learned = classifier.learns_from(support, state.prototypes)
+      learned = few_round.learns_from(classifier, support, state.prototypes)
       report = local_sgd.report_if(learned, upload.report)
       return update, upload.weight, report
 
@@ -324,8 +324,8 @@ def build_client_update(
       update = prototypes_lib.ModelAndPrototypes(
           weights_lib.subtract(state.phi, phi_k), classifier.no_prototypes()
       )
-      learned = classifier.learns_from(
-          query, state.prototypes, stored and stored.present
+      learned = few_round.learns_from(
+          classifier, query, state.prototypes, stored and stored.present
       )
       return update, weight, local_sgd.report_if(learned, report)
 

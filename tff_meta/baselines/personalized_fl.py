@@ -152,7 +152,7 @@ def build_client_update(
     )
     num_query = tf.cast(num_query, tf.float32)
     report = local_sgd.report_if(
-        classifier.learns_from(query, none),
+        few_round.learns_from(classifier, query, none),
         local_sgd.LocalReport(loss * num_query, num_query),
     )
     return client_work.ClientOutput(delta, weight, report)

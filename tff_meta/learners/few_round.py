@@ -107,26 +107,6 @@ class DistanceClassifier:
     first_round = tf.equal(tf.reduce_sum(global_prototypes.present), 0.0)
     return tf.where(first_round, local, combined)
 
-  def learns_from(
-      self, examples, global_prototypes, local_present=None
-  ) -> tf.Tensor:
-    """Returns whether the loss is over any example, a boolean scalar.
-
-    Args:
-      examples: `Examples` `[n, ...]`, none of them padding.
-      global_prototypes: As for `loss`.
-      local_present: Which local prototypes there are, `[C]`; by default those
-        of the examples.
-    """
-    y, mask = examples.y, examples.mask
-    if local_present is None:
-      member = tf.one_hot(y, self.num_classes) * mask[:, tf.newaxis]
-      local_present = tf.cast(tf.reduce_sum(member, 0) > 0, tf.float32)
-    scored = prototypical.num_scored(y, mask, local_present)
-    if self.aux_weight:
-      scored += prototypical.num_scored(y, mask, global_prototypes.present)
-    return scored > 0
-
   def _distance_loss(self, embeddings, batch, prototypes):
     return prototypical.prototypical_loss(
         embeddings,
@@ -186,13 +166,6 @@ class LinearClassifier:
     logits = self._logits(weights, batch)
     return cross_entropy.softmax_cross_entropy(logits, batch.y, batch.mask)
 
-  def learns_from(
-      self, examples, global_prototypes=None, local_present=None
-  ) -> tf.Tensor:
-    """Returns whether there is any example, a boolean scalar."""
-    del global_prototypes, local_present  # A linear classifier has none.
-    return tf.size(examples.y) > 0
-
   def predict(self, weights, prototypes, query) -> tf.Tensor:
     """Returns the class of the largest output of every query, int32 `[Q]`."""
     del prototypes  # A linear classifier has none.
@@ -204,6 +177,41 @@ class LinearClassifier:
 
 
 Classifier = DistanceClassifier | LinearClassifier
+
+
+def learns_from(
+    classifier: Classifier,
+    examples: episodes.Examples,
+    global_prototypes: prototypical.Prototypes,
+    local_present: tf.Tensor | None = None,
+) -> tf.Tensor:
+  """Whether a classifier's loss is over any example, a boolean scalar.
+
+  That of a client of one class is 0, but over its examples, of which it uploads
+  a prototype; unless the true class is left out, when there is none.
+
+  Args:
+    classifier: Whose loss.
+    examples: `Examples` `[n, ...]`, none of them padding.
+    global_prototypes: As for `DistanceClassifier.loss`.
+    local_present: Which local prototypes there are, `[C]`; by default those of
+      the examples.
+  """
+  if not isinstance(classifier, DistanceClassifier):
+    return tf.size(examples.y) > 0
+  member = tf.one_hot(examples.y, classifier.num_classes)
+  if local_present is None:
+    local_present = tf.cast(tf.reduce_sum(member, 0) > 0, tf.float32)
+
+  def is_scored(present):
+    held = tf.reduce_sum(tf.linalg.matvec(member, present)) > 0
+    least = 2.0 if classifier.exclude_true_class else 1.0
+    return held & (tf.reduce_sum(present) >= least)
+
+  learns = is_scored(local_present)
+  if classifier.aux_weight:
+    learns |= is_scored(global_prototypes.present)
+  return learns
 
 
 @dataclasses.dataclass(frozen=True)
