@@ -20,6 +20,16 @@ def scale(a, factor):
   )
 
 
+def add_decay(gradients, weights, decay):
+  """`gradients + decay * weights`, leaf by leaf.
+
+  Written as a difference, which is the same to the last bit: with momentum's
+  addition TensorFlow would otherwise make one sum of three terms, whose order
+  depends on which thread is faster (see `execution.sums`).
+  """
+  return subtract(gradients, scale(weights, -decay))
+
+
 def zeros_like(a):
   """Zeros with the shapes and dtypes of `a`."""
   return tf.nest.map_structure(tf.zeros_like, a)

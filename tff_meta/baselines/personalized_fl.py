@@ -143,7 +143,7 @@ def build_client_update(
         loss, theta, unconnected_gradients=tf.UnconnectedGradients.ZERO
     )
     delta = weights_lib.scale(
-        weights_lib.add(gradient, weights_lib.scale(phi, config.weight_decay)),
+        weights_lib.add_decay(gradient, phi, config.weight_decay),
         config.meta_learning_rate,
     )
     num_query = tf.size(query.y)

@@ -182,8 +182,8 @@ def build_client_update(
       gradient = weights_lib.clip_by_global_norm(
           gradient, config.max_gradient_norm
       )
-      decay = weights_lib.scale(w, config.weight_decay)
-      state, w = optimizer.next(state, w, weights_lib.add(gradient, decay))
+      gradient = weights_lib.add_decay(gradient, w, config.weight_decay)
+      state, w = optimizer.next(state, w, gradient)
       return i + 1, w, state, loss_sum + loss * count
 
     _, trained, _, loss_sum = tf.while_loop(

@@ -194,9 +194,9 @@ def build_pfedhn(
     gradients = weights_lib.clip_by_global_norm(
         gradients, config.max_gradient_norm
     )
-    # A difference: see `local_sgd`.
-    growth = weights_lib.scale((phi, embedding), -config.server_weight_decay)
-    of_phi, of_embedding = weights_lib.subtract(gradients, growth)
+    of_phi, of_embedding = weights_lib.add_decay(
+        gradients, (phi, embedding), config.server_weight_decay
+    )
     velocity = config.server_momentum * kept['velocity'] + of_embedding
     embedding -= config.server_learning_rate * velocity
     memory = _memory(embedding, velocity)

@@ -150,11 +150,10 @@ def _train(classifier, config, weights, examples, seed):
       tape.watch(theta)
       loss = classifier.loss(theta, batch)
       pulled = loss + proximal.proximal(theta, w, config.proximal_weight)
-    decay = weights_lib.scale(theta, config.weight_decay)
-    step = weights_lib.scale(
-        weights_lib.add(tape.gradient(pulled, theta), decay),
-        config.personal_learning_rate,
+    gradient = weights_lib.add_decay(
+        tape.gradient(pulled, theta), theta, config.weight_decay
     )
+    step = weights_lib.scale(gradient, config.personal_learning_rate)
     return weights_lib.subtract(theta, step), loss
 
   def local_round(r, w, theta, loss_sum):

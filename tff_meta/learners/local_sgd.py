@@ -186,11 +186,7 @@ def resume_local_sgd(
     )
     if max_gradient_norm is not None:
       gradients = weights_lib.clip_by_global_norm(gradients, max_gradient_norm)
-    # A difference: of two sums, this and momentum's, TensorFlow may make one of
-    # three terms, the order of which is a race.
-    gradients = tf.nest.map_structure(
-        lambda g, w: g - tf.cast(-weight_decay, w.dtype) * w, gradients, learned
-    )
+    gradients = weights_lib.add_decay(gradients, learned, weight_decay)
     state, learned = optimizer.next(state, learned, gradients)
     num_examples = tf.reduce_sum(batches.mask[i])
     loss_sum += tf.cast(loss, tf.float32) * num_examples
