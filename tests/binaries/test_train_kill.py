@@ -116,16 +116,16 @@ def _final_state(directory):
 
 
 def _client_states(directory):
-  """What clients keep, after the last round and after the best."""
+  """What clients keep, after the last round and, if looked for, the best."""
   store = checkpoints.CheckpointStore(directory / 'checkpoints')
-  best_rounds = store.load_latest(pytest.fail).best.rounds
+  best = store.load_latest(pytest.fail).best
   states = client_state_store.SqliteStore(
       directory / 'client_states.sqlite', read_only=True
   )
   with contextlib.closing(states):
     return {
         (client_id, rounds): _contents(states.read(client_id, rounds))
-        for rounds in (_ROUNDS, best_rounds)
+        for rounds in {_ROUNDS, best.rounds if best else _ROUNDS}
         for client_id in states.client_ids(rounds)
     }
 
@@ -192,28 +192,73 @@ def _stop_and_finish(directory, base, *stops):
   assert 'Traceback' not in _log(directory)
 
 
+_SYSTEMS = {
+    'frl': _FLAGS,
+    'metavers': (
+        '--algorithm=metavers',
+        *_COMMON_FLAGS,
+        '--hparams=shots=3,queries=3',
+        '--num_new_clients=2',
+        '--eval_every=7',
+        '--validation_fraction=0.2',
+        '--select_best',
+    ),
+    'cafeme': (
+        '--algorithm=cafeme',
+        *_COMMON_FLAGS[:2],
+        *_COMMON_FLAGS[3:],
+        '--model=modulated_mlp',
+        '--preset=release',
+        '--num_new_clients=2',
+        '--clients_per_round=2',
+        '--protocol=none',
+    ),
+    'fedec': (
+        '--algorithm=fedec',
+        *_COMMON_FLAGS,
+        '--clients_per_round=3',
+        '--eval_every=5',
+        '--validation_fraction=0.2',
+        '--select_best',
+    ),
+    'fedmeta_per': _STATEFUL_FLAGS,
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('seed', range(12))
-def test_killed_anywhere_and_continued_is_the_whole_run(whole, tmp_path, seed):
-  """Also kills while the program starts, and so while it restores."""
-  rng = random.Random(seed)
-  directory = tmp_path / 'run'
-  for _ in range(3):
-    process = _start(directory)
-    rows = rng.randint(0, _ROUNDS - 1)
-    delay = rng.choice([rng.uniform(0, 0.1), rng.uniform(5, 15)])
+@pytest.mark.parametrize('system', _SYSTEMS)
+def test_killed_anywhere_and_continued_is_the_whole_run(tmp_path, system):
+  """Six kills each, 30 in all.
+
+  What clients keep and the summary are those of the whole run, too.
+  """
+  base = _SYSTEMS[system]
+  whole, directory = tmp_path / 'whole', tmp_path / 'run'
+  _finish(whole, base)
+  rng = random.Random(list(_SYSTEMS).index(system))
+  for kill in range(6):
+    process = _start(directory, base=base)
+    # The first amid the start; each later one some rounds after the last.
+    rows = rng.randint(9 * kill, 9 * kill + 8)
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     while _rows(directory) < rows and time.monotonic() < deadline:
-      assert process.poll() in (None, 0), _log(directory)
-      time.sleep(0.005)
-    try:
-      process.wait(delay)
-    except subprocess.TimeoutExpired:
-      process.kill()
+      assert process.poll() is None, _log(directory)
+      time.sleep(0.002)
+    time.sleep(0.05 * rng.random() if rows else 8 * rng.random())
+    process.kill()
     process.wait()
-  _finish(directory)
+    print(f'{system}: killed after {_rows(directory)} rows, wanted {rows}')
+  _finish(directory, base)
 
   _assert_same_run(directory, whole)
+  if (whole / 'client_states.sqlite').exists():
+    assert _client_states(directory) == _client_states(whole)
+  summaries = [
+      json.loads((d / 'summary.json').read_text()) for d in (directory, whole)
+  ]
+  for part in ('evaluation', 'evaluation_best', 'best_round'):
+    assert summaries[0].get(part) == summaries[1].get(part)
+  assert 'Traceback' not in _log(directory)
 
 
 def test_a_damaged_checkpoint_and_cut_metrics_are_survived(whole, tmp_path):
