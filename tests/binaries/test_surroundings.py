@@ -162,9 +162,7 @@ def test_a_run_on_a_full_disk_says_where_and_goes_on(
 
 
 @pytest.mark.parametrize('kibibytes', [64, 512])
-def test_a_comparison_on_a_full_disk_goes_on(
-    disk, whole_comparison, kibibytes
-):
+def test_a_comparison_on_a_full_disk_goes_on(disk, whole_comparison, kibibytes):
   place, remount = disk
   remount(f'size={kibibytes}k')
   flags = (*_COMPARE, f'--output_dir={place / "table"}')
@@ -206,7 +204,7 @@ _ODD_NAMES = (
     'new\nline',
     'ünïcödé 学习',
     '100%25 ?mode=memory#x',
-    "quote'd \"and\" $HOME `x`",
+    'quote\'d "and" $HOME `x`',
     '[a-z]*',
     ';semi,colon=1',
     'a' * 200,
