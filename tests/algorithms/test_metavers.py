@@ -179,7 +179,9 @@ def naive_round(config, w, round_num, global_margin, clients=CLIENTS):
 
     pairs = support + query
     gradients.append(oracle.gradient(loss, w, pairs) + config.weight_decay * w)
-    loss_sum, count = loss_sum + len(pairs) * loss(w, pairs), count + len(pairs)
+    if len({label for _, label in pairs}) > 1:  # Else it is 0, of nothing.
+      loss_sum += len(pairs) * loss(w, pairs)
+      count += len(pairs)
   return sum(gradients) / len(clients), own_margins, loss_sum / count
 
 
@@ -313,7 +315,8 @@ def test_a_client_of_one_class_learns_nothing(name):
   weights, found_margins, metrics = run(config, 2, CLIENTS[2:])
   np.testing.assert_array_equal(weights[2], weights[0])
   assert found_margins == [3.0] * 3
-  assert [m['loss'] for m in metrics] == [0, 0]
+  assert np.isnan([m['loss'] for m in metrics]).all()
+  assert [m['num_trained_clients'] for m in metrics] == [0, 0]
 
 
 def test_a_client_without_an_episode_does_not_count():

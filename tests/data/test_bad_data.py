@@ -362,7 +362,7 @@ BAD_CORPORA = {
             corpus(test=corpus_lib.LabelledExamples(np.uint8(X), Y)),
             partitioners.iid, 3, 0, validation_fraction=0.999999,
         ),
-        '`validation_fraction` of 0.999999 leaves 1 to be dealt',
+        'found 0.999999, which leaves 1 of 9',
     ),
 }  # fmt: skip
 
