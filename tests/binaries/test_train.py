@@ -228,6 +228,7 @@ def _check_refusals(call, directory):
   (directory / 'config.json').write_text('{}')
   code, _, err = call(train, *_TINY, where)
   assert code == 0 and 'something else' in err  # Made again.
+  (directory / 'config.json').write_text('{}')
   code, _, err = call(evaluate, f'--run_dir={directory}')
   assert code == 2 and 'of this version' in err
 
@@ -389,7 +390,7 @@ def _check_evaluation_of_clients(call, directory, summary):
         (['--dataset_options=sigma=1'], 2, 'Known: num_classes'),
         (['--dataset_options=noise=-1'], 2, '`noise` >= 0'),
         (['--augmentation=crop=4'], 2, 'Known: crop_padding, flip'),
-        (['--augmentation=crop_padding=-1'], 2, '`crop_padding` to be at'),
+        (['--augmentation=crop_padding=-1'], 2, '`crop_padding` to be a whole number of at'),
         (['--augmentation=crop_padding=99'], 2, 'less than the sides'),
         (
             ['--algorithm=metavers', '--dataset=digits']
