@@ -390,7 +390,7 @@ def _check_evaluation_of_clients(call, directory, summary):
         (['--dataset_options=sigma=1'], 2, 'Known: num_classes'),
         (['--dataset_options=noise=-1'], 2, '`noise` >= 0'),
         (['--augmentation=crop=4'], 2, 'Known: crop_padding, flip'),
-        (['--augmentation=crop_padding=-1'], 2, '`crop_padding` to be a whole number of at'),
+        (['--augmentation=crop_padding=-1'], 2, 'to be a whole number of at'),
         (['--augmentation=crop_padding=99'], 2, 'less than the sides'),
         (
             ['--algorithm=metavers', '--dataset=digits']
