@@ -1,5 +1,7 @@
 """CINIC-10 and miniImageNet, from small folders in their published layouts."""
 
+import os
+
 import numpy as np
 from PIL import Image
 import pytest
@@ -145,3 +147,28 @@ def test_mini_imagenet_names_a_missing_image(mini_dir):
   (mini_dir / 'images' / 'n0300000004.png').unlink()
   with pytest.raises(ValueError, match='n0300000004.png to be an image'):
     mini_imagenet.load(str(mini_dir))
+
+
+@pytest.mark.parametrize('name', ['cinic10', 'mini_imagenet'])
+def test_a_replaced_image_is_noticed(name, request):
+  """Even one of the same name, size and time of change."""
+  if name == 'cinic10':
+    root = request.getfixturevalue('cinic_dir')
+    path = root / 'CINIC-10' / 'train' / 'cat' / 'n0.png'
+    load, size = cinic10.load, (32, 32)
+  else:
+    root = request.getfixturevalue('mini_dir')
+    path = root / 'images' / 'n0300000004.png'
+    load, size = mini_imagenet.load, (84, 84)
+
+  def write(value):
+    Image.new('RGB', size, (value, 1, 1)).save(path, 'BMP')
+
+  write(200)
+  found = path.stat()
+  assert 200 in load(str(root)).train.x[:, 0, 0, 0]
+  write(201)
+  os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+  assert path.stat().st_size == found.st_size
+  red = load(str(root)).train.x[:, 0, 0, 0]
+  assert 201 in red and 200 not in red

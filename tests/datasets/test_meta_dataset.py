@@ -214,6 +214,21 @@ def test_a_new_class_is_noticed(tmp_path, whole):
   assert not np.array_equal(load(), before)
 
 
+def test_a_replaced_image_of_another_source_is_noticed(tmp_path, whole):
+  shutil.copytree(whole, tmp_path, dirs_exist_ok=True)
+
+  def load():
+    corpus = meta_dataset.load(
+        str(tmp_path), dealt_clients=20, images_per_client=40
+    )
+    return corpus.train.x
+
+  before = load()
+  for path in (tmp_path / 'mini_imagenet' / 'images').iterdir():
+    Image.new('RGB', (84, 84), (180, 7, 7)).save(path, 'BMP')
+  assert not np.array_equal(load(), before)
+
+
 def test_sizes_are_the_published_ones():
   parameters = inspect.signature(meta_dataset.load).parameters
   assert parameters['dealt_clients'].default == 100

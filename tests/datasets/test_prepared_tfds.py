@@ -1,6 +1,7 @@
 """Corpora of TensorFlow Datasets, on small data that its builders wrote."""
 
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -78,6 +79,24 @@ def test_cifar100_is_prepared_once_and_read_with_fine_labels(
   monkeypatch.undo()  # From here on a download would need a network.
   again = cifar100.load(data_dir, download=True)
   assert again.fingerprint() == corpus.fingerprint()
+
+
+def test_files_that_are_replaced_are_read_anew(tmp_path):
+  names = [str(digit) for digit in range(10)]
+  for value in (40, 50):
+    images = np.full((3, 28, 28, 1), value, np.uint8)
+    other = tmp_path / str(value)
+    _store(other, 'mnist', images, np.array([9, 0, 7]), names, 2)
+  mnist.load(str(tmp_path / '40'))
+  found = [tmp_path / name / 'mnist' / '3.0.0' for name in ('40', '50')]
+  for path in found[1].glob('*tfrecord*'):  # dataset_info.json stays.
+    (found[0] / path.name).write_bytes(path.read_bytes())
+  assert mnist.load(str(tmp_path / '40')).train.x.min() == 50
+  assert found[0].joinpath('tff_meta_decoded_v2.npz').exists()
+  # A copy of the directory is not decoded again.
+  assert prepared_tfds.source(str(found[0])) == prepared_tfds.source(
+      shutil.copytree(found[0], tmp_path / 'copy')
+  )
 
 
 def test_cifar100_class_splits(cifar100_files):
