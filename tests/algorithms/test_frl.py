@@ -109,9 +109,7 @@ def naive_round(config, theta, prototypes, clients, episode, round_num):
     uploads.append({} if is_linear else oracle.class_means(at, support))
     trained.append(w)
     weights.append(1 if config.uniform else len(support))
-    has_other_class = len({label for _, label in support}) > 1 or prototypes
-    if has_other_class or not config.exclude_true_class:
-      loss_sum, count = loss_sum + client_loss, count + client_count
+    loss_sum, count = loss_sum + client_loss, count + client_count
   theta = oracle.mean(trained, weights)
   prototypes = oracle.mean_of_holders(uploads, weights, config.prototype_mean)
   return theta, prototypes, uploads, loss_sum / count
@@ -178,9 +176,7 @@ def test_two_episodes_by_hand(config):
       oracle.assert_prototypes(state.prototypes, prototypes, **tolerance)
       train = outputs[number].metrics['client_work']['train']
       np.testing.assert_allclose(train['loss'], loss, **tolerance)
-      # The client of one class has three; with its class left out none.
-      left_out = 3 if r == 0 and config.exclude_true_class else 0
-      assert train['num_examples'] == (12 - left_out) * config.epochs
+      assert train['num_examples'] == 12 * config.epochs
     phi, loss = naive_meta_update(
         config, phi, theta, prototypes, uploads, CLIENTS, episode
     )
