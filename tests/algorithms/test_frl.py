@@ -109,9 +109,7 @@ def naive_round(config, theta, prototypes, clients, episode, round_num):
     uploads.append({} if is_linear else oracle.class_means(at, support))
     trained.append(w)
     weights.append(1 if config.uniform else len(support))
-    has_other_class = len({label for _, label in support}) > 1 or prototypes
-    if has_other_class or not config.exclude_true_class:
-      loss_sum, count = loss_sum + client_loss, count + client_count
+    loss_sum, count = loss_sum + client_loss, count + client_count
   theta = oracle.mean(trained, weights)
   prototypes = oracle.mean_of_holders(uploads, weights, config.prototype_mean)
   return theta, prototypes, uploads, loss_sum / count

@@ -179,9 +179,7 @@ def naive_round(config, w, round_num, global_margin, clients=CLIENTS):
 
     pairs = support + query
     gradients.append(oracle.gradient(loss, w, pairs) + config.weight_decay * w)
-    if len({label for _, label in pairs}) > 1:  # Else it is 0, of nothing.
-      loss_sum += len(pairs) * loss(w, pairs)
-      count += len(pairs)
+    loss_sum, count = loss_sum + len(pairs) * loss(w, pairs), count + len(pairs)
   return sum(gradients) / len(clients), own_margins, loss_sum / count
 
 

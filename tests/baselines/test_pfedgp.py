@@ -131,9 +131,8 @@ def test_two_rounds_by_a_naive_implementation(change):
           config, w, client, personal.client_seed(round_num, client)
       )
       trained.append(mine)
-      if len(set(np.asarray(client.y).tolist())) > 1:  # Else 0, of nothing.
-        loss_sum += sum(losses) * len(client.y)
-        count += config.inner_steps * len(client.y)
+      loss_sum += sum(losses) * len(client.y)
+      count += config.inner_steps * len(client.y)
       norms.append(norm)
     # All count alike, the one of one class by its decay alone.
     w = oracle.mean(trained, [1] * len(cohort))

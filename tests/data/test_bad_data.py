@@ -5,6 +5,7 @@ a data set that is silently another one than was given.
 """
 
 import functools
+import itertools
 import json
 import random
 import sqlite3
@@ -91,8 +92,11 @@ def ids(*names):
   return lambda: load(ClientData.from_clients_and_tf_fn(names, lambda c: one()))
 
 
-def of_random_length():
-  return one().take(random.randrange(3, 9))
+_LENGTHS = itertools.cycle(range(3, 9))
+
+
+def of_another_length():
+  return one().take(next(_LENGTHS))
 
 
 def raises(client_id=None):
@@ -113,7 +117,7 @@ BAD_CLIENTS = {
         b(one, preprocess=lambda x: np.float32(x * random.random())),
         "'a' .* twice, .* `preprocess`",
     ),
-    'random length': (b(of_random_length), "'b' of 'mine' .* twice"),
+    'another length': (b(of_another_length), "'b' of 'mine' .* twice"),
     'endless': (b(lambda: one().repeat()), "'b' to hold a finite number"),
     'empty': (b(lambda: one().take(0)), "'b' to hold examples"),
     'no label': (

@@ -297,8 +297,7 @@ def build_client_update(
           weights_lib.subtract(state.theta, upload.weights), upload.prototypes
       )
       learned = few_round.learns_from(classifier, support, state.prototypes)
-      report = local_sgd.report_if(learned, upload.report)
-      return update, upload.weight, report
+      return update, upload.weight, upload.report, learned
 
     def meta():
       stored = None
@@ -327,11 +326,13 @@ def build_client_update(
       learned = few_round.learns_from(
           classifier, query, state.prototypes, stored and stored.present
       )
-      return update, weight, local_sgd.report_if(learned, report)
+      return update, weight, report, learned
 
-    update, weight, report = tf.cond(state.phase < config.rounds, train, meta)
+    update, weight, report, learned = tf.cond(
+        state.phase < config.rounds, train, meta
+    )
     return client_work_lib.ClientOutput(
-        update, weight, report, change=update.model
+        update, weight, report, learned=learned, change=update.model
     )
 
   return client_update

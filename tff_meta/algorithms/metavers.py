@@ -245,16 +245,14 @@ def build_client_update(
         lambda g, w: rate * (g + config.weight_decay * w), gradient, weights
     )
     count = tf.reduce_sum(tf.ones_like(is_support))
-    learned = _is_over_any_example(
-        y, is_support, client.message, config, num_classes
-    )
     return client_work_lib.ClientOutput(
         update,
         tf.cast(count > 0, tf.float32),
-        local_sgd.report_if(
-            learned, local_sgd.LocalReport(loss * count, count)
-        ),
+        local_sgd.LocalReport(loss * count, count),
         signal=margin,
+        learned=_is_over_any_example(
+            y, is_support, client.message, config, num_classes
+        ),
     )
 
   return client_update

@@ -121,6 +121,7 @@ def build_local(
         ),
         report=report,
         memory=trained,
+        learned=_learns(config, client.examples, num_classes),
     )
 
   return composition.build_learning_process(
@@ -144,7 +145,7 @@ def _build_training(model, config, num_classes):
     loss = few_round.LinearClassifier(model, num_classes).loss
 
   def train(weights, examples, seed):
-    trained, report = local_sgd.local_sgd(
+    return local_sgd.local_sgd(
         loss,
         weights,
         examples,
@@ -156,15 +157,18 @@ def _build_training(model, config, num_classes):
         seed=seed,
         weight_decay=config.weight_decay,
     )
-    if config.training == 'episodes':
-      support, query = _episode(examples, config, num_classes)
-      member = tf.one_hot(support.y, num_classes)
-      present = tf.cast(tf.reduce_sum(member, 0) > 0, tf.float32)
-      scored = prototypical.num_scored(query.y, query.mask, present)
-      report = local_sgd.report_if(scored > 0, report)
-    return trained, report
 
   return train
+
+
+def _learns(config, examples, num_classes):
+  """Whether the loss is over any example of a client with examples."""
+  if config.training == 'epochs':
+    return True
+  support, query = _episode(examples, config, num_classes)
+  member = tf.one_hot(support.y, num_classes)
+  present = tf.cast(tf.reduce_sum(member, 0) > 0, tf.float32)
+  return prototypical.num_scored(query.y, query.mask, present) > 0
 
 
 def _episode(examples, config, num_classes):

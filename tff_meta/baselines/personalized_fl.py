@@ -151,11 +151,13 @@ def build_client_update(
         tf.size(support.y) + num_query, config.uniform
     )
     num_query = tf.cast(num_query, tf.float32)
-    report = local_sgd.report_if(
-        few_round.learns_from(classifier, query, none),
-        local_sgd.LocalReport(loss * num_query, num_query),
+    report = local_sgd.LocalReport(loss * num_query, num_query)
+    return client_work.ClientOutput(
+        delta,
+        weight,
+        report,
+        learned=few_round.learns_from(classifier, query, none),
     )
-    return client_work.ClientOutput(delta, weight, report)
 
   return client_update
 

@@ -204,10 +204,8 @@ def build_client_update(
     return client_work.ClientOutput(
         weights_lib.subtract(weights, trained),
         few_round.client_weight(count, uniform=True),
-        local_sgd.report_if(
-            scored > 0,
-            local_sgd.LocalReport(loss_sum, config.inner_steps * count),
-        ),
+        local_sgd.LocalReport(loss_sum, config.inner_steps * count),
+        learned=scored > 0,
     )
 
   return client_update

@@ -72,6 +72,8 @@ class ClientOutput(NamedTuple):
     signal: What `ClientWorkState.aggregator` aggregates; `()` for nothing.
     memory: What the client keeps for its next round; `()` for nothing. It goes
       to no other party, unless `update` or `signal` has it, too.
+    learned: Whether the loss was over any example, a boolean; where it was not,
+      it is 0, which is no mean, whatever the report says.
     change: The change of one model, where `update` has other things beside it
       or several models; `()` for `update` itself. Its norm is measured.
   """
@@ -81,6 +83,7 @@ class ClientOutput(NamedTuple):
   report: local_sgd.LocalReport
   signal: Any = ()
   memory: Any = ()
+  learned: bool | tf.Tensor = True
   change: Any = ()
 
 
@@ -292,7 +295,7 @@ def _count(
       *(
           tf.cast(flag, tf.float32)
           for flag in (
-              trained,
+              trained & kept.learned,
               ~finite,
               ~labels_fit,
               tf.equal(num_given, 0),
@@ -317,7 +320,7 @@ def _train_metrics(counts: _Counts, max_norm: tf.Tensor):
   report = counts.report
   return collections.OrderedDict(
       loss=tf.where(
-          report.num_examples > 0, report.loss_sum / report.num_examples, _NAN
+          counts.num_trained > 0, report.loss_sum / report.num_examples, _NAN
       ),
       num_examples=report.num_examples,
       num_clients=counts.num_clients,
@@ -347,6 +350,7 @@ def _keep_finite(output: ClientOutput, memory: Any):
     The output, the client's memory after the round, and whether the output was
     finite.
   """
+  output = output._replace(learned=tf.convert_to_tensor(output.learned))
   kept, finite = weights_lib.where_finite_or_zero(output)
   if memory:
     took_part = tf.logical_and(finite, output.update_weight > 0)
@@ -391,9 +395,9 @@ def build_client_work(
   Returns:
     A `ClientWork` whose measurements are `train`, all float32 scalars; and
     `signal` with those of the state's aggregator, if it has one. `train` has
-    `loss`, the mean over the examples trained on, and NaN without any;
+    `loss`, the mean over the examples trained on, and NaN where nobody trained;
     `num_examples`, how many these are; `num_clients`; `num_trained_clients`,
-    whose update counts and who trained on an example at least;
+    whose update counts and whose loss was over an example at least;
     `num_non_finite_clients` and, of these, `num_bad_label_clients`;
     `num_empty_clients`, who have no examples; and
     `max_update_norm`, the largest norm of an update that counts, and NaN

@@ -24,17 +24,6 @@ class LocalReport(NamedTuple):
   num_examples: tf.Tensor
 
 
-def report_if(learned: tf.Tensor, report: LocalReport) -> LocalReport:
-  """Returns the report, or that of no example where nothing was learned.
-
-  Args:
-    learned: Boolean scalar, whether the loss was over any example. Without, it
-      is 0, which is no mean.
-    report: Of the training.
-  """
-  return LocalReport(*(tf.where(learned, part, 0.0) for part in report))
-
-
 def initial_optimizer_state(
     optimizer: Any, weights: Any, trainable: Collection[str] | None = None
 ) -> Any:
