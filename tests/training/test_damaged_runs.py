@@ -243,7 +243,10 @@ def _check(whole, root, seed, counts):
     counts['continuations refused'] += 1
     print('  train:', error)
     now = mutations.state_of(root)
-    assert all(now.get(name) == before[name] for name in good), what
+    store = checkpoints.CheckpointStore(root / 'checkpoints')
+    for name in good:  # Stays, unless three newer ones are there.
+      newer = [p for p in store.paths() if p.name > pathlib.Path(name).name]
+      assert now.get(name) == before[name] or len(newer) == 3, what
   else:
     assert _end(root, summary) == whole.ends[rounds], what
     if rounds > _ROUNDS:

@@ -298,16 +298,11 @@ def train_and_evaluate(
 
 def _checksums(directory) -> dict[str, str]:
   """Returns the SHA-256 of the tables that a comparison reads, by name."""
-  paths = [
-      directory.metrics,
-      *directory.root.glob('clients_*.csv'),
-      *directory.root.glob('groups_*.csv'),
-  ]
   return {
       path.name: hashlib.sha256(
           plain_files.read_bytes(path, plain_files.MAX_TABLE_BYTES)
       ).hexdigest()
-      for path in sorted(paths)
+      for path in (directory.metrics, *directory.tables())
   }
 
 
