@@ -18,6 +18,7 @@ _REPLACED = (
 KINDS = (
     'flip a bit',
     'flip bits',
+    'change a digit',
     'cut off',
     'append',
     'zero a block',
@@ -49,6 +50,13 @@ def mutate(path: pathlib.Path, kind: str, rng: random.Random) -> None:
   elif kind == 'flip bits' and size:
     for _ in range(rng.randint(2, 30)):
       content[rng.randrange(size)] ^= 1 << rng.randrange(8)
+  elif kind == 'change a digit':
+    places = [i for i, byte in enumerate(content) if byte in b'0123456789']
+    if places:
+      place = rng.choice(places)
+      content[place] = rng.choice(
+          [d for d in b'0123456789' if d != content[place]]
+      )
   elif kind == 'cut off':
     content = content[: rng.randrange(size + 1)]
   elif kind == 'append':

@@ -220,6 +220,8 @@ def test_a_changed_state_is_an_error_and_a_lost_one_changes_the_fingerprint(
       'UPDATE states SET content = zeroblob(length(content)) WHERE round = 2',
       'UPDATE states SET round = 3 WHERE round = 2',
       "UPDATE states SET client_id = 'd' WHERE round = 2",
+      'UPDATE states SET content = (SELECT content FROM states WHERE'
+      " client_id = 'b') WHERE round = 2",
       "UPDATE states SET content = 'text' WHERE round = 2",
       'UPDATE states SET content = 5 WHERE round = 2',
       'UPDATE states SET digest = 5 WHERE round = 2',

@@ -55,7 +55,7 @@ def load(content: bytes) -> dict[str, np.ndarray]:
   try:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
       members = archive.infolist()
-      _check_sizes(members, len(content))
+      _check_stored(members)
       return {
           member.filename.removesuffix(_SUFFIX): _parse(archive.read(member))
           for member in members
@@ -65,7 +65,7 @@ def load(content: bytes) -> dict[str, np.ndarray]:
     raise DamagedArchiveError(f'{type(error).__name__}: {error}') from None
 
 
-def _check_sizes(members, num_bytes) -> None:
+def _check_stored(members) -> None:
   """Raises unless members are stored as they are, each under its own name."""
   if any(m.compress_type != zipfile.ZIP_STORED for m in members):
     raise ValueError('a part is packed')
@@ -73,8 +73,6 @@ def _check_sizes(members, num_bytes) -> None:
     raise ValueError('a part is no array')
   if len({m.filename for m in members}) < len(members):
     raise ValueError('two parts have one name')
-  if sum(m.file_size for m in members) > num_bytes:
-    raise ValueError('the parts are larger than the whole')
 
 
 def _parse(content: bytes) -> np.ndarray:

@@ -225,12 +225,24 @@ def _check_refusals(call, directory):
     fcntl.flock(lock, fcntl.LOCK_EX)
     code, _, err = call(train, *_TINY, where)
   assert code == 1 and 'another process' in err
-  (directory / 'config.json').write_text('{}')
-  code, _, err = call(train, *_TINY, where)
-  assert code == 0 and 'something else' in err  # Made again.
+  config = (directory / 'config.json').read_bytes()
   (directory / 'config.json').write_text('{}')
   code, _, err = call(evaluate, f'--run_dir={directory}')
   assert code == 2 and 'of this version' in err
+  (directory / 'config.json').write_bytes(
+      config.replace(b'"way": 3', b'"way": 2')
+  )
+  code, _, err = call(evaluate, f'--run_dir={directory}')
+  assert code == 1 and 'its checksum does not match its content' in err
+  code, _, err = call(train, *_TINY, where)
+  assert code == 0 and 'config.json' in err and 'It is made again.' in err
+  assert json.loads((directory / 'config.json').read_bytes()) == json.loads(
+      config
+  )
+  (directory / 'evaluation').rename(directory / 'before')
+  (directory / 'evaluation').symlink_to('nothing')
+  code, _, err = call(evaluate, f'--run_dir={directory}')
+  assert code == 1 and 'evaluation to be a directory, found a link to' in err
 
 
 def test_known_clients_and_evaluation_on_the_way(call, tmp_path):

@@ -266,7 +266,7 @@ def test_a_damaged_checkpoint_and_cut_metrics_are_survived(whole, tmp_path):
   directory.mkdir()
   config = json.loads((whole / 'config.json').read_text())
   config['versions']['numpy'] = '0.1'
-  del config['environment']  # As before it was written.
+  del config['environment'], config['sha256']  # As before they were written.
   (directory / 'config.json').write_text(json.dumps(config))
   (directory / 'checkpoints').mkdir()
   for path in (whole / 'checkpoints').iterdir():

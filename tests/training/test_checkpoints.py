@@ -214,6 +214,10 @@ def _manifest(rounds=3, best=None, config=None, **position):
   return {'position': position, 'best': best, 'config': config or {}}
 
 
+def _nested(depth):
+  return {'a': _nested(depth - 1)} if depth else {}
+
+
 def _header(shape, dtype='<f4'):
   text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': {shape}}}"
   text += ' ' * (117 - len(text)) + '\n'
@@ -250,7 +254,7 @@ def test_what_foes_start_from_is_a_checkpoint(store):
         _file_of(_manifest(config=[1])),
         _file_of(_manifest() | {'position': [3, 3, 9]}),
         _file_of('[' * 100_000),
-        _file_of('{"config": ' * 500 + '1' + '}' * 500),
+        _file_of(_manifest(config=_nested(200))),
         _file_of('{"position": ' + '9' * 10_000 + '}'),
         _file_of('[1]'),
         _file_of('\xff{'),

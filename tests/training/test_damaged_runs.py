@@ -207,7 +207,9 @@ def _check(whole, root, seed, counts):
   """Damages a copy of the run, and uses it."""
   rng = random.Random(seed)
   shutil.copytree(whole.root, root)
-  path, kind = _places(root, rng), rng.choice(mutations.KINDS)
+  # Digits more often: what comes of them looks right.
+  kinds = *mutations.KINDS, 'change a digit', 'change a digit'
+  path, kind = _places(root, rng), rng.choice(kinds)
   if path.is_dir():
     mutations.mutate_directory(path, kind, rng)
   else:
@@ -245,7 +247,10 @@ def _check(whole, root, seed, counts):
     counts['continuations refused'] += 1
     print('  train:', error)
     now = mutations.state_of(root)
-    assert all(now.get(name) == before[name] for name in good), what
+    store = checkpoints.CheckpointStore(root / 'checkpoints')
+    for name in good:  # Stays, unless three newer ones are there.
+      newer = [p for p in store.paths() if p.name > pathlib.Path(name).name]
+      assert now.get(name) == before[name] or len(newer) == 3, what
   else:
     assert _end(root, summary) == whole.ends[rounds], what
     if rounds > _ROUNDS:

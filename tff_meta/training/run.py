@@ -254,23 +254,23 @@ def train_and_evaluate(
     checkpoint = find_checkpoint(
         directory, run_identity, process.initialize(), client_states, report
     )
-    if config_error is not None:
-      if checkpoint is None:
-        raise config_error
-      report(f'Note: {config_error} It is made again.')
     done = checkpoint.position.rounds if checkpoint else 0
     if done > config.rounds:
       raise AnotherConfigurationError(
           f'Expected `rounds` to be at least {done}, which the run has done'
           f' already, found {config.rounds}.'
       )
+    if config_error is not None:
+      if checkpoint is None:
+        raise config_error
+      report(f'Note: {config_error} It is made again.')
+      _write_config(experiment, process, directory)
     summary = _finished_summary(directory, config, done, report)
     if summary is not None:
       report(f'{directory.root} holds this run, finished: {done} rounds.')
       return summary
-    new_file = _config_file(experiment, process)
-    _report_beginning(experiment, directory, done, old_file, new_file, report)
-    atomic_files.write_json(directory.config, sealed_json.seal(new_file))
+    _report_beginning(experiment, process, directory, done, old_file, report)
+    _write_config(experiment, process, directory)
     trained, metrics = _train(
         experiment,
         process,
@@ -363,16 +363,11 @@ def _check_learned(directory, report) -> None:
 
 def _checksums(directory) -> dict[str, str]:
   """Returns the SHA-256 of the tables that a comparison reads, by name."""
-  paths = [
-      directory.metrics,
-      *directory.root.glob('clients_*.csv'),
-      *directory.root.glob('groups_*.csv'),
-  ]
   return {
       path.name: hashlib.sha256(
           plain_files.read_bytes(path, plain_files.MAX_TABLE_BYTES)
       ).hexdigest()
-      for path in sorted(paths)
+      for path in (directory.metrics, *directory.tables())
   }
 
 
@@ -414,14 +409,12 @@ def _evaluate(
   }
 
 
-def _report_beginning(
-    experiment, directory, done, old_file, new_file, report
-) -> None:
+def _report_beginning(experiment, directory, done, old_file, report) -> None:
   """Says what the run goes on from, and what is odd about it."""
   if done:
     rounds = experiment.config.rounds
     report(f'Continuing after round {done} of {rounds}.')
-    _report_other_code(old_file, new_file, report)
+    _report_other_code(old_file, _config_file(experiment, process), report)
   elif directory.metrics.exists():
     report(
         f'Starting over: {directory.root} holds no checkpoint to go on from, so'
@@ -532,6 +525,11 @@ def _report_other_code(old_file, new_file, report):
         f' ({"; ".join(changes)}), so the results may not be those of an'
         ' uninterrupted run.'
     )
+
+
+def _write_config(experiment, process, directory) -> None:
+  content = sealed_json.seal(_config_file(experiment, process))
+  atomic_files.write_json(directory.config, content)
 
 
 def _config_file(experiment, process) -> dict[str, Any]:

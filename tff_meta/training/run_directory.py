@@ -79,6 +79,11 @@ class RunDirectory:
       yield
       place.check()
 
+  def tables(self) -> list[pathlib.Path]:
+    """Returns the tables of clients and groups that are there, sorted."""
+    kinds = 'clients_*.csv', 'groups_*.csv'
+    return sorted(path for kind in kinds for path in self.root.glob(kind))
+
   def _check_kinds(self) -> None:
     """Raises if a directory is where a file belongs, or a file for one."""
     for path in (
@@ -87,6 +92,7 @@ class RunDirectory:
         self.timings,
         self.summary,
         self.learning_curve,
+        *self.tables(),
     ):
       if path.is_dir():
         raise RunDirectoryError(
