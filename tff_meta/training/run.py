@@ -409,7 +409,9 @@ def _evaluate(
   }
 
 
-def _report_beginning(experiment, directory, done, old_file, report) -> None:
+def _report_beginning(
+    experiment, process, directory, done, old_file, report
+) -> None:
   """Says what the run goes on from, and what is odd about it."""
   if done:
     rounds = experiment.config.rounds
