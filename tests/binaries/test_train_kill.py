@@ -340,7 +340,14 @@ def test_a_lost_file_of_client_states_ends_the_run_and_loses_nothing(tmp_path):
   assert 'Continuing after round 6 of 7' in _log(directory)
 
 
-@pytest.mark.parametrize('gone', ['client_states.sqlite', 'metrics.csv', '.'])
+@pytest.mark.parametrize(
+    'gone',
+    [
+        'client_states.sqlite',
+        pytest.param('metrics.csv', marks=pytest.mark.slow),
+        pytest.param('.', marks=pytest.mark.slow),
+    ],
+)
 def test_what_goes_while_a_run_is_trained_ends_it(tmp_path, gone):
   directory = tmp_path / 'run'
   process = _start(directory, base=_STATEFUL_FLAGS)
