@@ -43,6 +43,13 @@ class AlgorithmSpec:
     cohort_rounds_field: Field of the configuration that holds R where the
       cohort must stay for R + 1 consecutive rounds; None where every round
       draws its own.
+    memory_flow: `(config) -> {channel: how}`, what a client's memory reaches of
+      what leaves the client; None where it reaches nothing, or there is none.
+      Channels are the `'update'` (of the model, with its weight and all metrics
+      but the loss), the `'signal'` (what is aggregated beside it) and the
+      `'loss'`. `'training'`: by the gradients that it takes part in, and no
+      other way, so not at all with learning rates of zero; `'itself'`: also
+      else. Channels that are not named are the same bits whatever the memory.
   """
 
   name: str
@@ -58,6 +65,7 @@ class AlgorithmSpec:
   model: str | None = None
   changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   cohort_rounds_field: str | None = None
+  memory_flow: str | None = None
 
   def _attribute(self, name: str | None) -> Any:
     if name is None:
@@ -101,6 +109,11 @@ class AlgorithmSpec:
   def build_new_class_personalizer(self) -> Callable[..., Any] | None:
     """The builder of what a client with new classes does, or None."""
     return self._attribute(self.new_class_personalizer)
+
+  def memory_reaches(self, config: Any) -> Mapping[str, str]:
+    """Returns what a client's memory reaches, see `memory_flow`."""
+    flow = self._attribute(self.memory_flow)
+    return {} if flow is None else flow(config)
 
   def rounds_per_cohort(self, config: Any) -> int:
     """Returns for how many consecutive rounds a cohort must stay together."""
@@ -163,6 +176,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_cafeme_client',
             new_client_personalizer='build_cafeme_client',
             model='modulated_cnn',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fedec',
@@ -172,6 +186,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_fedec',
             known_client_personalizer='build_fedec_known_client',
             new_client_personalizer='build_fedec_new_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fedec_wo',
@@ -182,6 +197,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_fedec_known_client',
             new_client_personalizer='build_fedec_new_client',
             changes={'constraint': 'none'},
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fedec_l2',
@@ -192,6 +208,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_fedec_known_client',
             new_client_personalizer='build_fedec_new_client',
             changes={'constraint': 'l2'},
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fedmeta_per',
@@ -201,6 +218,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_fedmeta_per',
             known_client_personalizer='build_fedmeta_per_known_client',
             new_client_personalizer='build_fedmeta_per_new_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fedmeta',
@@ -211,6 +229,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_fedmeta_per_known_client',
             new_client_personalizer='build_fedmeta_per_new_client',
             changes=dict(personal_layers=0),
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='local',
@@ -220,6 +239,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_local',
             known_client_personalizer='build_local_known_client',
             new_client_personalizer='build_local_new_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fed_avg',
@@ -277,6 +297,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_fed_per',
             known_client_personalizer='build_fed_per_known_client',
             new_client_personalizer='build_fed_per_new_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fed_per_meta',
@@ -287,6 +308,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_fed_per_known_client',
             new_client_personalizer='build_fed_per_new_client',
             changes=dict(head_of_evaluation='averaged', fine_tuning_epochs=1),
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fed_rep',
@@ -297,6 +319,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_fed_rep_known_client',
             new_client_personalizer='build_fed_rep_new_client',
             new_class_personalizer='build_fed_rep_new_classes',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fed_rep_proto',
@@ -307,6 +330,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_fed_rep_proto_client',
             new_client_personalizer='build_fed_rep_proto_client',
             new_class_personalizer='build_fed_rep_proto_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fed_babu',
@@ -335,6 +359,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_lg_fed_avg',
             known_client_personalizer='build_lg_fed_avg_known_client',
             new_client_personalizer='build_lg_fed_avg_new_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='apfl',
@@ -344,6 +369,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_apfl',
             known_client_personalizer='build_apfl_known_client',
             new_client_personalizer='build_apfl_new_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='pfedme',
@@ -362,6 +388,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_l2gd',
             known_client_personalizer='build_l2gd_known_client',
             new_client_personalizer='build_l2gd_new_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='ditto',
@@ -371,6 +398,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_ditto',
             known_client_personalizer='build_ditto_known_client',
             new_client_personalizer='build_ditto_new_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='ifca',
@@ -406,6 +434,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.baselines.fed_proto',
             builder='build_fed_proto',
             known_client_personalizer='build_fed_proto_known_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='pfedhn',
@@ -415,6 +444,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_pfedhn',
             known_client_personalizer='build_pfedhn_known_client',
             new_client_personalizer='build_pfedhn_new_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='pfedgp',
@@ -444,6 +474,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_scaffold',
             known_client_personalizer='build_scaffold_client',
             new_client_personalizer='build_scaffold_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='per_fed_avg',

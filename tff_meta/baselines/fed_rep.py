@@ -109,6 +109,16 @@ RELEASE = dataclasses.replace(PAPER, weight_decay=1e-4, known_client_epochs=10)
 DEMO = dataclasses.replace(PAPER, learning_rate=0.3, head_epochs=2)
 
 
+def memory_flow(config: FedRepConfig) -> dict[str, str]:
+  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
+  if not config.averaged_head:
+    return {'update': 'training', 'loss': 'itself'}
+  if config.client_optimizer_state == 'persist':
+    return {'update': 'training', 'loss': 'training'}
+  return {}  # Clients keep nothing.
+
+
+
 def build_fed_rep(
     model: model_lib.Model,
     config: FedRepConfig,

@@ -80,6 +80,13 @@ RELEASE = PAPER
 DEMO = dataclasses.replace(PAPER, batch_size=16, averaged_rounds=100)
 
 
+def memory_flow(config: LgFedAvgConfig) -> dict[str, str]:
+  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
+  del config
+  return {'update': 'training', 'loss': 'itself'}
+
+
+
 def build_lg_fed_avg(
     model: model_lib.Model,
     config: LgFedAvgConfig,
