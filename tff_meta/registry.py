@@ -67,6 +67,13 @@ class AlgorithmSpec:
     needs: `(config, class_sizes) -> str | None`, what a client with so many
       training examples of each class, int [C], lacks to learn anything, as a
       sentence; None where it lacks nothing. None if any examples do.
+    memory_flow: `(config) -> {channel: how}`, what a client's memory reaches of
+      what leaves the client; None where it reaches nothing, or there is none.
+      Channels are the `'update'` (of the model, with its weight and all metrics
+      but the loss), the `'signal'` (what is aggregated beside it) and the
+      `'loss'`. `'training'`: by the gradients that it takes part in, and no
+      other way, so not at all with learning rates of zero; `'itself'`: also
+      else. Channels that are not named are the same bits whatever the memory.
   """
 
   name: str
@@ -85,6 +92,7 @@ class AlgorithmSpec:
   former_fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   channels: str | None = None
   needs: str | None = None
+  memory_flow: str | None = None
 
   def _attribute(self, name: str | None) -> Any:
     return getattr(importlib.import_module(self.module_name), name)
@@ -137,6 +145,12 @@ class AlgorithmSpec:
   def what_is_missing(self) -> Callable[..., str | None] | None:
     """What says what a client lacks to learn anything, or None, see `needs`."""
     return self.needs and self._attribute(self.needs)
+
+  def memory_reaches(self, config: Any) -> Mapping[str, str]:
+    """Returns what a client's memory reaches, see `memory_flow`."""
+    if self.memory_flow is None:
+      return {}
+    return self._attribute(self.memory_flow)(config)
 
   def rounds_per_cohort(self, config: Any) -> int:
     """Returns for how many consecutive rounds a cohort must stay together."""
@@ -237,6 +251,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_cafeme_client',
             new_client_personalizer='build_cafeme_client',
             model='modulated_cnn',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fedec',
@@ -246,6 +261,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_fedec',
             known_client_personalizer='build_fedec_known_client',
             new_client_personalizer='build_fedec_new_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fedec_wo',
@@ -256,6 +272,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_fedec_known_client',
             new_client_personalizer='build_fedec_new_client',
             changes={'constraint': 'none'},
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fedec_l2',
@@ -266,6 +283,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_fedec_known_client',
             new_client_personalizer='build_fedec_new_client',
             changes={'constraint': 'l2'},
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fedmeta_per',
@@ -275,6 +293,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_fedmeta_per',
             known_client_personalizer='build_fedmeta_per_known_client',
             new_client_personalizer='build_fedmeta_per_new_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fedmeta',
@@ -285,6 +304,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_fedmeta_per_known_client',
             new_client_personalizer='build_fedmeta_per_new_client',
             changes=dict(personal_layers=0),
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='local',
@@ -295,6 +315,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_local_known_client',
             new_client_personalizer='build_local_new_client',
             needs='what_is_missing',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fed_avg',
@@ -352,6 +373,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_fed_per',
             known_client_personalizer='build_fed_per_known_client',
             new_client_personalizer='build_fed_per_new_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fed_per_meta',
@@ -362,6 +384,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_fed_per_known_client',
             new_client_personalizer='build_fed_per_new_client',
             changes=dict(head_of_evaluation='averaged', fine_tuning_epochs=1),
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fed_rep',
@@ -373,6 +396,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_client_personalizer='build_fed_rep_new_client',
             new_class_personalizer='build_fed_rep_new_client',
             former_fields=_FORMER_FIELDS_OF_FED_REP,
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fed_rep_proto',
@@ -384,6 +408,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_client_personalizer='build_fed_rep_proto_client',
             new_class_personalizer='build_fed_rep_proto_client',
             former_fields=_FORMER_FIELDS_OF_FED_REP,
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='cafeme_fed_rep',
@@ -394,6 +419,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_cafeme_fed_rep_client',
             new_client_personalizer='build_cafeme_fed_rep_client',
             model='cafeme_base',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fed_babu',
@@ -422,6 +448,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_lg_fed_avg',
             known_client_personalizer='build_lg_fed_avg_known_client',
             new_client_personalizer='build_lg_fed_avg_new_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='apfl',
@@ -431,6 +458,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_apfl',
             known_client_personalizer='build_apfl_known_client',
             new_client_personalizer='build_apfl_new_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='pfedme',
@@ -449,6 +477,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_l2gd',
             known_client_personalizer='build_l2gd_known_client',
             new_client_personalizer='build_l2gd_new_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='ditto',
@@ -458,6 +487,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_ditto',
             known_client_personalizer='build_ditto_known_client',
             new_client_personalizer='build_ditto_new_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='ifca',
@@ -496,6 +526,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_fed_proto',
             known_client_personalizer='build_fed_proto_known_client',
             channels='class prototypes',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='pfedhn',
@@ -505,6 +536,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_pfedhn',
             known_client_personalizer='build_pfedhn_known_client',
             new_client_personalizer='build_pfedhn_new_client',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='pfedgp',
@@ -537,6 +569,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_scaffold_client',
             new_client_personalizer='build_scaffold_client',
             channels='control variates',
+            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='per_fed_avg',

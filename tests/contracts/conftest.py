@@ -166,7 +166,7 @@ _TOY_SETTINGS |= {
     'cafeme': dict(
         inner_steps=2,
         query_batches=2,
-        batch_size=4,
+        batch_size=3,
         outer_learning_rate=0.01,
         fine_tuning_steps=5,
         fine_tuning_learning_rate=0.3,
@@ -334,13 +334,9 @@ class Case:
     return getattr(self.config, 'batch_position', None) == 'persist'
 
   @property
-  def keeps_what_it_uploads(self) -> bool:
-    """Whether a client keeps the very model that it uploads."""
-    return (
-        self.spec.module_name.endswith(('.fedec', '.l2gd'))
-        or getattr(self.config, 'first_head', None) == 'averaged_head'
-        or getattr(self.config, 'head_of_evaluation', None) == 'averaged'
-    )
+  def memory_takes_part(self) -> bool:
+    """Whether a client's memory reaches the server by training alone."""
+    return 'training' in self.spec.memory_reaches(self.config).values()
 
   @property
   def spec(self) -> registry.AlgorithmSpec:
@@ -543,6 +539,26 @@ class Subject:
   @functools.cached_property
   def process(self) -> Any:
     return self.build()
+
+  @functools.cached_property
+  def frozen_process(self) -> Any:
+    """The process with rates of zero for all that clients train."""
+    config = self.case.config
+    rates = {
+        field.name
+        for field in dataclasses.fields(config)
+        if field.name.endswith('learning_rate')
+        and not field.name.startswith(('server', 'deployment', 'fine_tuning'))
+    }
+    if self.case.spec.module_name.endswith('.fedec'):
+      rates.remove('outer_learning_rate')  # It is the server's.
+    assert rates
+    return self.case.spec.build(
+        self.model,
+        dataclasses.replace(config, **dict.fromkeys(rates, 0.0)),
+        num_classes=_NUM_CLASSES,
+        seed=_SEED,
+    )
 
   def weights(self, state: Any) -> Any:
     """Returns `OrderedDict(body, head)` of a state."""
@@ -750,6 +766,19 @@ def thrifty_subject(request) -> Subject:
 )
 def builder_subject(request) -> Subject:
   """The first case of every builder; those of most baselines are slow tests."""
+  return _subject(request.param)
+
+
+@pytest.fixture(
+    scope='session',
+    params=_with_marks(
+        (case for case in _PROCESSES if case.memory_takes_part),
+        lambda case: case.is_slow or case.is_variant,
+    ),
+    ids=str,
+)
+def frozen_subject(request) -> Subject:
+  """Every process in whose training memories take part, and nothing more."""
   return _subject(request.param)
 
 

@@ -232,6 +232,16 @@ def client_meta_gradient(
   )
 
 
+def memory_flow(config: CafemeConfig) -> dict[str, str]:
+  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
+  reached = {}
+  if 'persist' in (config.client_adam_state, config.batch_position):
+    reached['update'] = 'training'
+  if config.batch_position == 'persist':
+    reached['loss'] = 'itself'  # It says which batches are next.
+  return reached
+
+
 def build_cafeme(
     model: model_lib.Model,
     config: CafemeConfig,

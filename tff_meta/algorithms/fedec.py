@@ -183,6 +183,12 @@ def inner_update(
   )
 
 
+def memory_flow(config: FedEcConfig) -> dict[str, str]:
+  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
+  is_held = config.constraint != 'none' and config.constrain == 'returning'
+  return {'update': 'training', 'loss': 'itself'} if is_held else {}
+
+
 def build_fedec(
     model: model_lib.Model,
     config: FedEcConfig,

@@ -254,6 +254,14 @@ def build_client_update(model: model_lib.Model, config: FedMetaPerConfig):
   return client_update
 
 
+def memory_flow(config: FedMetaPerConfig) -> dict[str, str]:
+  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
+  if not config.personal_layers:
+    return {}  # Clients keep nothing.
+  is_sent = config.first_head == 'averaged_head'
+  return {'update': 'itself' if is_sent else 'training', 'loss': 'itself'}
+
+
 def build_fedmeta_per(
     model: model_lib.Model,
     config: FedMetaPerConfig,

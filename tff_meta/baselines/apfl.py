@@ -79,6 +79,12 @@ RELEASE = PAPER
 DEMO = dataclasses.replace(PAPER, learning_rate=0.03, epochs=1, batch_size=16)
 
 
+def memory_flow(config: ApflConfig) -> dict[str, str]:
+  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
+  del config
+  return {'loss': 'itself'}  # Of the mixture; the server's part knows none.
+
+
 def build_apfl(
     model: model_lib.Model,
     config: ApflConfig,

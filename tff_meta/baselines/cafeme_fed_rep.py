@@ -85,6 +85,13 @@ RELEASE = PAPER
 DEMO = PAPER
 
 
+def memory_flow(config: CafemeFedRepConfig) -> dict[str, str]:
+  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
+  if config.client_optimizer_state == 'persist':
+    return {'update': 'training', 'loss': 'training'}
+  return {}  # Clients keep nothing.
+
+
 def build_cafeme_fed_rep(
     model: model_lib.Model,
     config: CafemeFedRepConfig,

@@ -110,6 +110,13 @@ DEMO = dataclasses.replace(
 )
 
 
+def memory_flow(config: DittoConfig) -> dict[str, str]:
+  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
+  if config.client_optimizer_state == 'persist':
+    return {'update': 'training', 'loss': 'training'}
+  return {}  # The personal model is trained apart.
+
+
 def build_ditto(
     model: model_lib.Model,
     config: DittoConfig,

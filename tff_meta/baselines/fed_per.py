@@ -87,6 +87,13 @@ RELEASE = dataclasses.replace(
 DEMO = dataclasses.replace(PAPER, learning_rate=0.3, epochs=1, batch_size=16)
 
 
+def memory_flow(config: FedPerConfig) -> dict[str, str]:
+  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
+  # Where heads are averaged, a client's own is where its upload begins.
+  is_sent = config.head_of_evaluation == 'averaged'
+  return {'update': 'itself' if is_sent else 'training', 'loss': 'itself'}
+
+
 def build_fed_per(
     model: model_lib.Model,
     config: FedPerConfig,

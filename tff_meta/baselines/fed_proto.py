@@ -111,6 +111,13 @@ def _own_weights(weights, memory):
   return memory._replace(value=memory.value['weights']).value_or(weights)
 
 
+def memory_flow(config: FedProtoConfig) -> dict[str, str]:
+  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
+  del config
+  # Prototypes are of the client's own model.
+  return {'signal': 'itself', 'loss': 'itself'}
+
+
 def build_fed_proto(
     model: model_lib.Model,
     config: FedProtoConfig,

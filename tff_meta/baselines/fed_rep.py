@@ -79,6 +79,12 @@ RELEASE = dataclasses.replace(PAPER, weight_decay=1e-4, known_client_epochs=10)
 DEMO = dataclasses.replace(PAPER, learning_rate=0.3, head_epochs=2)
 
 
+def memory_flow(config: FedRepConfig) -> dict[str, str]:
+  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
+  del config  # Whatever it is.
+  return {'update': 'training', 'loss': 'itself'}
+
+
 def build_fed_rep(
     model: model_lib.Model,
     config: FedRepConfig,

@@ -152,6 +152,12 @@ def draw_steps(config: L2gdConfig, seed: tf.Tensor) -> RoundSteps:
   return RoundSteps(averaging, local)
 
 
+def memory_flow(config: L2gdConfig) -> dict[str, str]:
+  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
+  del config
+  return {'update': 'itself', 'loss': 'itself'}  # It uploads its own model.
+
+
 def build_l2gd(
     model: model_lib.Model,
     config: L2gdConfig,

@@ -80,6 +80,12 @@ RELEASE = PAPER
 DEMO = dataclasses.replace(PAPER, batch_size=16, averaged_rounds=100)
 
 
+def memory_flow(config: LgFedAvgConfig) -> dict[str, str]:
+  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
+  del config
+  return {'update': 'training', 'loss': 'itself'}
+
+
 def build_lg_fed_avg(
     model: model_lib.Model,
     config: LgFedAvgConfig,
@@ -125,7 +131,17 @@ def build_lg_fed_avg(
 
   def client_update(weights, client):
     is_local = tf.cast(client.message >= config.averaged_rounds, tf.int32)
-    local = _with_own_layers(weights, shared, client.memory)
+    # In averaged rounds nobody has layers of its own, whatever it remembers.
+    num_rounds = client.memory.value['num_rounds'] * is_local
+    local = _with_own_layers(
+        weights,
+        shared,
+        client.memory._replace(
+            value=collections.OrderedDict(
+                client.memory.value, num_rounds=num_rounds
+            )
+        ),
+    )
     trained, report = composition.train_epochs(
         classifier.loss,
         config,
@@ -144,7 +160,7 @@ def build_lg_fed_avg(
         report,
         memory=collections.OrderedDict(
             layers=personal_layers.split(trained, shared)[0],
-            num_rounds=client.memory.value['num_rounds'] + is_local,
+            num_rounds=num_rounds + is_local,
         ),
     )
 

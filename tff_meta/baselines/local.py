@@ -81,6 +81,12 @@ RELEASE = PAPER
 DEMO = dataclasses.replace(PAPER, learning_rate=0.03, epochs=1)
 
 
+def memory_flow(config: LocalConfig) -> dict[str, str]:
+  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
+  del config
+  return {'loss': 'itself'}
+
+
 def build_local(
     model: model_lib.Model,
     config: LocalConfig,

@@ -128,6 +128,12 @@ def _memory(embedding, velocity=None):
   return collections.OrderedDict(embedding=embedding, velocity=velocity)
 
 
+def memory_flow(config: PFedHNConfig) -> dict[str, str]:
+  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
+  del config
+  return {'update': 'training', 'loss': 'itself'}
+
+
 def build_pfedhn(
     model: model_lib.Model,
     config: PFedHNConfig,

@@ -100,6 +100,13 @@ class _CorrectedSgd:
     return state, weights_lib.subtract(weights, step)
 
 
+def memory_flow(config: ScaffoldConfig) -> dict[str, str]:
+  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
+  del config
+  # The signal is the change of c_i.
+  return {'update': 'training', 'signal': 'itself', 'loss': 'training'}
+
+
 def build_scaffold(
     model: model_lib.Model,
     config: ScaffoldConfig,

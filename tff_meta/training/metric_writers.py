@@ -16,6 +16,7 @@ import math
 import os
 import pathlib
 import statistics
+import time
 
 import numpy as np
 import tree
@@ -364,61 +365,63 @@ def median_seconds(path: pathlib.Path) -> float | None:
 class TensorBoardWriter:
   """TensorBoard's event files, one set of scalars a round.
 
-  `tff.program.TensorBoardReleaseManager` would serve but for two things: it
+  `tff.program.TensorBoardReleaseManager` would serve but for three things: it
   cannot be flushed at a checkpoint, so that a killed run loses up to two
-  minutes of events for good, and it cannot tell TensorBoard that a continued
-  run goes back behind what it had shown.
+  minutes of events for good; it cannot tell TensorBoard that a continued run
+  goes back behind what it had shown; and its files are named after the clock.
+  TensorBoard reads files in the order of their names, so after a clock has gone
+  back it would not read the newest file, or take it for the oldest.
   """
 
   def __init__(self, directory: pathlib.Path, num_rounds: int):
     """Opens a new event file that goes on after `num_rounds` rounds."""
-    import tensorflow as tf
+    from tensorboard.compat.proto import event_pb2
+    from tensorboard.compat.proto import summary_pb2
+    from tensorboard.summary.writer import record_writer
 
+    self._event = event_pb2.Event
+    self._summary = summary_pb2.Summary
     plain_files.make_directory(directory)
-    _mark_start(directory, num_rounds + 1)
-    self._tf = tf
-    self._directory = directory
-    with self._errors():
-      self._writer = tf.summary.create_file_writer(str(directory))
+    numbers = [
+        int(path.name.split('.')[3])
+        for path in directory.glob('events.out.tfevents.*')
+        if path.name.split('.')[3].isdecimal()
+    ]
+    number = max([_wall_clock(), *(n + 1 for n in numbers)])
+    path = directory / f'events.out.tfevents.{int(number):010d}.tff_meta'
+    self._path = path
+    self._file = open(path, 'xb')
+    self._records = record_writer.RecordWriter(self._file)
+    self._write(file_version='brain.Event:2')
+    # From the second such mark on, TensorBoard forgets what it had read of the
+    # rounds that follow.
+    started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    self._write(step=num_rounds + 1, session_log=started)
 
-  @contextlib.contextmanager
-  def _errors(self) -> Iterator[None]:
-    """Turns TensorFlow's own errors of files into those of everybody."""
-    try:
-      yield
-    except self._tf.errors.OpError as error:
-      raise OSError(
-          f'Expected to write events to {self._directory}, found'
-          f' {error.message}.'
-      ) from None
+  def _write(self, **fields: object) -> None:
+    event = self._event(wall_time=_wall_clock(), **fields)
+    with plain_files.named_errors(self._path):
+      self._records.write(event.SerializeToString())
 
   def append(self, round_num: int, values: Mapping[str, object]) -> None:
     """Writes a round's scalars."""
-    with self._errors(), self._writer.as_default(step=round_num):
-      for name, value in values.items():
-        self._tf.summary.scalar(name, np.float32(value))
+    scalars = [
+        self._summary.Value(tag=name, simple_value=float(value))
+        for name, value in values.items()
+    ]
+    self._write(step=round_num, summary=self._summary(value=scalars))
 
   def flush(self) -> None:
     """Hands the events to the operating system."""
-    with self._errors():
-      self._writer.flush()
+    with plain_files.named_errors(self._path):
+      self._records.flush()
 
   def close(self) -> None:
     """Closes the event file."""
-    with self._errors():
-      self._writer.close()
+    with plain_files.named_errors(self._path):
+      self._records.close()
 
 
-def _mark_start(directory: pathlib.Path, first_round: int) -> None:
-  """Writes that events from `first_round` on begin here.
-
-  From the second such mark on, TensorBoard forgets what it had read of those
-  rounds before.
-  """
-  from tensorboard.compat.proto import event_pb2
-  from tensorboard.summary.writer import event_file_writer
-
-  writer = event_file_writer.EventFileWriter(str(directory))
-  started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-  writer.add_event(event_pb2.Event(step=first_round, session_log=started))
-  writer.close()
+def _wall_clock() -> float:
+  """Seconds since 1970, for people to read: nothing may rely on its order."""
+  return time.time()  # noqa: TID251
