@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import io
 import operator
 import re
 import signal
@@ -169,9 +170,11 @@ def _keep_interrupt(unraisable) -> None:
 def run(main: Callable[[], int]) -> None:
   """Parses the flags and runs a program, which returns its exit code."""
   sys.unraisablehook = _keep_interrupt
-  for stream in filter(None, (sys.stdout, sys.stderr)):  # None: closed.
-    # What an output's encoding lacks is written as \\u2013, not an error.
-    stream.reconfigure(errors='backslashreplace')
+  for stream in (sys.stdout, sys.stderr):
+    # What an output's encoding lacks is written as \\u2013, not an error. One
+    # that is closed is None, and one that a caller put there has no encoding.
+    if isinstance(stream, io.TextIOWrapper):
+      stream.reconfigure(errors='backslashreplace')
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _interrupt)
   logging.set_verbosity(logging.WARNING)  # TFDS tells what it opens.

@@ -182,7 +182,7 @@ def test_settings_of_the_code_of_fed_rep(resolve):
     assert hparams.batch_size == 10
   local = resolve(f'{_FEDEC}_local')
   assert local.clients_per_round == local.num_clients == 100
-  assert local.rounds * local.hparams.epochs == 10
+  assert local.rounds * local.hparams.epochs == 100
 
 
 @pytest.mark.parametrize('cell', _RMNIST)
