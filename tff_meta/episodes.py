@@ -295,8 +295,8 @@ def minibatches(
     shuffle: False keeps the order of the examples.
 
   Returns:
-    num_epochs * ceil(n / b) minibatches; index 0 with mask 0 fills a short one.
-    All have seeds of their own.
+    num_epochs * ceil(n / b) minibatches of min(b, n) places; index 0 with mask 0
+    fills a short one. All have seeds of their own.
 
   Raises:
     ValueError: `batch_size` or `num_epochs` is out of range.
@@ -311,8 +311,9 @@ def minibatches(
         f'Expected `num_epochs` to be at least 0, found {num_epochs}.'
     )
   num_examples = tf.convert_to_tensor(num_examples, tf.int32)
-  if batch_size is None:
-    batch_size = tf.maximum(num_examples, 1)
+  # Larger batches would be padding, and take the memory of it.
+  all_examples = tf.maximum(num_examples, 1)
+  batch_size = tf.minimum(batch_size or all_examples, all_examples)
   if shuffle:
     order = _permutations(num_epochs, num_examples, seed)
   else:

@@ -69,9 +69,9 @@ def _errors(stderr):
 
 
 def _numbers(directory):
-  """What a run has come to, without its times."""
+  """What a run has come to, without its times and the checksum over them."""
   summary = json.loads((directory / 'summary.json').read_text())
-  del summary['seconds_per_round_median']
+  del summary['seconds_per_round_median'], summary['sha256']
   metrics = (directory / 'metrics.csv').read_bytes()
   newest = max((directory / 'checkpoints').iterdir())
   return summary, hashlib.sha256(metrics).hexdigest(), newest.name
