@@ -152,6 +152,11 @@ def distance_loss(w, pairs, prototypes, squared=True, exclude_true_class=False):
   return sum(losses) / len(losses) if losses else 0.0
 
 
+def counted(loss_sum, count, learns):
+  """What a client counts for in the mean loss: nothing, if over nothing."""
+  return np.array([loss_sum, count]) * learns
+
+
 def gradient(loss, w, pairs):
   """The gradient of `loss(w, pairs)` in w, by central differences."""
   columns = []

@@ -295,8 +295,8 @@ def minibatches(
     shuffle: False keeps the order of the examples.
 
   Returns:
-    num_epochs * ceil(n / b) minibatches of min(b, n) places; index 0 with mask 0
-    fills a short one. All have seeds of their own.
+    num_epochs * ceil(n / b) minibatches of min(b, n) places; index 0 with mask
+    0 fills a short one. All have seeds of their own.
 
   Raises:
     ValueError: `batch_size` or `num_epochs` is out of range.

@@ -87,12 +87,19 @@ def loss_of(config, prototypes, stored=None):
   return loss
 
 
+def tells_apart(config, own, prototypes):
+  """Whether a loss is over more than one class, of the client or of all."""
+  if config.classifier == 'linear':
+    return True
+  return len(own) > 1 or (config.gpal and len(prototypes) > 1)
+
+
 def naive_round(config, theta, prototypes, clients, episode, round_num):
   """Algorithm 1, lines 9 to 14: theta, prototypes, uploads, loss."""
-  trained, uploads, weights, loss_sum, count = [], [], [], 0.0, 0
+  trained, uploads, weights, total = [], [], [], np.zeros(2)
   for client in clients:
     support, _ = halves(client, config, episode)
-    w, client_loss, client_count = oracle.descend(
+    w, *losses = oracle.descend(
         loss_of(config, prototypes),
         theta,
         oracle.batches_of(
@@ -109,17 +116,18 @@ def naive_round(config, theta, prototypes, clients, episode, round_num):
     uploads.append({} if is_linear else oracle.class_means(at, support))
     trained.append(w)
     weights.append(1 if config.uniform else len(support))
-    loss_sum, count = loss_sum + client_loss, count + client_count
+    own = {label for _, label in support}
+    total += oracle.counted(*losses, tells_apart(config, own, prototypes))
   theta = oracle.mean(trained, weights)
   prototypes = oracle.mean_of_holders(uploads, weights, config.prototype_mean)
-  return theta, prototypes, uploads, loss_sum / count
+  return theta, prototypes, uploads, total[0] / total[1]
 
 
 def naive_meta_update(
     config, phi, theta, prototypes, uploads, clients, episode
 ):
   """Algorithm 1, lines 18 to 21: phi, loss."""
-  moved, weights, loss_sum, count = [], [], 0.0, 0
+  moved, weights, total = [], [], np.zeros(2)
   for client, upload in zip(clients, uploads, strict=True):
     _, query = halves(client, config, episode)
     stored = config.meta_prototypes == 'stored_support'
@@ -129,16 +137,19 @@ def naive_meta_update(
     batches = oracle.batches_of(
         query, 0 if one_step else config.batch_size, seed
     )
-    w = phi
+    w, loss_sum = phi, 0.0
     for number, batch in enumerate(batches):
       point = theta if number == 0 else w
       g = oracle.gradient(loss, point, batch)
       loss_sum += len(batch) * loss(point, batch)
-      count += len(batch)
       w = w - config.meta_learning_rate * (g + config.weight_decay * w)
+    own = upload if stored else {label for _, label in query}
+    total += oracle.counted(
+        loss_sum, len(query), tells_apart(config, own, prototypes)
+    )
     moved.append(w)
     weights.append(1 if config.uniform else len(client.y))
-  return oracle.mean(moved, weights), loss_sum / count
+  return oracle.mean(moved, weights), total[0] / total[1]
 
 
 @pytest.mark.parametrize(
@@ -346,9 +357,10 @@ def test_a_client_with_one_class_that_is_left_out_did_not_train():
 
 
 def test_a_client_with_one_class():
-  """L_local is zero at r = 0, L_aux moves it afterwards."""
+  """L_local is over one class at r = 0, L_aux moves it afterwards."""
   states, outputs = run(PAPER, 1, clients=CLIENTS[2:])
-  assert outputs[0].metrics['client_work']['train']['loss'] == 0
+  train = outputs[0].metrics['client_work']['train']
+  assert np.isnan(train['loss']) and train['num_trained_clients'] == 0
   np.testing.assert_array_equal(theta_of(states[1]), theta_of(states[0]))
 
   group_states, _ = run(PAPER, 1)

@@ -159,7 +159,7 @@ def episode_of(config, client, round_num):
 
 def naive_round(config, w, round_num, global_margin, clients=CLIENTS):
   """The mean gradient, the margins of the clients and the mean loss."""
-  gradients, own_margins, loss_sum, count = [], [], 0.0, 0
+  gradients, own_margins, total = [], [], np.zeros(2)
   for client in clients:
     support, query = episode_of(config, client, round_num)
     own = naive_margin(config, w, support + query)
@@ -179,8 +179,9 @@ def naive_round(config, w, round_num, global_margin, clients=CLIENTS):
 
     pairs = support + query
     gradients.append(oracle.gradient(loss, w, pairs) + config.weight_decay * w)
-    loss_sum, count = loss_sum + len(pairs) * loss(w, pairs), count + len(pairs)
-  return sum(gradients) / len(clients), own_margins, loss_sum / count
+    learns = len({label for _, label in support}) > 1
+    total += oracle.counted(len(pairs) * loss(w, pairs), len(pairs), learns)
+  return sum(gradients) / len(clients), own_margins, total[0] / total[1]
 
 
 def naive_next_margin(config, history, rounds):

@@ -59,7 +59,7 @@ def naive_round(config, phi, round_num):
   """Per-FedAvg: theta by epochs on support, phi by the query gradient there."""
   is_linear = config.classifier == 'linear'
   loss = oracle.cross_entropy if is_linear else own_prototypes_loss
-  moved, weights, loss_sum = [], [], 0.0
+  moved, weights, total = [], [], np.zeros(2)
   for client in CLIENTS:
     round_seed = oracle.fold_in((0, oracle.RUN_SEED), round_num)
     seed = oracle.fold_in(round_seed, client.salt)
@@ -81,8 +81,9 @@ def naive_round(config, phi, round_num):
     g = oracle.gradient(loss, theta, query) + config.weight_decay * phi
     moved.append(phi - config.meta_learning_rate * g)
     weights.append(1 if config.uniform else len(client.y))
-    loss_sum += len(query) * loss(theta, query)
-  return oracle.mean(moved, weights), loss_sum / 14
+    learns = is_linear or len({label for _, label in query}) > 1
+    total += oracle.counted(len(query) * loss(theta, query), len(query), learns)
+  return oracle.mean(moved, weights), total
 
 
 @pytest.mark.parametrize(
@@ -93,12 +94,12 @@ def test_two_rounds_by_hand(config):
   phi = weights[0]
   for round_num in range(2):
     before = phi
-    phi, loss = naive_round(config, phi, round_num)
+    phi, (loss_sum, count) = naive_round(config, phi, round_num)
     np.testing.assert_allclose(weights[round_num + 1], phi, **oracle.TOLERANCE)
     np.testing.assert_allclose(
-        metrics[round_num]['loss'], loss, **oracle.TOLERANCE
+        metrics[round_num]['loss'], loss_sum / count, **oracle.TOLERANCE
     )
-    assert metrics[round_num]['num_examples'] == 14
+    assert metrics[round_num]['num_examples'] == count
     assert np.abs(phi - before).max() > 0.01
 
 

@@ -169,6 +169,23 @@ def test_clients_of_a_killed_run_keep_what_those_of_the_whole_run_do(tmp_path):
   ]
   for part in ('evaluation', 'evaluation_best', 'best_round'):
     assert summaries[0][part] == summaries[1][part]
+  _check_a_lost_file_of_client_states(directory, tmp_path / 'lost.sqlite')
+
+
+def _check_a_lost_file_of_client_states(directory, lost):
+  """It ends the run that needs it, and nothing else is lost."""
+  (directory / 'client_states.sqlite').rename(lost)
+  before = mutations.state_of(directory)
+  more = (*_STATEFUL_FLAGS, f'--rounds={_ROUNDS + 1}')
+
+  assert _start(directory, base=more).wait(_TIMEOUT_SECONDS) == 1
+
+  line = _log(directory).splitlines()[-1]
+  assert line.startswith(f'Error: Expected {directory}/client_states.sqlite,')
+  assert mutations.state_of(directory) == before
+  lost.rename(directory / 'client_states.sqlite')
+  _finish(directory, more)
+  assert f'Continuing after round {_ROUNDS} of {_ROUNDS + 1}' in _log(directory)
 
 
 # First and last round of those it may come after, the signal, the exit code.
@@ -289,6 +306,7 @@ def test_a_damaged_checkpoint_and_cut_metrics_are_survived(whole, tmp_path):
   assert 'environment' in log.split('has changed since')[1].splitlines()[0]
 
 
+@pytest.mark.slow
 def test_a_run_without_a_good_checkpoint_ends_and_loses_nothing(
     whole, tmp_path
 ):
@@ -320,24 +338,6 @@ def test_a_run_without_a_good_checkpoint_ends_and_loses_nothing(
   assert multiple in lines[1]
   assert 'the last 2 leave one unfinished' in lines[1]
   assert 'Starting over' not in _log(whole)
-
-
-def test_a_lost_file_of_client_states_ends_the_run_and_loses_nothing(tmp_path):
-  directory, lost = tmp_path / 'run', tmp_path / 'lost.sqlite'
-  flags = (*_STATEFUL_FLAGS, '--rounds=6')
-  _finish(directory, flags)
-  (directory / 'client_states.sqlite').rename(lost)
-  before = mutations.state_of(directory)
-  more = (*flags, '--rounds=7')
-
-  assert _start(directory, base=more).wait(_TIMEOUT_SECONDS) == 1
-
-  line = _log(directory).splitlines()[-1]
-  assert line.startswith(f'Error: Expected {directory}/client_states.sqlite,')
-  assert mutations.state_of(directory) == before
-  lost.rename(directory / 'client_states.sqlite')
-  _finish(directory, more)
-  assert 'Continuing after round 6 of 7' in _log(directory)
 
 
 @pytest.mark.parametrize(

@@ -342,6 +342,11 @@ class Case:
   def spec(self) -> registry.AlgorithmSpec:
     return registry.get(self.algorithm)
 
+  @property
+  def is_system(self) -> bool:
+    """Whether it is one of the five systems, not a baseline."""
+    return self.spec.module_name.startswith('tff_meta.algorithms.')
+
 
 # Algorithms whose released code differs from the paper by numbers alone, or by
 # what another algorithm of the same builder has, too: the contracts of their
@@ -682,8 +687,7 @@ _BUILDERS = _first_of_each(lambda c: c.spec.build)
 _NOT_ALIKE = tuple(
     case
     for case in _BUILDERS
-    if case.spec.module_name.startswith('tff_meta.algorithms.')
-    or case.algorithm in ('fed_avg', 'scaffold')
+    if case.is_system or case.algorithm in ('fed_avg', 'scaffold')
 )
 
 
@@ -773,12 +777,12 @@ def builder_subject(request) -> Subject:
     scope='session',
     params=_with_marks(
         (case for case in _PROCESSES if case.memory_takes_part),
-        lambda case: case.is_slow or case.is_variant,
+        lambda case: case.is_slow or case.is_variant or not case.is_system,
     ),
     ids=str,
 )
 def frozen_subject(request) -> Subject:
-  """Every process in whose training memories take part, and nothing more."""
+  """Every process in whose training memories take part; baselines slowly."""
   return _subject(request.param)
 
 

@@ -25,7 +25,7 @@ from tff_meta.learners import local_sgd
 from tff_meta.learners import personal_head
 from tff_meta.training import checkpoints
 
-_SCALES = (0.01, 1.0, 100.0)
+_SCALES = (0.01, 10.0)
 
 
 _HYPERPARAMETERS = ('learning_rate', 'beta_1', 'beta_2', 'epsilon')

@@ -356,6 +356,20 @@ def test_a_round_in_which_nobody_trained_is_said_to_be_one(subject, why):
     assert output.memories == {}
 
 
+def test_who_learned_nothing_is_in_no_mean(subject):
+  """A client of one example, beside one that learns."""
+  client = subject.cohort[0]
+  idle = dataclasses.replace(client, counts={2: 1}, salt=client.salt + 1)
+  alone, both = (
+      _train(subject.run(cohort, num_rounds=1)[0])
+      for cohort in ([client], [client, idle])
+  )
+  if both['num_trained_clients'] == 2:
+    pytest.skip('One example is enough for these to learn from.')
+  assert both['loss'] == alone['loss']
+  assert both['num_examples'] == alone['num_examples']
+
+
 @pytest.mark.parametrize(
     'counts',
     [{0: 1}, {0: 5}, {0: 1, 1: 1}, {0: 1, 2: 4}, {0: 6, 1: 3}],

@@ -98,11 +98,10 @@ def test_labels_of_no_class_are_refused_in_a_group(group_subject, group, way):
     _use(group_subject, support._replace(y=y), salts, query)
 
 
-@pytest.mark.parametrize('part', ['support', 'query'])
-def test_labels_of_no_class_are_refused_in_a_client(client_use, pools, part):
+def test_labels_of_no_class_are_refused_in_a_client(client_use, pools):
   task = client_use.task(pools)
-  x, y = getattr(task, part)
-  for label in (-1, client_use.num_classes):
+  for part, label in (('support', client_use.num_classes), ('query', -1)):
+    x, y = getattr(task, part)
     bad = corpus_lib.LabelledExamples(
         x, np.append(y[:-1], label).astype(np.int32)
     )

@@ -296,7 +296,12 @@ def build_client_update(
       update = prototypes_lib.ModelAndPrototypes(
           weights_lib.subtract(state.theta, upload.weights), upload.prototypes
       )
-      learned = few_round.learns_from(classifier, support, state.prototypes)
+      learned = few_round.learns_from(
+          classifier,
+          support,
+          state.prototypes,
+          batch_size=config.batch_size,
+      )
       return update, upload.weight, upload.report, learned
 
     def meta():
@@ -323,8 +328,13 @@ def build_client_update(
       update = prototypes_lib.ModelAndPrototypes(
           weights_lib.subtract(state.phi, phi_k), classifier.no_prototypes()
       )
+      is_full = config.meta_update == 'single_full_query'
       learned = few_round.learns_from(
-          classifier, query, state.prototypes, stored and stored.present
+          classifier,
+          query,
+          state.prototypes,
+          stored and stored.present,
+          batch_size=0 if is_full else config.batch_size,
       )
       return update, weight, report, learned
 

@@ -73,7 +73,7 @@ class ClientOutput(NamedTuple):
     memory: What the client keeps for its next round; `()` for nothing. It goes
       to no other party, unless `update` or `signal` has it, too.
     learned: Whether the loss was over any example, a boolean; where it was not,
-      it is 0, which is no mean, whatever the report says.
+      it is 0, which is no mean, and the report does not count.
     change: The change of one model, where `update` has other things beside it
       or several models; `()` for `update` itself. Its norm is measured.
   """
@@ -289,8 +289,11 @@ def _count(
 ) -> _Counts:
   """Returns what one client, with zeros if it is not finite, counts for."""
   trained = (kept.update_weight > 0) & (kept.report.num_examples > 0)
+  # What is no mean would pull down that of the others.
+  learned = tf.cast(kept.learned, tf.float32)
+  report = local_sgd.LocalReport(*(learned * part for part in kept.report))
   return _Counts(
-      kept.report,
+      report,
       tf.constant(1.0),
       *(
           tf.cast(flag, tf.float32)

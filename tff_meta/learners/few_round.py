@@ -184,11 +184,12 @@ def learns_from(
     examples: episodes.Examples,
     global_prototypes: prototypical.Prototypes,
     local_present: tf.Tensor | None = None,
+    batch_size: int = 0,
 ) -> tf.Tensor:
-  """Whether a classifier's loss is over any example, a boolean scalar.
+  """Whether a classifier's loss tells classes apart, a boolean scalar.
 
-  That of a client of one class is 0, but over its examples, of which it uploads
-  a prototype; unless the true class is left out, when there is none.
+  By distances it is 0, whatever the weights, for a client of one class before
+  there are prototypes of others, and for batches of one example.
 
   Args:
     classifier: Whose loss.
@@ -196,19 +197,22 @@ def learns_from(
     global_prototypes: As for `DistanceClassifier.loss`.
     local_present: Which local prototypes there are, `[C]`; by default those of
       the examples.
+    batch_size: Of the minibatches with prototypes of their own; 0 takes all in
+      one.
   """
   if not isinstance(classifier, DistanceClassifier):
     return tf.size(examples.y) > 0
   member = tf.one_hot(examples.y, classifier.num_classes)
-  if local_present is None:
-    local_present = tf.cast(tf.reduce_sum(member, 0) > 0, tf.float32)
 
   def is_scored(present):
     held = tf.reduce_sum(tf.linalg.matvec(member, present)) > 0
-    least = 2.0 if classifier.exclude_true_class else 1.0
-    return held & (tf.reduce_sum(present) >= least)
+    return held & (tf.reduce_sum(present) > 1)
 
-  learns = is_scored(local_present)
+  if local_present is None:
+    own = tf.cast(tf.reduce_sum(member, 0) > 0, tf.float32)
+    learns = is_scored(own) & (batch_size != 1)
+  else:
+    learns = is_scored(local_present)
   if classifier.aux_weight:
     learns |= is_scored(global_prototypes.present)
   return learns
