@@ -5,25 +5,11 @@ import pathlib
 import subprocess
 import sys
 
+import program_calls
 import pytest
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _TIMEOUT_SECONDS = 900  # Shared machines can be slow.
-# Calls the program several times in one process, which imports TFF once.
-_CALLS = """
-import json, sys
-from binaries import analyze, command_line
-for argv in json.loads(sys.argv[1]):
-  sys.argv = ['analyze', *argv]
-  analyze.flags.FLAGS.unparse_flags()
-  for name in analyze.flags.FLAGS:
-    analyze.flags.FLAGS[name].unparse()
-  try:
-    command_line.run(analyze.main)
-  except SystemExit as end:
-    print('code', end.code, flush=True)
-command_line.native.end_process(0)
-"""
 
 
 def _python(*arguments):
@@ -106,22 +92,20 @@ def test_every_analysis_writes_numbers_and_a_picture(tmp_path):
       [*calls[-1], f'--output_dir={nowhere}'],
       [*calls[-1], f'--output_dir={empty}'],
   ]
-  done = _python('-c', _CALLS, json.dumps(calls))
-  codes = [
-      int(line.split()[1])
-      for line in done.stdout.splitlines()
-      if line.startswith('code ')
-  ]
-  assert codes == [0, 0, 0, 0, 0, 0, 2, 2, 2, 1, 1, 1], done.stderr
+  codes, outputs, errors = zip(
+      *program_calls.call_all('analyze', calls), strict=True
+  )
+  assert codes == (0, 0, 0, 0, 0, 0, 2, 2, 2, 1, 1, 1), errors
   assert not nowhere.exists() and empty.exists()
-  assert done.stdout.count('nVAR') == 1  # All runs are checked before one is.
+  # All runs are checked before one is.
+  assert ''.join(outputs).count('nVAR') == 1
   for problem in (
       "the run's 4, found 5",
       f"{runs['frl']}: Expected known clients of 'synthetic' with test",
       f"{runs['fedec']}: Expected a run of 'frl'",
       'found no config.json',
   ):
-    assert problem in done.stderr
+    assert problem in ''.join(errors)
   assert before == {name: _contents(path) for name, path in runs.items()}
   _check_files(output)
 

@@ -3,14 +3,12 @@
 import collections
 import hashlib
 import json
-import pathlib
 import random
 import re
 import shutil
-import subprocess
-import sys
 
 import mutations
+import program_calls
 import pytest
 
 from binaries import experiments
@@ -19,8 +17,6 @@ from tff_meta.comparison import tables
 from tff_meta.training import atomic_files
 from tff_meta.training import sealed_json
 
-_ROOT = pathlib.Path(__file__).parents[2]
-_TIMEOUT_SECONDS = 3600  # Shared machines can be slow.
 _FLAGS = (
     '--experiment=digits',
     '--scale=smoke',
@@ -29,42 +25,14 @@ _FLAGS = (
     '--seeds=0,1',
     '--report_only',
 )
-# Calls the program many times in one process: pictures take long to import.
-_CALLS = """
-import contextlib, io, json, sys, traceback
-from absl import flags
-from binaries import command_line, compare
-for argv in json.load(sys.stdin):
-  sys.argv = ['compare', *argv]
-  flags.FLAGS.unparse_flags()
-  for name in flags.FLAGS:
-    flags.FLAGS[name].unparse()
-  code, out = 'traceback', io.StringIO()
-  with contextlib.redirect_stderr(out):
-    with contextlib.redirect_stdout(io.StringIO()):
-      try:
-        command_line.run(compare.main)
-      except SystemExit as end:
-        code = end.code
-      except BaseException:
-        traceback.print_exc()
-  print(json.dumps([code, out.getvalue()]), flush=True)
-"""
 
 
 def _report(directories):
   """Returns the exit code and the messages for each directory."""
   calls = [[*_FLAGS, f'--output_dir={d}'] for d in directories]
-  done = subprocess.run(
-      [sys.executable, '-c', _CALLS],
-      cwd=_ROOT,
-      input=json.dumps(calls),
-      capture_output=True,
-      text=True,
-      timeout=_TIMEOUT_SECONDS,
-  )
-  assert done.returncode == 0, done.stderr
-  return [json.loads(line) for line in done.stdout.splitlines()]
+  return [
+      (code, err) for code, _, err in program_calls.call_all('compare', calls)
+  ]
 
 
 def _pictures(root):

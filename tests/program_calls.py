@@ -1,0 +1,58 @@
+"""Calls a program many times in one process, which imports TFF once."""
+
+from collections.abc import Sequence
+import json
+import pathlib
+import subprocess
+import sys
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_TIMEOUT_SECONDS = 3600  # Shared machines can be slow.
+_CALLS = """
+import contextlib, importlib, io, json, sys, traceback
+from absl import flags
+from binaries import command_line
+name, calls = json.load(sys.stdin)
+program = importlib.import_module(f'binaries.{name}')
+for argv in calls:
+  sys.argv = [name, *argv]
+  flags.FLAGS.unparse_flags()
+  for flag in flags.FLAGS:
+    flags.FLAGS[flag].unparse()
+  code, out, err = 'traceback', io.StringIO(), io.StringIO()
+  with contextlib.redirect_stderr(err):
+    with contextlib.redirect_stdout(out):
+      try:
+        command_line.run(program.main)
+      except SystemExit as end:
+        code = end.code
+      except BaseException:
+        traceback.print_exc()
+  print(json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
+command_line.native.end_process(0)
+"""
+
+
+def call_all(
+    name: str, calls: Sequence[Sequence[str]]
+) -> list[tuple[int | str, str, str]]:
+  """Calls a program of `binaries`.
+
+  Args:
+    name: Of its module.
+    calls: The arguments of each call.
+
+  Returns:
+    Of each call the exit code, `'traceback'` where there was one, stdout and
+    stderr.
+  """
+  done = subprocess.run(
+      [sys.executable, '-c', _CALLS],
+      cwd=_ROOT,
+      input=json.dumps([name, calls]),
+      capture_output=True,
+      text=True,
+      timeout=_TIMEOUT_SECONDS,
+  )
+  assert done.returncode == 0, done.stderr
+  return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
