@@ -83,6 +83,7 @@ def _write_cifar100(folder):
   decoded_cache.load_or_decode(
       str(folder / 'tff_meta_decoded_v2.npz'),
       prepared_tfds.source(str(folder)),
+      list(parts),
       lambda: parts,
   )
 

@@ -106,6 +106,7 @@ def load(
   arrays = decoded_cache.load_or_decode(
       os.path.join(directory, f'tff_meta_dealt_{dealing}_v2.npz'),
       _source(directory, files, data_dir, download),
+      ('x', 'y', 'client'),
       lambda: _deal(
           _open_sources(files, data_dir, download),
           dealt_clients,

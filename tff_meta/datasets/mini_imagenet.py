@@ -70,6 +70,7 @@ def load(
   x = decoded_cache.load_or_decode(
       os.path.join(directory, 'tff_meta_84x84_v2.npz'),
       source(directory),
+      ('x',),
       lambda: {'x': _read_images(directory, files)},
   )['x']
   y = [labels[label] for table in tables for _, label in table]

@@ -62,18 +62,18 @@ def read(
 
   Returns:
     Train and test part, x uint8.
+
+  Raises:
+    ValueError: If images are not uint8, or labels not in the range of int32.
   """
+  names = [f'{split}_{part}' for split in _SPLITS for part in 'xy']
 
   def decode():
-    arrays = {}
-    for split in _SPLITS:
-      arrays[f'{split}_x'], arrays[f'{split}_y'] = _read_split(
-          directory, split, convert
-      )
-    return arrays
+    parts = [_read_split(directory, split, convert) for split in _SPLITS]
+    return dict(zip(names, sum(parts, ()), strict=True))
 
   arrays = decoded_cache.load_or_decode(
-      os.path.join(directory, cache_name), source(directory), decode
+      os.path.join(directory, cache_name), source(directory), names, decode
   )
   return tuple(
       corpus_lib.LabelledExamples(arrays[f'{split}_x'], arrays[f'{split}_y'])
