@@ -236,6 +236,13 @@ def test_sizes_are_the_published_ones():
   assert parameters['images_per_client'].default == 600
 
 
+def test_an_image_of_16_bits_is_refused():
+  encoded = io.BytesIO()
+  Image.new('I;16', (50, 40), 4500).save(encoded, 'PNG')
+  with pytest.raises(ValueError, match='8 bits a channel, found mode I'):
+    meta_dataset._small(encoded)
+
+
 def test_images_are_resized_whole_and_smoothly():
   image = np.zeros((20, 64, 3), np.uint8)
   image[:, 32:] = 255

@@ -239,7 +239,7 @@ def _small(image):
   if isinstance(image, np.ndarray):
     image = Image.fromarray(image)
   else:
-    image = Image.open(image).convert('RGB')
+    image = image_folders.to_rgb(image)
   size = (IMAGE_SIZE, IMAGE_SIZE)
   return np.asarray(image.resize(size, Image.Resampling.BILINEAR))
 
