@@ -659,3 +659,8 @@ def test_leaf_files_split_by_user_have_no_test_examples(tmp_path):
       ),
       "'femnist' .* such as 'bob'",
   )
+  pooled = FederatedDataset.from_corpus(
+      loaded, partitioners.by_writer, 2, 0,
+      partition_by='writer', test_fraction=0.4,
+  )  # fmt: skip
+  assert [len(pooled.client(c).test.y) for c in pooled.client_ids()] == [1, 1]
