@@ -101,8 +101,9 @@ STRATIFY = flags.DEFINE_bool(
 DEAL_TEST_IMAGES = flags.DEFINE_bool(
     'deal_test_images',
     True,
-    'Deal the published test images, too; without, --test_fraction is of the'
-    ' training images alone.',
+    'Deal the published test images, too, with --test_fraction pooled with the'
+    " training images (by_writer: those of a writer with the same writer's);"
+    ' without, --test_fraction is of the training images alone.',
 )
 VALIDATION_FRACTION = flag_kinds.define_number(
     'validation_fraction',

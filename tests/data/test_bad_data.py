@@ -403,29 +403,60 @@ def leaf(change):
   return read
 
 
+def leaf_text(text):
+  """Reads a LEAF file of this text."""
+
+  def read(tmp_path):
+    (tmp_path / 'leaf.json').write_text(text)
+    return femnist.load(str(tmp_path / 'leaf.json'))
+
+  return read
+
+
+def leaf_folder(**files):
+  """Reads a LEAF folder: the writer and pixel of `<part>_<file>.json`."""
+
+  def read(tmp_path):
+    for name, (user, pixel) in files.items():
+      part = tmp_path / name.partition('_')[0]
+      part.mkdir(exist_ok=True)
+      data = {'x': [[pixel] * 784, [0.1] * 784], 'y': [0, 1]}
+      contents = {'users': [user], 'user_data': {user: data}}
+      (part / f'{name}.json').write_text(json.dumps(contents))
+    return femnist.load(str(tmp_path))
+
+  return read
+
+
 def labelled(*y):
   return leaf(lambda _, user: user.update(y=y))
 
 
-def sqlite_label(label, read):
-  """Reads an SQLite file in which ann has one example, with this label."""
+def proto(label=0):
+  feature = {
+      'pixels': tf.train.Feature(float_list={'value': [0.5] * 784}),
+      'label': tf.train.Feature(int64_list={'value': [label]}),
+  }
+  example = tf.train.Example(features={'feature': feature})
+  return example.SerializeToString()
+
+
+def sqlite(*own, writer='ann', test=(), read=femnist.load):
+  """Reads an SQLite file in which a writer has these examples."""
 
   def make(tmp_path):
     path = str(tmp_path / 'file.sqlite')
-    feature = {
-        'pixels': tf.train.Feature(float_list={'value': [0.5] * 784}),
-        'label': tf.train.Feature(int64_list={'value': [label]}),
-    }
-    example = tf.train.Example(features={'feature': feature})
     with sqlite3.connect(path) as db:
       db.execute('CREATE TABLE examples (split_name TEXT, client_id TEXT,'
                  ' serialized_example_proto BLOB)')  # fmt: skip
       db.execute('CREATE TABLE client_metadata (client_id TEXT,'
                  ' split_name TEXT, num_examples INTEGER)')  # fmt: skip
-      for split in ('train', 'test'):
-        db.execute('INSERT INTO client_metadata VALUES ("ann", ?, 1)', (split,))
-      db.execute('INSERT INTO examples VALUES ("train", "ann", ?)',
-                 (example.SerializeToString(),))  # fmt: skip
+      for split, examples in (('train', own), ('test', test)):
+        db.execute('INSERT INTO client_metadata VALUES (?, ?, ?)',
+                   (writer, split, len(examples)))  # fmt: skip
+        for example in examples:
+          db.execute('INSERT INTO examples VALUES (?, ?, ?)',
+                     (split, writer, example))  # fmt: skip
     return read(path)
 
   return make
@@ -434,6 +465,11 @@ def sqlite_label(label, read):
 def read_lazily(path):
   train, _ = femnist.load_client_data(path)
   return load(train, num_classes=62, x_key='x', y_key='y')
+
+
+def deep(mode):
+  """Makes the image 0.png of a folder one of more than 8 bits a channel."""
+  return lambda d: Image.new(mode, (32, 32), 4500).save(d / 'cat' / '0.tiff')
 
 
 def folder(change):
@@ -458,7 +494,7 @@ def tables(**own):
     (tmp_path / 'images').mkdir()
     for name in ('train', 'val', 'test'):
       rows = ['filename,label', own.get(name, f'{name}.png,{name}')]
-      (tmp_path / f'{name}.csv').write_text('\n'.join(rows))
+      (tmp_path / f'{name}.csv').write_bytes('\n'.join(rows).encode('latin-1'))
     return mini_imagenet.load(str(tmp_path))
 
   return read
@@ -474,6 +510,10 @@ BAD_FILES = {
     'pixels that are strings': (
         leaf(lambda _, user: user.update(x=[['0'] * 784] * 2)), 'LEAF'
     ),
+    'a pixel of 400 digits': (
+        leaf(lambda _, user: user.update(x=[[0.5] * 783 + [10**400]] * 2)),
+        "leaf.json .* 'ann'",
+    ),
     'a user twice': (
         leaf(lambda c, _: c.update(users=['ann', 'ann'])), "once .* 'ann'"
     ),
@@ -486,22 +526,102 @@ BAD_FILES = {
     'other numbers of examples': (
         leaf(lambda c, _: c.update(num_samples=[3])), "3 examples of user 'ann'"
     ),
+    'pixels by examples': (
+        leaf(lambda _, user: user.update(x=[[0.5] * 2] * 784)),
+        r"leaf.json .* 'ann': .*\(2, 784\), found \(784, 2\)",
+    ),
+    'images of rows': (
+        leaf(lambda _, user: user.update(x=[[[0.5] * 28] * 28] * 2)),
+        r"leaf.json .* 'ann': .* found \(2, 28, 28\)",
+    ),
+    'a name that ends in NUL': (
+        leaf(lambda c, user: c.update(
+            users=['ann', 'ann\0'], user_data={'ann': user, 'ann\0': user},
+            num_samples=[2, 2])),
+        r'leaf.json .* names.*ann\\x00',
+    ),
+    'half a surrogate pair for a name': (
+        leaf(lambda c, user: c.update(
+            users=['\ud83d'], user_data={'\ud83d': user})),
+        'leaf.json .* name.*ud83d',
+    ),
+    'a user with data twice': (
+        leaf_text('{"users": ["u"], "user_data": {"u": 1, "u": 2}}'),
+        "leaf.json .* once, found 'u'",
+    ),
+    'nested too deeply': (leaf_text('[' * 10**5), 'leaf.json .*Recursion'),
+    'a user in two files': (
+        leaf_folder(train_0=('ann', 0.5), train_1=('ann', 0.4)),
+        r"train_1.json .* 'ann': .* one file, found .*train_0.json, too",
+    ),
+    'a copy of the train part': (
+        leaf_folder(train_0=('ann', 0.5), test_0=('ann', 0.5)),
+        "other examples of 'ann' in the test part",
+    ),
+    'a copy of the train part in SQLite': (
+        sqlite(proto(3), proto(4), test=(proto(4), proto(3))),
+        "file.sqlite .* other examples of 'ann' in the test part",
+    ),
+    'NULL for a name': (
+        sqlite(proto(), writer=None), 'file.sqlite .* name.*None'
+    ),
+    'NULL for a name, read lazily': (
+        sqlite(proto(), writer=None, read=read_lazily),
+        'file.sqlite .* name.*None',
+    ),
+    'bytes for a name': (
+        sqlite(proto(), writer=b'\xff'), r"file.sqlite .* name.*b'\\xff'"
+    ),
+    'bytes for a name, read lazily': (
+        sqlite(proto(), writer=b'\xff', read=read_lazily),
+        r"file.sqlite .* name.*b'\\xff'",
+    ),
+    'NULL for an example': (
+        sqlite(proto(), None), "file.sqlite .* 'ann' that is not: None"
+    ),
+    'text for an example': (
+        sqlite(proto(), 'proto'), "file.sqlite .* 'ann' that"
+    ),
+    'bytes that are no example': (
+        sqlite(proto(), b'\xff\xfe'),
+        r"file.sqlite .* 'ann' that is not: b'\\xff",
+    ),
+    'bytes that are no example, read lazily': (
+        sqlite(proto(), b'\xff\xfe', read=read_lazily), "'ann'"
+    ),
     'a label of 33 bits in SQLite': (
-        sqlite_label(2**32 + 1, femnist.load), 'file.sqlite in .* 4294967297'
+        sqlite(proto(2**32 + 1)), 'file.sqlite in .* 4294967297'
     ),
     'a label of 33 bits, read lazily': (
-        sqlite_label(2**32 + 1, read_lazily), "client 'ann', .* int32"
+        sqlite(proto(2**32 + 1), read=read_lazily), "client 'ann', .* int32"
     ),
     'a file that is no image': (
         folder(lambda d: (d / 'cat' / 'notes.txt').write_text('cats')),
         'cat/notes.txt to be an image',
     ),
+    'an image of 16 bits': (folder(deep('I;16')), 'cat/0.tiff .* I;16'),
+    'an image of 32 bits': (folder(deep('I')), 'cat/0.tiff .* found mode I'),
+    'an image of floats': (folder(deep('F')), 'cat/0.tiff .* found mode F'),
     'a class that is none': (
         folder(lambda d: (d / 'zebra').mkdir()), 'found zebra, too'
     ),
     'an image in two tables': (
         tables(test='train.png,test'), "every file once .* 'train.png'"
     ),
+    'an image in two tables, with a dot': (
+        tables(test='./train.png,test'), "every file once .* 'train.png'"
+    ),
+    'an image elsewhere': (
+        tables(test='../images/train.png,test'),
+        r"test.csv, line 2, found \['../images/train.png', 'test'\]",
+    ),
+    'a class in two tables, with a blank': (
+        tables(val='val.png, train'), "every class once .* 'train'"
+    ),
+    'a short row': (tables(val='val.png'), 'val.csv, line 2, found'),
+    'a long row': (tables(val='val.png,a,b'), 'val.csv, line 2, found'),
+    'a row without a class': (tables(val='val.png, '), 'val.csv, line 2, f'),
+    'a table in latin-1': (tables(val='val.png,caf\xe9'), 'val.csv .* 0xe9'),
     'a class in two tables': (
         tables(val='val.png,train'), "every class once .* 'train'"
     ),
@@ -539,3 +659,8 @@ def test_leaf_files_split_by_user_have_no_test_examples(tmp_path):
       ),
       "'femnist' .* such as 'bob'",
   )
+  pooled = FederatedDataset.from_corpus(
+      loaded, partitioners.by_writer, 2, 0,
+      partition_by='writer', test_fraction=0.4,
+  )  # fmt: skip
+  assert [len(pooled.client(c).test.y) for c in pooled.client_ids()] == [1, 1]

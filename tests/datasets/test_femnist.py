@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tff_meta.data import federated_dataset
+from tff_meta.data import partitioners
 from tff_meta.datasets import femnist
 from tff_meta.datasets.locations import DatasetNotFoundError
 
@@ -196,6 +197,24 @@ def test_client_data_equal_the_corpus(tff_file):
   np.testing.assert_array_equal(client.y[order], corpus.train.y[[0, 2, 1]])
   # uint8 is exact here: the pixels are multiples of 1/255.
   np.testing.assert_allclose(client.x[order], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize('deal_test_images', [True, False])
+def test_a_fraction_of_what_a_writer_has_in_both_parts(
+    leaf_dir, deal_test_images
+):
+  corpus = femnist.load(str(leaf_dir))
+  if not deal_test_images:
+    corpus = corpus.without_test_part()
+  dataset = federated_dataset.FederatedDataset.from_corpus(
+      corpus, partitioners.by_writer, 2, 0,
+      partition_by='writer', test_fraction=0.34,
+  )  # fmt: skip
+  labels = sorted(
+      sorted(y for part in dataset.client(c) for y in part.y)
+      for c in dataset.client_ids()
+  )
+  assert labels == [[3, 12] + deal_test_images * [12], [10, 10, 61]]
 
 
 def test_client_data_without_test_examples(leaf_dir):

@@ -137,6 +137,18 @@ def test_mini_imagenet_numbers_the_classes_of_the_tables(mini_dir):
   assert not len(corpus.test.y)
 
 
+def test_mini_imagenet_reads_tables_of_spreadsheets(mini_dir):
+  """With a byte-order mark, carriage returns and blanks."""
+  before = mini_imagenet.load(str(mini_dir))
+  for name in ('train.csv', 'val.csv', 'test.csv'):
+    text = (mini_dir / name).read_text().replace(',n', ' , n')
+    (mini_dir / name).write_bytes(
+        text.replace('\n', '\r\n').encode('utf-8-sig')
+    )
+  after = mini_imagenet.load(str(mini_dir))
+  assert after.fingerprint() == before.fingerprint()
+
+
 def test_mini_imagenet_names_wrong_columns(mini_dir):
   (mini_dir / 'val.csv').write_text('file,class\na.png,n03\n')
   with pytest.raises(ValueError, match='val.csv to have the columns filename'):

@@ -83,6 +83,7 @@ def _write_cifar100(folder):
   decoded_cache.load_or_decode(
       str(folder / 'tff_meta_decoded_v2.npz'),
       prepared_tfds.source(str(folder)),
+      list(parts),
       lambda: parts,
   )
 
@@ -233,6 +234,13 @@ def test_sizes_are_the_published_ones():
   parameters = inspect.signature(meta_dataset.load).parameters
   assert parameters['dealt_clients'].default == 100
   assert parameters['images_per_client'].default == 600
+
+
+def test_an_image_of_16_bits_is_refused():
+  encoded = io.BytesIO()
+  Image.new('I;16', (50, 40), 4500).save(encoded, 'PNG')
+  with pytest.raises(ValueError, match='8 bits a channel, found mode I'):
+    meta_dataset._small(encoded)
 
 
 def test_images_are_resized_whole_and_smoothly():

@@ -148,7 +148,10 @@ def test_cifar10(tmp_path, replace_download):
 
 
 def _store(data_dir, name, images, labels, names, num_train):
-  """Lets TensorFlow Datasets write its files, as its builders do."""
+  """Lets TensorFlow Datasets write its files, as its builders do.
+
+  Without names labels are any integers.
+  """
 
   def dataset(rows):
     return tf.data.Dataset.from_tensor_slices(
@@ -162,9 +165,13 @@ def _store(data_dir, name, images, labels, names, num_train):
       features=tfds.features.FeaturesDict(
           {
               'image': tfds.features.Image(
-                  shape=images.shape[1:], encoding_format='png'
+                  shape=images.shape[1:],
+                  dtype=images.dtype.type,
+                  encoding_format='png',
               ),
-              'label': tfds.features.ClassLabel(names=names),
+              'label': tfds.features.ClassLabel(names=names)
+              if names
+              else tfds.features.Scalar(np.int64),
           }
       ),
       split_datasets={
@@ -192,6 +199,21 @@ def test_mnist(tmp_path):
   np.testing.assert_allclose(x, expected, atol=1e-6)
   with pytest.raises(ValueError, match="standard, per_pixel, found 'each'"):
     mnist.load(str(tmp_path), scaling='each')
+
+
+@pytest.mark.parametrize(
+    'dtype, label, message',
+    [
+        ('uint8', 2**32 + 1, 'mnist/3.0.0 .* found 0..4294967297'),
+        ('uint16', 1, 'mnist/3.0.0 to be uint8, found uint16'),
+    ],
+)
+def test_what_is_not_as_mnist_is_refused(tmp_path, dtype, label, message):
+  images = np.zeros((3, 28, 28, 1), dtype)
+  labels = np.array([0, label, 0])
+  _store(tmp_path, 'mnist', images, labels, None, 2)
+  with pytest.raises(ValueError, match=message):
+    mnist.load(str(tmp_path))
 
 
 def test_rotated_mnist_is_dealt_by_group(tmp_path):

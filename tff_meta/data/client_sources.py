@@ -158,6 +158,8 @@ def deal_corpus(
         corpus, keys, partition, num_clients, seed, validation_fraction
     )
   else:
+    if partition_by == 'writer' and corpus.test_writers is not None:
+      keys = np.concatenate([keys, corpus.test_writers])
     clients = [
         split_rows(
             rows,
@@ -653,8 +655,8 @@ def _deal_writers(corpus, partition, num_clients, seed, validation_fraction):
     raise ValueError(
         f'Expected the writers of the test part of {corpus.name!r} to be among'
         f' those of its train part, found {len(strangers)} that are not, such'
-        f' as {str(strangers[0])!r}. Tip: give a `test_fraction`, which takes'
-        ' the train part only, or a file that is split within its writers.'
+        f' as {str(strangers[0])!r}. Tip: give a `test_fraction`, which pools'
+        ' the parts, or a file that is split within its writers.'
     )
   own = _deal(partition, corpus.writers, num_clients, seed)
   writers = np.concatenate([corpus.writers, corpus.test_writers])

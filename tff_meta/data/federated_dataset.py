@@ -231,8 +231,8 @@ class FederatedDataset:
       seed: Source of all randomness, non-negative.
       partition_by: What `partition` gets to see of every example: 'label',
         'rotation' (with `partitioners.by_group`) or 'writer' (with
-        `by_writer`). By writer a `test_fraction` is of the train part only: the
-        published test part is then left out.
+        `by_writer`). Of a test part without `test_writers` nothing is dealt by
+        writer.
       validation_fraction: Share of validation examples.
       test_fraction: Share of each client's test examples, or None.
       stratify: Whether to split off the `test_fraction` class by class.

@@ -82,6 +82,7 @@ def load(
       image_folders.files_digest(
           directory, [file for part in files.values() for file in part]
       ),
+      ('train', 'test'),
       lambda: {
           'train': _read(directory, files['train'] + files['valid']),
           'test': _read(directory, files['test']),

@@ -8,6 +8,26 @@ import os
 import numpy as np
 
 
+def to_rgb(file):
+  """Decodes an image file to a `PIL.Image` of mode RGB.
+
+  Args:
+    file: A path or a file object.
+
+  Raises:
+    ValueError: If a grey value has more than 8 bits, which Pillow would cut
+      off at 255.
+  """
+  from PIL import Image  # Only when needed.
+
+  with Image.open(file) as image:
+    if image.mode.startswith(('I', 'F')):
+      raise ValueError(
+          f'Expected at most 8 bits a channel, found mode {image.mode}.'
+      )
+    return image.convert('RGB')
+
+
 def read_images(
     paths: Sequence[str], size: tuple[int, int], resize: bool = False
 ) -> np.ndarray:
@@ -23,7 +43,8 @@ def read_images(
     Pixels, uint8 [len(paths), height, width, 3].
 
   Raises:
-    ValueError: If a file is no image, or has another size; names the file.
+    ValueError: If a file is no image of at most 8 bits a channel, or has
+      another size; names the file.
   """
   from PIL import Image  # Only when needed.
 
@@ -32,11 +53,10 @@ def read_images(
 
   def decode(row):
     try:
-      with Image.open(paths[row]) as image:
-        image = image.convert('RGB')
-    except OSError as e:
+      image = to_rgb(paths[row])
+    except Exception as e:  # Whatever Pillow raises.
       raise ValueError(
-          f'Expected {paths[row]} to be an image, found: {e}.'
+          f'Expected {paths[row]} to be an image, found: {e}'
       ) from e
     if image.size != (width, height):
       if not resize:

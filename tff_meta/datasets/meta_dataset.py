@@ -106,6 +106,7 @@ def load(
   arrays = decoded_cache.load_or_decode(
       os.path.join(directory, f'tff_meta_dealt_{dealing}_v2.npz'),
       _source(directory, files, data_dir, download),
+      ('x', 'y', 'client'),
       lambda: _deal(
           _open_sources(files, data_dir, download),
           dealt_clients,
@@ -238,7 +239,7 @@ def _small(image):
   if isinstance(image, np.ndarray):
     image = Image.fromarray(image)
   else:
-    image = Image.open(image).convert('RGB')
+    image = image_folders.to_rgb(image)
   size = (IMAGE_SIZE, IMAGE_SIZE)
   return np.asarray(image.resize(size, Image.Resampling.BILINEAR))
 

@@ -55,8 +55,8 @@ def load(
 
   Raises:
     DatasetNotFoundError: If it is not there.
-    ValueError: If a table has other columns, a file or class is listed twice,
-      or a file is no image.
+    ValueError: If a table has other columns or a row is not whole, a file or
+      class is listed twice, or a file is no image.
   """
   del download
   preprocess = scalings.choose(SCALINGS, scaling)
@@ -70,6 +70,7 @@ def load(
   x = decoded_cache.load_or_decode(
       os.path.join(directory, 'tff_meta_84x84_v2.npz'),
       source(directory),
+      ('x',),
       lambda: {'x': _read_images(directory, files)},
   )['x']
   y = [labels[label] for table in tables for _, label in table]
@@ -116,14 +117,35 @@ def _check_disjoint(kind, names):
 def _read_table(directory, name):
   """Returns the rows (file name, class name) of a table."""
   path = os.path.join(directory, name)
-  with open(path, newline='') as file:
-    reader = csv.DictReader(file)
-    if not {'filename', 'label'} <= set(reader.fieldnames or ()):
-      raise ValueError(
-          f'Expected {path} to have the columns filename and label, found'
-          f' {reader.fieldnames}.'
-      )
-    return [(row['filename'], row['label']) for row in reader]
+  try:
+    with open(path, newline='', encoding='utf-8-sig') as file:
+      reader = csv.DictReader(file)
+      rows = [(row, f'{path}, line {reader.line_num}') for row in reader]
+  except (UnicodeDecodeError, csv.Error) as e:
+    raise ValueError(
+        f'Expected {path} to be a table of comma-separated values in UTF-8,'
+        f' found: {e}.'
+    ) from e
+  if not {'filename', 'label'} <= set(reader.fieldnames or ()):
+    raise ValueError(
+        f'Expected {path} to have the columns filename and label, found'
+        f' {reader.fieldnames}.'
+    )
+  return [_read_row(row, where) for row, where in rows]
+
+
+def _read_row(row, where):
+  """Returns the file, in one spelling only, and the class of a row."""
+  # A short row has values that are None, a long one the key None.
+  is_whole = None not in row and None not in row.values()
+  file = os.path.normpath(row['filename'].strip()) if is_whole else ''
+  label = row['label'].strip() if is_whole else ''
+  if not label or file.split(os.sep)[0] in ('', '.', '..'):
+    raise ValueError(
+        f'Expected a file in the folder `images` and its class in {where},'
+        f' found {list(row.values())}.'
+    )
+  return file, label
 
 
 def _read_images(directory, files):

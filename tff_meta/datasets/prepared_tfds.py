@@ -6,6 +6,7 @@ import os
 
 import numpy as np
 
+from tff_meta.data import checks
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.datasets import decoded_cache
 from tff_meta.datasets import locations
@@ -13,6 +14,8 @@ from tff_meta.datasets import locations
 _INFO_FILE = 'dataset_info.json'
 _SPLITS = ('train', 'test')
 _BATCH_SIZE = 512
+# What int32 holds; a data set checks its own number of classes.
+_MOST_CLASSES = 2**31
 
 
 def find(name: str, data_dir: str | None, download: bool) -> str:
@@ -62,18 +65,18 @@ def read(
 
   Returns:
     Train and test part, x uint8.
+
+  Raises:
+    ValueError: If images are not uint8, or labels not in the range of int32.
   """
+  names = [f'{split}_{part}' for split in _SPLITS for part in 'xy']
 
   def decode():
-    arrays = {}
-    for split in _SPLITS:
-      arrays[f'{split}_x'], arrays[f'{split}_y'] = _read_split(
-          directory, split, convert
-      )
-    return arrays
+    parts = [_read_split(directory, split, convert) for split in _SPLITS]
+    return dict(zip(names, sum(parts, ()), strict=True))
 
   arrays = decoded_cache.load_or_decode(
-      os.path.join(directory, cache_name), source(directory), decode
+      os.path.join(directory, cache_name), source(directory), names, decode
   )
   return tuple(
       corpus_lib.LabelledExamples(arrays[f'{split}_x'], arrays[f'{split}_y'])
@@ -150,9 +153,15 @@ def _read_split(directory, split, convert):
       shuffle_files=False,
       read_config=tfds.ReadConfig(try_autocache=False),
   )
+  pixels = dataset.element_spec['image'].dtype
+  if pixels != tf.uint8:
+    raise ValueError(
+        f'Expected the images of {directory} to be uint8, found {pixels.name}.'
+    )
   dataset = dataset.map(
       lambda e: (convert(e['image']) if convert else e['image'], e['label']),
       num_parallel_calls=tf.data.AUTOTUNE,
   )
   images, labels = zip(*dataset.as_numpy_iterator(), strict=True)
-  return np.concatenate(images), np.concatenate(labels).astype(np.int32)
+  y = checks.to_labels(np.concatenate(labels), directory, _MOST_CLASSES)
+  return np.concatenate(images), y

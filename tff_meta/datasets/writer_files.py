@@ -12,6 +12,7 @@ import glob
 import itertools
 import json
 import os
+import reprlib
 import sqlite3
 from typing import NamedTuple
 import urllib.parse
@@ -58,7 +59,8 @@ def read(path: str, kind: str) -> tuple[Part, Part]:
   """
   if not is_sqlite(path):
     return read_leaf(path)
-  return tuple(_read_sqlite(path, split) for split in sqlite_splits(path, kind))
+  splits = sqlite_splits(path, kind)
+  return _checked(path, *(_read_sqlite(path, split) for split in splits))
 
 
 def sqlite_splits(path: str, kind: str) -> tuple[str, str]:
@@ -97,10 +99,8 @@ def read_leaf(path: str) -> tuple[Part, Part]:
   """
   if os.path.isfile(path):
     return _read_json([path]), _to_part([], [], [])
-  return tuple(
-      _read_json(sorted(glob.glob(os.path.join(path, part, '*.json'))))
-      for part in _PARTS
-  )
+  patterns = [os.path.join(path, part, '*.json') for part in _PARTS]
+  return _checked(path, *(_read_json(sorted(glob.glob(p))) for p in patterns))
 
 
 def open_sqlite(path: str, split: str):
@@ -113,8 +113,15 @@ def open_sqlite(path: str, split: str):
   Returns:
     A `tff.simulation.datasets.ClientData`; the elements of a writer are
     OrderedDict(x=float32 0..255 [28, 28, 1], y=int32).
+
+  Raises:
+    ValueError: If a client has no proper name.
   """
   from tff_meta.data import federated_dataset  # Imports TensorFlow.
+
+  query = 'SELECT client_id FROM client_metadata WHERE split_name = ?'
+  for (writer,) in _query(path, query, split):
+    _check_name(writer, path)
 
   def to_example(element):
     x = 255.0 * element['pixels'][:, :, np.newaxis]
@@ -132,12 +139,10 @@ def open_arrays(part: Part):
   """
   import tensorflow_federated as tff  # Takes seconds: only when needed.
 
-  slices = {}
-  for writer in np.unique(part.writers):
-    rows = part.writers == writer
-    slices[str(writer)] = collections.OrderedDict(
-        x=part.x[rows], y=part.y[rows]
-    )
+  slices = {
+      writer: collections.OrderedDict(x=part.x[rows], y=part.y[rows])
+      for writer, rows in _rows_by_writer(part).items()
+  }
   return tff.simulation.datasets.TestClientData(slices) if slices else None
 
 
@@ -160,6 +165,44 @@ def _query(path: str, query: str, *values) -> Iterator[tuple]:
     ) from e
 
 
+def _rows_by_writer(part: Part) -> dict[str, list[int]]:
+  """Returns the writers, sorted, each with the rows of the examples."""
+  rows = collections.defaultdict(list)
+  for row, writer in enumerate(part.writers.tolist()):
+    rows[writer].append(row)
+  return dict(sorted(rows.items()))
+
+
+def _checked(path: str, train: Part, test: Part) -> tuple[Part, Part]:
+  """Returns the parts, or raises a ValueError if a writer's are copies."""
+
+  def contents(part, rows):
+    return sorted((part.x[row].tobytes(), part.y[row]) for row in rows)
+
+  trained = _rows_by_writer(train)
+  for writer, rows in _rows_by_writer(test).items():
+    own = trained.get(writer, ())
+    if len(own) == len(rows) and contents(train, own) == contents(test, rows):
+      raise ValueError(
+          f'Expected {path} to hold other examples of {writer!r} in the test'
+          f' part than in the train part, found the same {len(rows)} in both.'
+      )
+  return train, test
+
+
+def _check_name(writer, path: str) -> None:
+  """Raises a ValueError unless an array of str can hold the name."""
+  try:
+    is_name = not writer.encode().endswith(b'\0')
+  except (AttributeError, UnicodeEncodeError):
+    is_name = False
+  if not is_name:
+    raise ValueError(
+        f'Expected the writers of {path} to have names, strings of Unicode that'
+        f' do not end in NUL, found {writer!r}.'
+    )
+
+
 def _to_bytes(pixels: np.ndarray, writer: str) -> np.ndarray:
   """Maps pixels in [0, 1] to uint8 0..255, or raises a ValueError."""
   if not ((pixels >= 0) & (pixels <= 1)).all():
@@ -172,12 +215,6 @@ def _to_bytes(pixels: np.ndarray, writer: str) -> np.ndarray:
 
 def _read_sqlite(path: str, split: str) -> Part:
   """Reads one split in the order of the file."""
-  import tensorflow as tf
-
-  features = {
-      'pixels': tf.io.FixedLenFeature((IMAGE_SIZE, IMAGE_SIZE, 1), tf.float32),
-      'label': tf.io.FixedLenFeature((), tf.int64),
-  }
   rows = _query(
       path,
       'SELECT client_id, serialized_example_proto FROM examples'
@@ -186,43 +223,88 @@ def _read_sqlite(path: str, split: str) -> Part:
   )
   xs, ys, writers = [], [], []
   while batch := list(itertools.islice(rows, _BATCH_SIZE)):
-    ids, protos = zip(*batch, strict=True)
-    try:
-      examples = tf.io.parse_example(list(protos), features)
-    except tf.errors.InvalidArgumentError as e:
-      raise ValueError(
-          f'Expected the examples of {path} to be tf.train.Example with'
-          f' {IMAGE_SIZE**2} floats `pixels` and an integer `label`, found:'
-          f' {e.message}'
-      ) from e
+    ids = [writer for writer, _ in batch]
+    for writer in set(ids):
+      _check_name(writer, path)
+    examples = _parse(batch, path)
     xs.append(_to_bytes(examples['pixels'].numpy(), ids[0]))
     ys.append(checks.to_labels(examples['label'].numpy(), path, _MOST_CLASSES))
     writers += ids
   return _to_part(xs, ys, writers)
 
 
+def _parse(batch: Sequence[tuple[str, bytes]], path: str):
+  """Parses rows (writer, example); an error names the first bad writer."""
+  import tensorflow as tf
+
+  features = {
+      'pixels': tf.io.FixedLenFeature((IMAGE_SIZE, IMAGE_SIZE, 1), tf.float32),
+      'label': tf.io.FixedLenFeature((), tf.int64),
+  }
+  try:
+    return tf.io.parse_example([example for _, example in batch], features)
+  except (tf.errors.InvalidArgumentError, TypeError, ValueError) as e:
+    if len(batch) > 1:
+      for row in batch:
+        _parse([row], path)
+    writer, example = batch[0]
+    # Others are TensorFlow's, that it cannot take or show the bytes.
+    is_about_example = isinstance(e, tf.errors.InvalidArgumentError)
+    raise ValueError(
+        f'Expected the examples of {path} to be tf.train.Example with'
+        f' {IMAGE_SIZE**2} floats `pixels` and an integer `label`, found one of'
+        f' {writer!r} that is not:'
+        f' {e.message if is_about_example else reprlib.repr(example)}'
+    ) from e
+
+
 def _read_json(paths: Sequence[str]) -> Part:
-  xs, ys, writers = [], [], []
+  xs, ys, writers, path_of = [], [], [], {}
   for path in paths:
+    user = None
     try:
-      with open(path) as file:
-        contents = json.load(file)
+      with open(path, encoding='utf-8-sig') as file:
+        contents = json.load(file, object_pairs_hook=_to_dict)
       _check_users(contents)
       for user in contents['users']:
+        _check_name(user, path)
+        if user in path_of:
+          raise ValueError(
+              f'Expected every user in one file, found this one in'
+              f' {path_of[user]}, too.'
+          )
+        path_of[user] = path
         data = contents['user_data'][user]
         if not data['y'] and not data['x']:
           continue
         y = np.asarray(data['y'])
         ys.append(checks.to_labels(y, f'user {user!r}', _MOST_CLASSES))
-        shape = (len(y), IMAGE_SIZE, IMAGE_SIZE, 1)
-        xs.append(_to_bytes(np.reshape(data['x'], shape), user))
+        x = np.asarray(data['x'])
+        if x.shape != (len(y), IMAGE_SIZE**2):
+          raise ValueError(
+              f'Expected x of shape {(len(y), IMAGE_SIZE**2)}, found {x.shape}.'
+          )
+        x = _to_bytes(x, user)
+        xs.append(x.reshape(len(y), IMAGE_SIZE, IMAGE_SIZE, 1))
         writers += [user] * len(y)
-    except (ValueError, KeyError, TypeError) as e:
+    except (ValueError, KeyError, TypeError, RecursionError) as e:
+      whose = '' if user is None else f'of user {user!r}: '
       raise ValueError(
           f'Expected {path} to be a JSON file of LEAF with users and their x'
-          f' [n, {IMAGE_SIZE**2}] and y [n], found: {e!r}.'
+          f' [n, {IMAGE_SIZE**2}] and y [n], found {whose}{type(e).__name__}:'
+          f' {e}'
       ) from e
   return _to_part(xs, ys, writers)
+
+
+def _to_dict(pairs):
+  """Makes a dict of what JSON has; of a key that comes twice, an error."""
+  found = {}
+  for key, value in pairs:
+    if key in found:
+      raise ValueError(f'Expected every key once, found {key!r} again.')
+    found[key] = value
+  return found
 
 
 def _check_users(contents) -> None:
