@@ -369,6 +369,14 @@ def test_a_client_with_one_class():
   assert np.abs(theta_of(states[1]) - theta_of(states[0])).max() > 1e-3
 
 
+def test_batches_of_one_example_tell_nothing_apart():
+  """At r = 0; from then on the prototypes of all do."""
+  _, outputs = run(dataclasses.replace(PAPER, batch_size=1), 2)
+  first, second = (o.metrics['client_work']['train'] for o in outputs)
+  assert np.isnan(first['loss']) and first['num_trained_clients'] == 0
+  assert second['loss'] > 0 and second['num_trained_clients'] == len(CLIENTS)
+
+
 def test_decay_alone_shrinks_the_weights():
   """(1 - a wd) for each of the two minibatches."""
   states, _ = run(RELEASE, 1, clients=CLIENTS[2:])
