@@ -527,9 +527,10 @@ class Subject:
   def restored(self) -> Any:
     """The process of a program that goes on: a new one, which takes seconds.
 
-    Only in one case of each builder; in the others it is the process itself.
+    Only in one case of each system, see `thrifty_subject`; in the others it is
+    the process itself.
     """
-    return self.build(copy=1) if self.case in _BUILDERS else self.process
+    return self.build(copy=1) if self.case in _NOT_ALIKE else self.process
 
   def build_with(self, **options: Any) -> Any:
     """Returns a process with options of the builder."""
