@@ -71,6 +71,11 @@ def test_fingerprint_changes_with_labels_pixels_and_preprocessing():
   ]
   prints = {c.fingerprint() for c in [corpus, *others]}
   assert len(prints) == 5
+  many = make_corpus(num_train=1000)
+  x = 255 - many.train.x
+  x[::16] = many.train.x[::16]  # So many are tried by `preprocess`.
+  inverted = dataclasses.replace(many, train=many.train._replace(x=x))
+  assert inverted.fingerprint() != many.fingerprint()
   assert make_corpus().fingerprint() == corpus.fingerprint()
 
 

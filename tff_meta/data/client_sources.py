@@ -1,7 +1,8 @@
 """Where the examples of a client come from: rows of a corpus, or ClientData.
 
 A source has `load(client_id) -> ClientExamples`, `count(client_id, part)`
-without loading pixels, and `digest()`, a string that tells data sets apart.
+without loading pixels, and `digest(client_ids)`, a string that changes when
+what one of these clients holds does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -305,11 +306,12 @@ class CorpusSource:
     """Returns the number of examples of a part."""
     return len(getattr(self._clients[client_id], part))
 
-  def digest(self) -> str:
-    """Returns a string that depends on corpus, rows and labels."""
+  def digest(self, client_ids: Sequence[str]) -> str:
+    """Returns a string that depends on the whole corpus, rows and labels."""
     digest = hashlib.sha256(self._corpus.fingerprint().encode())
     digest.update(self._new_labels.tobytes())
-    for client_id, parts in sorted(self._clients.items()):
+    for client_id in client_ids:
+      parts = self._clients[client_id]
       digest.update(f'{client_id} {[len(rows) for rows in parts]}'.encode())
       for rows in parts:
         digest.update(np.ascontiguousarray(rows, np.int64).tobytes())
@@ -353,7 +355,7 @@ class ClientDataSource:
     self._fractions = (validation_fraction, test_fraction)
     self._positions = {c: i for i, c in enumerate(self.ids)}
     self._counts = {}
-    self._read_twice = set()
+    self._digests = {}
 
   def load(self, client_id: str) -> ClientExamples:
     """Reads, preprocesses and splits the examples of a client.
@@ -362,11 +364,11 @@ class ClientDataSource:
     set that shuffles would let examples be trained on and tested on.
     """
     examples = self._load(client_id)
-    if client_id not in self._read_twice:
-      again = self._load(client_id)
-      if examples_digest(again) != examples_digest(examples):
+    if client_id not in self._digests:
+      digest = examples_digest(examples)
+      if examples_digest(self._load(client_id)) != digest:
         raise self._differs(client_id)
-      self._read_twice.add(client_id)
+      self._digests[client_id] = digest
     return examples
 
   def count(self, client_id: str, part: str) -> int:
@@ -380,14 +382,16 @@ class ClientDataSource:
       )
     return self._counts[client_id][part]
 
-  def digest(self) -> str:
-    """Returns a string that depends on the ids and on three clients."""
-    ids = self.ids
-    digest = hashlib.sha256(repr((list(ids), self._fractions)).encode())
-    for client_id in {ids[0]: 0, ids[len(ids) // 2]: 0, ids[-1]: 0}:
-      for x, y in self.load(client_id):
-        digest.update(np.ascontiguousarray(x).tobytes())
-        digest.update(np.ascontiguousarray(y).tobytes())
+  def digest(self, client_ids: Sequence[str]) -> str:
+    """Returns a string that depends on all that these clients hold.
+
+    Those that have not been read yet are read now, one at a time.
+    """
+    digest = hashlib.sha256(repr(list(client_ids)).encode())
+    for client_id in client_ids:
+      if client_id not in self._digests:
+        self.load(client_id)
+      digest.update(self._digests[client_id])
     return digest.hexdigest()
 
   def _split(self, client_id, num_elements):

@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import hashlib
 import math
 from typing import Literal, NamedTuple
@@ -227,28 +228,31 @@ class Corpus:
   def fingerprint(self) -> str:
     """Returns 16 hex digits that change when the data change.
 
-    Hashes the name, shapes, all labels, writers, rotations, how these are done,
-    and class split, and the preprocessed pixels of at most 64 evenly spaced
-    examples of each part.
+    Hashes the name, shapes, all pixels, labels, writers, rotations, how these
+    are done, and class split; of `preprocess` what it makes of at most 64
+    evenly spaced examples of each part. It is computed once, of the arrays as
+    they then are.
     """
+    return self._fingerprint
+
+  @functools.cached_property
+  def _fingerprint(self) -> str:
     digest = hashlib.sha256()
     digest.update(
         repr((self.name, self.num_classes, self.class_split)).encode()
     )
     for x, y in (self.train, self.test):
       digest.update(repr((x.shape, str(x.dtype))).encode())
-      digest.update(np.ascontiguousarray(y).tobytes())
+      digest.update(np.ascontiguousarray(y))
+      digest.update(np.ascontiguousarray(x))
       if len(y):
         sample = np.linspace(0, len(y) - 1, min(64, len(y))).astype(int)
-        digest.update(
-            np.ascontiguousarray(self.preprocess(x[sample])).tobytes()
-        )
+        digest.update(np.ascontiguousarray(self.preprocess(x[sample])))
     if self.writers is not None:
       digest.update('\n'.join(str(w) for w in self.writers).encode())
     if self.rotations is not None:
-      digest.update(np.ascontiguousarray(self.rotations).tobytes())
-      if self.interpolation != 'bilinear':  # Once the only way.
-        digest.update(self.interpolation.encode())
+      digest.update(np.ascontiguousarray(self.rotations))
+      digest.update(self.interpolation.encode())
     return digest.hexdigest()[:16]
 
 

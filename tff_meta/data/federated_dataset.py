@@ -135,7 +135,16 @@ class FederatedDataset:
     return data
 
   def fingerprint(self) -> str:
-    """Returns 16 hex digits that change when clients or examples do."""
+    """Returns 16 hex digits that change when clients or examples do.
+
+    They depend on all pixels and labels, as they are when they are first read:
+    of a corpus on all its examples, of ClientData on those of all clients here,
+    which are read for it if they have not been. The images that class pools
+    draw from are those of the corpus.
+
+    Raises:
+      ValueError: If a client cannot be read.
+    """
     pools = self.class_pools
     facts = (
         self.name,
@@ -143,7 +152,7 @@ class FederatedDataset:
         self.num_classes,
         self.seed,
         sorted(self._clients_by_role.items()),
-        self._source.digest(),
+        self._source.digest(sorted(self._all_ids)),
         pools and pools.digest(),
     )
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
