@@ -345,6 +345,16 @@ BAD_CORPORA = {
     'rows twice': (
         dealt([[0, 1, 1], [2], [3]]), '`partition` .* client 0 every row once'
     ),
+    'a row of two clients': (
+        dealt([[0, 1], [2], [3, 1]]), 'row 1 given to client 0 and to client 2'
+    ),
+    'the same rows for all, with a published test part': (
+        lambda: FederatedDataset.from_corpus(
+            corpus(test=corpus_lib.LabelledExamples(np.uint8(X), Y)),
+            lambda *_: [range(9)] * 3, 3, 0,
+        ),
+        'row 0 given to client 0 and to client 1',
+    ),
     'rows that are none': (
         dealt([[0], [1], [9]]), r'rows in 0..8 for client 2, found 9'
     ),
@@ -374,6 +384,15 @@ BAD_CORPORA = {
 @pytest.mark.parametrize('name', BAD_CORPORA)
 def test_bad_corpora(name):
   refuses(*BAD_CORPORA[name])
+
+
+def test_a_partitioner_that_says_so_may_share_rows():
+  y = np.repeat(np.arange(3, dtype=np.int32), 300)
+  many = corpus(np.zeros((900, 2, 2, 1), np.uint8), y)
+  partition = functools.partial(partitioners.fedec_femnist, start_over=True)
+  rows = np.concatenate(partition(y, 12, 0))
+  assert len(set(rows)) < len(rows)
+  FederatedDataset.from_corpus(many, partition, 12, 0, test_fraction=0.1)
 
 
 def test_a_corpus_that_changes_while_it_is_in_use_is_refused():

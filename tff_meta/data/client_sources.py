@@ -646,7 +646,26 @@ def _deal(partition, keys, num_clients, seed):
           ' might train on one copy and be tested on another, found'
           f' {len(rows) - len(np.unique(rows))} rows more than once.'
       )
-  return [rows.astype(np.int64) for rows in dealt]
+  dealt = [rows.astype(np.int64) for rows in dealt]
+  # Of a `functools.partial`, that of its function.
+  if not getattr(getattr(partition, 'func', partition), 'shares_rows', False):
+    _check_no_row_is_shared(dealt, len(keys))
+  return dealt
+
+
+def _check_no_row_is_shared(dealt, num_rows):
+  """Raises a ValueError if a row is dealt to two clients."""
+  owner = np.full(num_rows, -1)
+  for k, rows in enumerate(dealt):
+    shared = rows[owner[rows] >= 0]
+    if len(shared):
+      raise ValueError(
+          'Expected `partition` to give no row to two clients, since one might'
+          ' train on what the other is tested on, found row'
+          f' {shared[0]} given to client {owner[shared[0]]} and to client {k}.'
+          ' Tip: one that means to has an attribute `shares_rows = True`.'
+      )
+    owner[rows] = k
 
 
 def _deal_writers(corpus, partition, num_clients, seed, validation_fraction):

@@ -7,9 +7,11 @@ Every partitioner is a function
 of the labels (or writers, or groups) of n examples: a vector of finite numbers
 or strings, anything else is refused. `seed` is a non-negative integer, or a
 NumPy generator to go on with. The row numbers are
-int64 and no row goes to two clients. Partitioners that promise to be exhaustive
-give every row to some client. Where the docstring says so, two parts of a
-corpus that are partitioned with the same seed give clients of the same classes.
+int64 and no client has a row twice. No row goes to two clients, either, but for
+partitioners with an attribute `shares_rows` that is True: `fedec_femnist`, when
+it is to `start_over`. Partitioners that promise to be exhaustive give every row
+to some client. Where the docstring says so, two parts of a corpus that are
+partitioned with the same seed give clients of the same classes.
 
 No global random state is read or written.
 """
@@ -502,7 +504,8 @@ def fedec_femnist(
     classes_per_client: c.
     max_per_class: Most images of a class that are used, at random.
     start_over: Whether a class whose images are used up begins again with its
-      first, so that clients share images; if not, no two clients do.
+      first, so that clients share images, and one may train on what another,
+      also a new client, is tested on; if not, no two clients share any.
 
   Returns:
     Row numbers of every client.
@@ -539,6 +542,9 @@ def fedec_femnist(
     for k, part in zip(holders, np.split(dealt, ends), strict=False):
       own[k].append(part)
   return [np.concatenate(parts) for parts in own]
+
+
+fedec_femnist.shares_rows = True
 
 
 def by_group(
