@@ -115,7 +115,16 @@ BAD_CLIENTS = {
     ),
     'noise in preprocess': (
         b(one, preprocess=lambda x: np.float32(x * random.random())),
-        "'a' .* twice, .* `preprocess`",
+        "`preprocess` .* always alike, .* 'a' of 'mine' alone",
+    ),
+    'statistics of the batch': (
+        b(one, preprocess=lambda x: x - x.mean(0)),
+        "`preprocess` .* 'a' of 'mine' alone",
+    ),
+    'statistics of a later batch': (
+        b(lambda: one(9 * X), preprocess=lambda x: x - x.mean(0) * (
+            x.max() > 1)),
+        "`preprocess` .* 'b' of 'mine' alone",
     ),
     'another length': (b(of_another_length), "'b' of 'mine' .* twice"),
     'endless': (b(lambda: one().repeat()), "'b' to hold a finite number"),
@@ -210,7 +219,16 @@ BAD_CLIENTS = {
         lambda: load(clients(), [one()]), '`test` .* found a list'
     ),
     'tested on what was trained on': (
-        lambda: load(*[clients()] * 2), '`test` to hold other examples'
+        lambda: load(*[clients()] * 2), "'a' .* in `test` than in `train`"
+    ),
+    'tested on equal ClientData': (
+        lambda: load(clients(), clients(), validation_fraction=0.3),
+        "client 'a' of 'mine' .* `test` than in `train`, found the same 9",
+    ),
+    'one client tested on what it was trained on, in another order': (
+        lambda: load(clients(b=one), clients(
+            a=lambda: one(1 - X), b=lambda: one(X[::-1], Y[::-1]))),
+        "client 'b' of 'mine' .* found the same 9",
     ),
     'tested clients that do not train': (
         lambda: load(clients(), clients(z=one)), "`train`, .* such as 'z'"
@@ -315,8 +333,14 @@ BAD_CORPORA = {
     'bool': (arrays(x=X > 0.5), 'uint8 or float32 .* bool'),
     'strings': (arrays(x=X.astype(str)), 'uint8 or float32 .* <U'),
     'float32 without scaling': (arrays(x=X), '`preprocess` .* float32 pixels'),
-    'zeros and ones': (
-        arrays(x=np.uint8(X > 0.5)), '`preprocess` .* pixels that are 0 and 1'
+    'zeros and ones': (arrays(x=np.uint8(X > 0.5)), 'found none above 1'),
+    'sixteen shades': (
+        arrays(x=np.uint8(16 * X)), r"`preprocess` .* 'own', .* above 1\d\. Tip"
+    ),
+    'tested on what was trained on': (
+        lambda: corpus(test=corpus_lib.LabelledExamples(
+            (255 * X).astype(np.uint8), Y)),
+        '`own.test` to hold other examples than `own.train`, found the same',
     ),
     'statistics of the batch': (
         arrays(x=X, preprocess=lambda x: x / x.max()), '`preprocess` .* alone'
@@ -543,9 +567,9 @@ def test_own_files_are_not_to_be_deleted(suffix, tmp_path):
 
 
 def test_leaf_files_split_by_user_have_no_test_examples(tmp_path):
-  for part, user in (('train', 'ann'), ('test', 'bob')):
+  for part, user, label in (('train', 'ann', 0), ('test', 'bob', 1)):
     (tmp_path / part).mkdir()
-    data = {'x': [[0.5] * 784] * 3, 'y': [0, 1, 2]}
+    data = {'x': [[0.5] * 784] * 3, 'y': [label] * 3}
     contents = {'users': [user], 'user_data': {user: data}}
     (tmp_path / part / 'all.json').write_text(json.dumps(contents))
   train, test = femnist.load_client_data(str(tmp_path))

@@ -123,7 +123,7 @@ def test_published_test_examples_follow_the_training_examples(
   corpus = corpus_lib.Corpus(
       'toy',
       *(
-          corpus_lib.LabelledExamples(np.ones((len(p), 2, 2), np.uint8), p)
+          corpus_lib.LabelledExamples(np.zeros((len(p), 2, 2), np.uint8), p)
           for p in y
       ),
       num_classes=4,

@@ -89,6 +89,11 @@ def examples_digest(examples: ClientExamples) -> bytes:
   return digest.digest()
 
 
+def _row_digest(x, y) -> bytes:
+  """Returns what tells one example apart."""
+  return hashlib.blake2b(x.tobytes() + y.tobytes(), digest_size=16).digest()
+
+
 def check_fractions(validation_fraction: float, test_fraction: float) -> None:
   """Raises unless both are numbers >= 0 and leave something to train on."""
   for name, value in (
@@ -368,6 +373,7 @@ class ClientDataSource:
       digest = examples_digest(examples)
       if examples_digest(self._load(client_id)) != digest:
         raise self._differs(client_id)
+      self._check_tests_others(client_id, examples)
       self._digests[client_id] = digest
     return examples
 
@@ -420,6 +426,26 @@ class ClientDataSource:
     counts = dict(zip(PARTS, counts, strict=True))
     if self._counts.setdefault(client_id, counts) != counts:
       raise self._differs(client_id)
+
+  def _check_tests_others(self, client_id, examples):
+    """Raises a ValueError if `test` has the examples of `train`, in any order.
+
+    Single ones that are in both are not looked for.
+    """
+    if client_id not in self._test_ids:
+      return
+    tested = [_row_digest(*row) for row in zip(*examples.test, strict=True)]
+    own = [
+        _row_digest(*row)
+        for part in examples[:2]
+        for row in zip(*part, strict=True)
+    ]
+    if sorted(tested) == sorted(own):
+      raise ValueError(
+          f'Expected client {client_id!r} of {self._name!r} to hold other'
+          f' examples in `test` than in `train`, found the same {len(own)}.'
+          ' Tip: a `test_fraction` splits those of `train`.'
+      )
 
   def _differs(self, client_id):
     return ValueError(
@@ -498,7 +524,10 @@ class ClientDataSource:
     if self._add_channel_axis:
       x = x[..., np.newaxis]
     where = f'client {client_id!r} of {self._name!r}'
-    x = corpus_lib.preprocessed(self._preprocess, x, where)
+    raw = x
+    x = corpus_lib.preprocessed(self._preprocess, raw, where)
+    if client_id not in self._digests:
+      corpus_lib.check_row_by_row(self._preprocess, raw, where)
     if x.ndim < 2:
       raise ValueError(
           f'Expected the pixels of {where} to have a shape, found one number'

@@ -393,7 +393,7 @@ class FederatedDataset:
         as TFF's emnist and cifar100, or `sqlite_client_data`.
       test: ClientData with test examples of the same clients, or None. Clients
         of `train` that it lacks have no test examples; one that `train` lacks
-        is refused.
+        is refused, and so is one that has the same examples in both.
       name: Name of the data set.
       num_classes: Labels are 0..num_classes-1.
       seed: Source of all randomness, non-negative.
@@ -402,7 +402,8 @@ class FederatedDataset:
       y_key: Key of the label.
       add_channel_axis: Whether to turn [height, width] into [height, width, 1].
       preprocess: Turns a batch of pixels, as they are, into float32 network
-        input. The default only makes them float32 and scales nothing.
+        input, row by row. The default only makes them float32 and scales
+        nothing.
       validation_fraction: Share of each client's train examples that validate.
       test_fraction: Without `test`: share of each client's train examples that
         test.
@@ -429,11 +430,6 @@ class FederatedDataset:
       raise ValueError(
           'Expected `test_fraction` to be None where `test` examples are given,'
           f' found {test_fraction}.'
-      )
-    if test is train:
-      raise ValueError(
-          'Expected `test` to hold other examples than `train`, found the same'
-          ' ClientData. Tip: a `test_fraction` splits it.'
       )
     source = client_sources.ClientDataSource(
         train,
