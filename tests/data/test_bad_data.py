@@ -5,6 +5,7 @@ a data set that is silently another one than was given.
 """
 
 import functools
+import inspect
 import itertools
 import json
 import random
@@ -408,6 +409,58 @@ BAD_CORPORA = {
 @pytest.mark.parametrize('name', BAD_CORPORA)
 def test_bad_corpora(name):
   refuses(*BAD_CORPORA[name])
+
+
+SPLIT = corpus_lib.ClassSplit((0, 1), (), (2,))
+ROTATED = functools.partial(
+    corpus_lib.with_rotation_groups, corpus=corpus(), seed=0
+)
+NUMBERS = {
+    load: (
+        clients(),
+        ['num_classes', 'seed', 'num_clients', 'validation_fraction',
+         'test_fraction', 'num_validation_clients', 'num_test_clients',
+         'cache_bytes'],
+    ),
+    functools.partial(FederatedDataset.from_corpus, num_clients=3, seed=0,
+                      corpus=corpus(), partition=partitioners.iid,
+                      test_fraction=0.1): (
+        None,
+        ['num_clients', 'seed', 'validation_fraction', 'test_fraction',
+         'num_validation_clients', 'num_test_clients', 'cache_bytes'],
+    ),
+    functools.partial(FederatedDataset.few_round, num_clients=3, seed=0,
+                      corpus=corpus(class_split=SPLIT)): (
+        None, ['num_clients', 'seed', 'examples_per_class', 'cache_bytes']
+    ),
+    ROTATED: (None, ['seed', 'num_groups', 'degrees_between_groups']),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('value', [np.array([0.1, 0.2]), '1', 1j, [1]])
+@pytest.mark.parametrize('function', NUMBERS)
+def test_numbers_that_are_none(function, value):
+  data, names = NUMBERS[function]
+  for name in names:
+    call = functools.partial(function, *[data] * (data is not None))
+    refuses(lambda n=name, c=call: c(**{n: value}), f'`{name}`')
+
+
+@pytest.mark.parametrize('value', [np.array([0.1, 0.2]), '1', 1j, [1]])
+@pytest.mark.parametrize('name', partitioners.PARTITIONERS)
+def test_numbers_of_partitioners_that_are_none(name, value):
+  partition = partitioners.PARTITIONERS[name]
+  parameters = inspect.signature(partition).parameters
+  good = {'num_clients': 4, 'seed': 0}
+  if 'classes_per_client' in parameters:
+    good['classes_per_client'] = 1
+  for option in list(parameters)[1:]:
+    if option != 'start_over':
+      call = functools.partial(partition, np.arange(4000) % 4)
+      refuses(
+          lambda o=option, c=call: c(**good | {o: value}),
+          'client' if 'client' in option else f'`{option}`',
+      )
 
 
 def test_a_partitioner_that_says_so_may_share_rows():

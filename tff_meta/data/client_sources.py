@@ -7,7 +7,6 @@ what one of these clients holds does.
 
 from collections.abc import Callable, Mapping, Sequence
 import hashlib
-import numbers
 import re
 from typing import Any, NamedTuple
 
@@ -94,14 +93,13 @@ def _row_digest(x, y) -> bytes:
   return hashlib.blake2b(x.tobytes() + y.tobytes(), digest_size=16).digest()
 
 
-def check_fractions(validation_fraction: float, test_fraction: float) -> None:
+def check_fractions(
+    validation_fraction: float, test_fraction: float | None
+) -> None:
   """Raises unless both are numbers >= 0 and leave something to train on."""
-  for name, value in (
-      ('validation_fraction', validation_fraction),
-      ('test_fraction', test_fraction),
-  ):
-    if not isinstance(value, numbers.Real):
-      raise TypeError(f'Expected `{name}` to be a number, found {value!r}.')
+  test_fraction = 0.0 if test_fraction is None else test_fraction
+  checks.check_number('validation_fraction', validation_fraction)
+  checks.check_number('test_fraction', test_fraction)
   total = validation_fraction + test_fraction
   if min(validation_fraction, test_fraction) < 0 or not total < 1:
     raise ValueError(
@@ -144,7 +142,7 @@ def deal_corpus(
     ValueError: If the partition is impossible, a client gets no training
       examples, or there is no `test_fraction` to stratify.
   """
-  check_fractions(validation_fraction, test_fraction or 0.0)
+  check_fractions(validation_fraction, test_fraction)
   if stratify and test_fraction is None:
     raise ValueError(
         'Expected a `test_fraction` to split off class by class (`stratify`),'

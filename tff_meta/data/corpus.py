@@ -280,14 +280,16 @@ def with_rotation_groups(
     The corpus with `rotations`.
 
   Raises:
+    TypeError: If a number is none.
     ValueError: If `num_groups` is not positive, or `interpolation` is unknown.
 
   Source: Ghosh et al., IFCA, NeurIPS 2020; CAFeMe, released code: 60,000 images
     in 10 groups of 6,000, 0 to 180 degrees, with torchvision's default, nearest
     neighbours.
   """
-  if num_groups < 1:
-    raise ValueError(f'Expected `num_groups` >= 1, found {num_groups}.')
+  checks.check_count('seed', seed)
+  checks.check_count('num_groups', num_groups, 1)
+  checks.check_number('degrees_between_groups', degrees_between_groups)
   rng = np.random.default_rng(seed)
   parts = []
   for examples in (corpus.train, corpus.test):

@@ -425,7 +425,7 @@ class FederatedDataset:
     """
     config_checks.check_seed(seed)
     checks.check_count('num_classes', num_classes, 1)
-    client_sources.check_fractions(validation_fraction, test_fraction or 0.0)
+    client_sources.check_fractions(validation_fraction, test_fraction)
     if test is not None and test_fraction is not None:
       raise ValueError(
           'Expected `test_fraction` to be None where `test` examples are given,'

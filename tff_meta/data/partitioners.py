@@ -251,6 +251,8 @@ def proportions_per_class(
   rng = _generator(seed)
   classes = _rows_by_label(labels)
   slots = _slots_per_class(len(classes), num_clients, classes_per_client)
+  checks.check_number('low', low)
+  checks.check_number('high', high)
   if classes_per_client > len(classes) or not 0 < low <= high:
     raise ValueError(
         'Expected `classes_per_client` of at most the number of classes and 0 <'
@@ -313,6 +315,7 @@ def dirichlet(
   labels = _vector(labels)
   checks.check_count('num_clients', num_clients, 1)
   checks.check_count('min_examples', min_examples)
+  checks.check_number('alpha', alpha)
   if not _LEAST_ALPHA <= alpha <= _LARGEST_ALPHA:
     raise ValueError(
         f'Expected `alpha` in {_LEAST_ALPHA:g}..{_LARGEST_ALPHA:g}, found'
@@ -453,6 +456,7 @@ def fedmeta_per_mnist(
   classes = _rows_by_label(labels)
   num_classes = len(classes)
   _check_pairs(num_classes, num_clients)
+  checks.check_count('stride', stride, 1)
   if num_classes % stride:
     raise ValueError(
         f'Expected an even number of classes to pair, found {num_classes}.'
