@@ -1,8 +1,8 @@
 """JSON files that tell if they were changed: the first entry is a checksum.
 
 `sha256` is that of the other entries, as `json.dumps` writes them with sorted
-keys. Files without it, as earlier versions wrote them, are read as they are, but
-not beside those of the same run that have one.
+keys. Files without it, as earlier versions wrote them, are read as they are,
+but not beside those of the same run that have one.
 """
 
 from collections.abc import Mapping
