@@ -228,7 +228,11 @@ def _check_refusals(call, directory):
   config = (directory / 'config.json').read_bytes()
   (directory / 'config.json').write_text('{}')
   code, _, err = call(evaluate, f'--run_dir={directory}')
+  assert code == 1 and 'config.json as it was written' in err
+  summary = (directory / 'summary.json').rename(directory / 'aside')
+  code, _, err = call(evaluate, f'--run_dir={directory}')
   assert code == 2 and 'of this version' in err
+  summary.rename(directory / 'summary.json')
   (directory / 'config.json').write_bytes(
       config.replace(b'"way": 3', b'"way": 2')
   )

@@ -10,9 +10,11 @@ import time
 
 import pytest
 
+from tff_meta.comparison import results
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
 from tff_meta.training import run_directory
+from tff_meta.training import sealed_json
 
 # A training program: behaves as its flags say, and counts its starts.
 _PROGRAM = """
@@ -168,6 +170,15 @@ def test_an_unreadable_cell_file_is_an_error(tmp_path, changes, problem):
   path.write_text(json.dumps(content))
   with pytest.raises(runner.ComparisonError, match=f'{problem}.*remove its'):
     folder.outcome()
+  folder.run.mkdir()
+  config = sealed_json.seal({'seed': 1})
+  (folder.run / 'config.json').write_text(json.dumps(config))
+  with pytest.raises(runner.ComparisonError, match='checksum is gone.*remove'):
+    folder.outcome()
+  (folder.run / 'summary.json').write_text('{"rounds": 1}')
+  assert not results.read_json(folder.run / 'summary.json')
+  (folder.run / 'config.json').write_text('{}')
+  assert results.read_json(folder.run / 'summary.json') == {'rounds': 1}
 
 
 def test_a_file_is_not_a_directory(tmp_path):

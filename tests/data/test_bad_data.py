@@ -5,6 +5,7 @@ a data set that is silently another one than was given.
 """
 
 import functools
+import inspect
 import itertools
 import json
 import random
@@ -115,7 +116,16 @@ BAD_CLIENTS = {
     ),
     'noise in preprocess': (
         b(one, preprocess=lambda x: np.float32(x * random.random())),
-        "'a' .* twice, .* `preprocess`",
+        "`preprocess` .* always alike, .* 'a' of 'mine' alone",
+    ),
+    'statistics of the batch': (
+        b(one, preprocess=lambda x: x - x.mean(0)),
+        "`preprocess` .* 'a' of 'mine' alone",
+    ),
+    'statistics of a later batch': (
+        b(lambda: one(9 * X), preprocess=lambda x: x - x.mean(0) * (
+            x.max() > 1)),
+        "`preprocess` .* 'b' of 'mine' alone",
     ),
     'another length': (b(of_another_length), "'b' of 'mine' .* twice"),
     'endless': (b(lambda: one().repeat()), "'b' to hold a finite number"),
@@ -210,7 +220,16 @@ BAD_CLIENTS = {
         lambda: load(clients(), [one()]), '`test` .* found a list'
     ),
     'tested on what was trained on': (
-        lambda: load(*[clients()] * 2), '`test` to hold other examples'
+        lambda: load(*[clients()] * 2), "'a' .* in `test` than in `train`"
+    ),
+    'tested on equal ClientData': (
+        lambda: load(clients(), clients(), validation_fraction=0.3),
+        "client 'a' of 'mine' .* `test` than in `train`, found the same 9",
+    ),
+    'one client tested on what it was trained on, in another order': (
+        lambda: load(clients(b=one), clients(
+            a=lambda: one(1 - X), b=lambda: one(X[::-1], Y[::-1]))),
+        "client 'b' of 'mine' .* found the same 9",
     ),
     'tested clients that do not train': (
         lambda: load(clients(), clients(z=one)), "`train`, .* such as 'z'"
@@ -315,8 +334,14 @@ BAD_CORPORA = {
     'bool': (arrays(x=X > 0.5), 'uint8 or float32 .* bool'),
     'strings': (arrays(x=X.astype(str)), 'uint8 or float32 .* <U'),
     'float32 without scaling': (arrays(x=X), '`preprocess` .* float32 pixels'),
-    'zeros and ones': (
-        arrays(x=np.uint8(X > 0.5)), '`preprocess` .* pixels that are 0 and 1'
+    'zeros and ones': (arrays(x=np.uint8(X > 0.5)), 'found none above 1'),
+    'sixteen shades': (
+        arrays(x=np.uint8(16 * X)), r"`preprocess` .* 'own', .* above 1\d\. Tip"
+    ),
+    'tested on what was trained on': (
+        lambda: corpus(test=corpus_lib.LabelledExamples(
+            (255 * X).astype(np.uint8), Y)),
+        '`own.test` to hold other examples than `own.train`, found the same',
     ),
     'statistics of the batch': (
         arrays(x=X, preprocess=lambda x: x / x.max()), '`preprocess` .* alone'
@@ -344,6 +369,16 @@ BAD_CORPORA = {
     ),
     'rows twice': (
         dealt([[0, 1, 1], [2], [3]]), '`partition` .* client 0 every row once'
+    ),
+    'a row of two clients': (
+        dealt([[0, 1], [2], [3, 1]]), 'row 1 given to client 0 and to client 2'
+    ),
+    'the same rows for all, with a published test part': (
+        lambda: FederatedDataset.from_corpus(
+            corpus(test=corpus_lib.LabelledExamples(np.uint8(X), Y)),
+            lambda *_: [range(9)] * 3, 3, 0,
+        ),
+        'row 0 given to client 0 and to client 1',
     ),
     'rows that are none': (
         dealt([[0], [1], [9]]), r'rows in 0..8 for client 2, found 9'
@@ -374,6 +409,67 @@ BAD_CORPORA = {
 @pytest.mark.parametrize('name', BAD_CORPORA)
 def test_bad_corpora(name):
   refuses(*BAD_CORPORA[name])
+
+
+SPLIT = corpus_lib.ClassSplit((0, 1), (), (2,))
+ROTATED = functools.partial(
+    corpus_lib.with_rotation_groups, corpus=corpus(), seed=0
+)
+NUMBERS = {
+    load: (
+        clients(),
+        ['num_classes', 'seed', 'num_clients', 'validation_fraction',
+         'test_fraction', 'num_validation_clients', 'num_test_clients',
+         'cache_bytes'],
+    ),
+    functools.partial(FederatedDataset.from_corpus, num_clients=3, seed=0,
+                      corpus=corpus(), partition=partitioners.iid,
+                      test_fraction=0.1): (
+        None,
+        ['num_clients', 'seed', 'validation_fraction', 'test_fraction',
+         'num_validation_clients', 'num_test_clients', 'cache_bytes'],
+    ),
+    functools.partial(FederatedDataset.few_round, num_clients=3, seed=0,
+                      corpus=corpus(class_split=SPLIT)): (
+        None, ['num_clients', 'seed', 'examples_per_class', 'cache_bytes']
+    ),
+    ROTATED: (None, ['seed', 'num_groups', 'degrees_between_groups']),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('value', [np.array([0.1, 0.2]), '1', 1j, [1]])
+@pytest.mark.parametrize('function', NUMBERS)
+def test_numbers_that_are_none(function, value):
+  data, names = NUMBERS[function]
+  for name in names:
+    call = functools.partial(function, *[data] * (data is not None))
+    refuses(lambda n=name, c=call: c(**{n: value}), f'`{name}`')
+
+
+@pytest.mark.parametrize('value', [np.array([0.1, 0.2]), '1', 1j, [1]])
+@pytest.mark.parametrize('name', partitioners.PARTITIONERS)
+def test_numbers_of_partitioners_that_are_none(name, value):
+  partition = partitioners.PARTITIONERS[name]
+  parameters = inspect.signature(partition).parameters
+  good = {'num_clients': 4, 'seed': 0}
+  if 'classes_per_client' in parameters:
+    good['classes_per_client'] = 1
+  for option in list(parameters)[1:]:
+    if option != 'start_over':
+      call = functools.partial(partition, np.arange(4000) % 4)
+      refuses(
+          lambda o=option, c=call: c(**good | {o: value}),
+          'client' if 'client' in option else f'`{option}`',
+      )
+
+
+def test_a_partitioner_that_says_so_may_share_rows():
+  y = np.repeat(np.arange(3, dtype=np.int32), 300)
+  many = corpus(np.zeros((900, 2, 2, 1), np.uint8), y)
+  partition = functools.partial(partitioners.fedec_femnist, start_over=True)
+  rows = np.concatenate(partition(y, 12, 0))
+  assert len(set(rows)) < len(rows)
+  FederatedDataset.from_corpus(many, partition, 12, 0, test_fraction=0.1)
 
 
 def test_a_corpus_that_changes_while_it_is_in_use_is_refused():
@@ -644,9 +740,9 @@ def test_own_files_are_not_to_be_deleted(suffix, tmp_path):
 
 
 def test_leaf_files_split_by_user_have_no_test_examples(tmp_path):
-  for part, user in (('train', 'ann'), ('test', 'bob')):
+  for part, user, label in (('train', 'ann', 0), ('test', 'bob', 1)):
     (tmp_path / part).mkdir()
-    data = {'x': [[0.5] * 784] * 3, 'y': [0, 1, 2]}
+    data = {'x': [[0.5] * 784] * 3, 'y': [label] * 3}
     contents = {'users': [user], 'user_data': {user: data}}
     (tmp_path / part / 'all.json').write_text(json.dumps(contents))
   train, test = femnist.load_client_data(str(tmp_path))

@@ -71,6 +71,11 @@ def test_fingerprint_changes_with_labels_pixels_and_preprocessing():
   ]
   prints = {c.fingerprint() for c in [corpus, *others]}
   assert len(prints) == 5
+  many = make_corpus(num_train=1000)
+  x = 255 - many.train.x
+  x[::16] = many.train.x[::16]  # So many are tried by `preprocess`.
+  inverted = dataclasses.replace(many, train=many.train._replace(x=x))
+  assert inverted.fingerprint() != many.fingerprint()
   assert make_corpus().fingerprint() == corpus.fingerprint()
 
 
@@ -123,8 +128,8 @@ def test_oblique_rotation_moves_a_dot_where_trigonometry_says():
   corpus = corpus_lib.Corpus(
       'dot',
       examples,
-      examples,
-      1,
+      examples._replace(y=examples.y + 1),
+      2,
       rotations=np.float32([20, 40]),
       interpolation='bilinear',
   )
@@ -149,7 +154,12 @@ def test_rotation_is_that_of_torchvision():
   image = np.arange(1, 26, dtype=np.uint8).reshape(1, 5, 5, 1)
   examples = corpus_lib.LabelledExamples(image, np.zeros(1, np.int32))
   corpus = corpus_lib.Corpus(
-      'numbers', examples, examples, 1, rotations=np.float32([20, 240])
+      'numbers',
+      examples,
+      examples._replace(y=examples.y + 1),
+      2,
+      preprocess=np.float32,
+      rotations=np.float32([20, 240]),
   )
   np.testing.assert_array_equal(
       corpus.raw_rows([0, 1])[..., 0],

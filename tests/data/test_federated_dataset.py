@@ -123,7 +123,7 @@ def test_published_test_examples_follow_the_training_examples(
   corpus = corpus_lib.Corpus(
       'toy',
       *(
-          corpus_lib.LabelledExamples(np.ones((len(p), 2, 2), np.uint8), p)
+          corpus_lib.LabelledExamples(np.zeros((len(p), 2, 2), np.uint8), p)
           for p in y
       ),
       num_classes=4,
@@ -629,6 +629,31 @@ def test_client_data_choose_clients_keys_and_roles():
   ]
   assert make(1).fingerprint() == dataset.fingerprint()
   assert make(2).fingerprint() != dataset.fingerprint()
+
+
+@pytest.mark.parametrize('key', ['pixels', 'label'])
+@pytest.mark.parametrize('changed', range(5))
+def test_fingerprint_depends_on_every_client(key, changed):
+  train = make_client_data((6,) * 5)
+  client_id = f'writer_{changed}'
+
+  def change(c):
+    examples = train.create_tf_dataset_for_client(c)
+    if c != client_id:
+      return examples
+    return examples.map(lambda e: e | {key: (e[key] + 1) % 4})
+
+  data = tff.simulation.datasets.ClientData
+  prints = {
+      FederatedDataset.from_client_data(
+          clients, name='letters', num_classes=4, seed=0
+      ).fingerprint()
+      for clients in (
+          train,
+          data.from_clients_and_tf_fn(train.client_ids, change),
+      )
+  }
+  assert len(prints) == 2
 
 
 def test_client_data_errors():

@@ -518,7 +518,10 @@ def test_by_writer_takes_whole_writers():
         (lambda: partitioners.dirichlet(LABELS, 2, 0, alpha=0), 'alpha 0'),
         # The first ran for minutes, the last had only zeros drawn.
         (lambda: partitioners.dirichlet(LABELS, 2, 0, 1e-320), 'alpha 1e-320'),
-        (lambda: partitioners.dirichlet(LABELS, 2, 0, np.nan), 'alpha nan'),
+        (
+            lambda: partitioners.dirichlet(LABELS, 2, 0, np.nan),
+            '`alpha` .* nan',
+        ),
         (lambda: partitioners.dirichlet(LABELS, 2, 0, 1e308), 'alpha 1e.308'),
         (
             lambda: partitioners.fedmeta_per_cifar10(LABELS, 10, 0),

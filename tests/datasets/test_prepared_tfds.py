@@ -242,7 +242,7 @@ def test_rotated_mnist_is_dealt_by_group(tmp_path):
   for change in ({'rotation_seed': 1}, {'rotation_interpolation': 'bilinear'}):
     other = mnist.load(str(tmp_path), **options | change)
     assert other.fingerprint() != corpus.fingerprint()
-  with pytest.raises(ValueError, match='`num_groups` >= 1, found -1'):
+  with pytest.raises(ValueError, match='`num_groups` .* at least 1, found -1'):
     mnist.load(str(tmp_path), rotation_groups=-1)
 
 

@@ -285,6 +285,7 @@ def pools():
           train=corpus_lib.LabelledExamples(x[50:], y[50:]),
           test=corpus_lib.LabelledExamples(x[:50], y[:50]),
           num_classes=10,
+          preprocess=corpus_lib.scale_to_unit,
           class_split=corpus_lib.ClassSplit(
               (0, 2, 4, 3), (5,), (1, 6, 7, 8, 9)
           ),

@@ -7,6 +7,7 @@ numbers of the undamaged run, or with an error that the programs show as a line.
 import collections
 import contextlib
 import dataclasses
+import json
 import pathlib
 import random
 import shutil
@@ -203,6 +204,11 @@ def _places(root, rng):
   return path
 
 
+def _check_shown(error, root):
+  """Checks that a program's line says what is wrong, or where."""
+  assert str(error).startswith('Expected ') or str(root) in str(error), error
+
+
 def _check(whole, root, seed, counts):
   """Damages a copy of the run, and uses it."""
   rng = random.Random(seed)
@@ -222,6 +228,7 @@ def _check(whole, root, seed, counts):
   except (OSError, ValueError, TypeError) as error:
     counts['evaluations refused'] += 1
     print('  evaluate:', error)
+    _check_shown(error, root)
   else:
     assert values == whole.models[rounds], what
     counts['evaluations right'] += 1
@@ -246,6 +253,7 @@ def _check(whole, root, seed, counts):
   ) as error:
     counts['continuations refused'] += 1
     print('  train:', error)
+    _check_shown(error, root)
     now = mutations.state_of(root)
     store = checkpoints.CheckpointStore(root / 'checkpoints')
     for name in good:  # Stays, unless three newer ones are there.
@@ -258,6 +266,49 @@ def _check(whole, root, seed, counts):
       assert opened == (rounds, whole.models[rounds]), what
     counts['continuations right'] += 1
   shutil.rmtree(root)
+
+
+def _change(path, **changes):
+  """Changes entries of a JSON file; None removes one."""
+  content = json.loads(path.read_text()) | changes
+  content = {k: v for k, v in content.items() if v is not None}
+  path.write_text(json.dumps(content))
+
+
+def test_a_summary_that_lost_its_checksum_is_made_again(whole, tmp_path):
+  root, lines = tmp_path / 'run', []
+  shutil.copytree(whole.root, root)
+  _change(root / 'summary.json', sha256=None, evaluation={}, best_round=9)
+  summary = _go_on(whole.experiment, root, _ROUNDS, lines)
+  assert _end(root, summary) == whole.ends[_ROUNDS]
+  assert 'summary.json as it was written, found it damaged' in lines[0]
+
+
+def test_a_configuration_that_lost_its_checksum_is_made_again(whole, tmp_path):
+  root, lines = tmp_path / 'run', []
+  shutil.copytree(whole.root, root)
+  _change(root / 'config.json', sha256=None, num_model_parameters=1)
+  with pytest.raises(run_directory.RunDirectoryError, match='checksum is gone'):
+    _opened(whole.experiment, root, [])
+  summary = _go_on(whole.experiment, root, _ROUNDS, lines)
+  assert _end(root, summary) == whole.ends[_ROUNDS]
+  assert 'config.json' in lines[0]
+  config = (root / 'config.json').read_bytes()
+  assert config == (whole.root / 'config.json').read_bytes()
+
+
+@pytest.mark.parametrize('best_round', [None, 'x', 2])
+def test_summaries_of_earlier_versions(whole, tmp_path, best_round):
+  """Those without a checksum are taken as they are, if they can be shown."""
+  root, lines = tmp_path / 'run', []
+  shutil.copytree(whole.root, root)
+  _change(root / 'config.json', sha256=None)
+  _change(root / 'summary.json', sha256=None, best_round=best_round)
+  summary = _go_on(whole.experiment, root, _ROUNDS, lines)
+  if best_round == 2:
+    assert summary['best_round'] == 2 and 'finished' in lines[-1]
+  else:
+    assert _end(root, summary) == whole.ends[_ROUNDS]
 
 
 def _check_all(whole, tmp_path, seeds):

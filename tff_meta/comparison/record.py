@@ -114,7 +114,8 @@ def _small_files(root, cell) -> dict[str, bytes]:
   """Returns name -> content of what is kept of a finished cell's run."""
   run = runner.CellFolder(root, cell).run
   try:
-    summary = sealed_json.read(run / 'summary.json')
+    files = run / 'summary.json', run / 'config.json'
+    summary, config = (sealed_json.read(path, *files) for path in files)
     contents = {
         path.name: _read_table(run, path.name) for path in _per_client(run)
     }
@@ -125,12 +126,11 @@ def _small_files(root, cell) -> dict[str, bytes]:
     contents['summary.json'] = plain_files.read_bytes(
         run / 'summary.json', plain_files.MAX_JSON_BYTES
     )
+    config['config'].pop('data_dir', None)
     if 'files' in summary:  # Of a run of this version.
       summary = sealed_json.seal(summary | {'files': sums})
       contents['summary.json'] = atomic_files.json_bytes(summary)
-    config = sealed_json.read(run / 'config.json')
-    config['config'].pop('data_dir', None)
-    config = sealed_json.seal(config)
+      config = sealed_json.seal(config)
     contents['config.json'] = atomic_files.json_bytes(config)
     return contents
   except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -194,8 +194,9 @@ def is_complete(root: pathlib.Path, cell: tables.Cell) -> bool:
 
 def read_json(path: pathlib.Path) -> Mapping[str, Any]:
   """Returns a JSON file of a finished cell; empty if it is not readable."""
+  others = (path.with_name(n) for n in ('config.json', 'summary.json'))
   try:
-    return sealed_json.read(path)
+    return sealed_json.read(path, *others)
   except OSError:
     return {}
 

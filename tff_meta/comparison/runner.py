@@ -81,7 +81,8 @@ class CellFolder:
       ComparisonError: If `cell.json` is not one.
     """
     try:
-      return _parse_outcome(sealed_json.read(self._outcome))
+      config = self.run / 'config.json'
+      return _parse_outcome(sealed_json.read(self._outcome, config))
     except FileNotFoundError:
       return Outcome()
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -1,5 +1,7 @@
-"""Checks of whole numbers and of labels, before anything is cast."""
+"""Checks of numbers and of labels, before anything is cast."""
 
+import math
+import numbers
 import operator
 from typing import Any
 
@@ -33,6 +35,23 @@ def check_count(name: str, value: Any, least: int = 0) -> int:
         f' {number}.'
     )
   return number
+
+
+def check_number(name: str, value: Any) -> None:
+  """Raises unless a value is one finite real number.
+
+  Args:
+    name: Of the argument, for the error.
+    value: What was given for it.
+
+  Raises:
+    TypeError: If it is no real number: an array, a string.
+    ValueError: If it is NaN or infinite.
+  """
+  if not isinstance(value, numbers.Real):
+    raise TypeError(f'Expected `{name}` to be a number, found {value!r}.')
+  if not abs(value) < math.inf:
+    raise ValueError(f'Expected `{name}` to be a finite number, found {value}.')
 
 
 def to_labels(labels: np.ndarray, where: str, num_classes: int) -> np.ndarray:

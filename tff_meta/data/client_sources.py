@@ -1,12 +1,12 @@
 """Where the examples of a client come from: rows of a corpus, or ClientData.
 
 A source has `load(client_id) -> ClientExamples`, `count(client_id, part)`
-without loading pixels, and `digest()`, a string that tells data sets apart.
+without loading pixels, and `digest(client_ids)`, a string that changes when
+what one of these clients holds does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import hashlib
-import numbers
 import re
 from typing import Any, NamedTuple
 
@@ -88,14 +88,18 @@ def examples_digest(examples: ClientExamples) -> bytes:
   return digest.digest()
 
 
-def check_fractions(validation_fraction: float, test_fraction: float) -> None:
+def _row_digest(x, y) -> bytes:
+  """Returns what tells one example apart."""
+  return hashlib.blake2b(x.tobytes() + y.tobytes(), digest_size=16).digest()
+
+
+def check_fractions(
+    validation_fraction: float, test_fraction: float | None
+) -> None:
   """Raises unless both are numbers >= 0 and leave something to train on."""
-  for name, value in (
-      ('validation_fraction', validation_fraction),
-      ('test_fraction', test_fraction),
-  ):
-    if not isinstance(value, numbers.Real):
-      raise TypeError(f'Expected `{name}` to be a number, found {value!r}.')
+  test_fraction = 0.0 if test_fraction is None else test_fraction
+  checks.check_number('validation_fraction', validation_fraction)
+  checks.check_number('test_fraction', test_fraction)
   total = validation_fraction + test_fraction
   if min(validation_fraction, test_fraction) < 0 or not total < 1:
     raise ValueError(
@@ -138,7 +142,7 @@ def deal_corpus(
     ValueError: If the partition is impossible, a client gets no training
       examples, or there is no `test_fraction` to stratify.
   """
-  check_fractions(validation_fraction, test_fraction or 0.0)
+  check_fractions(validation_fraction, test_fraction)
   if stratify and test_fraction is None:
     raise ValueError(
         'Expected a `test_fraction` to split off class by class (`stratify`),'
@@ -307,11 +311,12 @@ class CorpusSource:
     """Returns the number of examples of a part."""
     return len(getattr(self._clients[client_id], part))
 
-  def digest(self) -> str:
-    """Returns a string that depends on corpus, rows and labels."""
+  def digest(self, client_ids: Sequence[str]) -> str:
+    """Returns a string that depends on the whole corpus, rows and labels."""
     digest = hashlib.sha256(self._corpus.fingerprint().encode())
     digest.update(self._new_labels.tobytes())
-    for client_id, parts in sorted(self._clients.items()):
+    for client_id in client_ids:
+      parts = self._clients[client_id]
       digest.update(f'{client_id} {[len(rows) for rows in parts]}'.encode())
       for rows in parts:
         digest.update(np.ascontiguousarray(rows, np.int64).tobytes())
@@ -355,7 +360,7 @@ class ClientDataSource:
     self._fractions = (validation_fraction, test_fraction)
     self._positions = {c: i for i, c in enumerate(self.ids)}
     self._counts = {}
-    self._read_twice = set()
+    self._digests = {}
 
   def load(self, client_id: str) -> ClientExamples:
     """Reads, preprocesses and splits the examples of a client.
@@ -364,11 +369,12 @@ class ClientDataSource:
     set that shuffles would let examples be trained on and tested on.
     """
     examples = self._load(client_id)
-    if client_id not in self._read_twice:
-      again = self._load(client_id)
-      if examples_digest(again) != examples_digest(examples):
+    if client_id not in self._digests:
+      digest = examples_digest(examples)
+      if examples_digest(self._load(client_id)) != digest:
         raise self._differs(client_id)
-      self._read_twice.add(client_id)
+      self._check_tests_others(client_id, examples)
+      self._digests[client_id] = digest
     return examples
 
   def count(self, client_id: str, part: str) -> int:
@@ -382,14 +388,16 @@ class ClientDataSource:
       )
     return self._counts[client_id][part]
 
-  def digest(self) -> str:
-    """Returns a string that depends on the ids and on three clients."""
-    ids = self.ids
-    digest = hashlib.sha256(repr((list(ids), self._fractions)).encode())
-    for client_id in {ids[0]: 0, ids[len(ids) // 2]: 0, ids[-1]: 0}:
-      for x, y in self.load(client_id):
-        digest.update(np.ascontiguousarray(x).tobytes())
-        digest.update(np.ascontiguousarray(y).tobytes())
+  def digest(self, client_ids: Sequence[str]) -> str:
+    """Returns a string that depends on all that these clients hold.
+
+    Those that have not been read yet are read now, one at a time.
+    """
+    digest = hashlib.sha256(repr(list(client_ids)).encode())
+    for client_id in client_ids:
+      if client_id not in self._digests:
+        self.load(client_id)
+      digest.update(self._digests[client_id])
     return digest.hexdigest()
 
   def _split(self, client_id, num_elements):
@@ -418,6 +426,26 @@ class ClientDataSource:
     counts = dict(zip(PARTS, counts, strict=True))
     if self._counts.setdefault(client_id, counts) != counts:
       raise self._differs(client_id)
+
+  def _check_tests_others(self, client_id, examples):
+    """Raises a ValueError if `test` has the examples of `train`, in any order.
+
+    Single ones that are in both are not looked for.
+    """
+    if client_id not in self._test_ids:
+      return
+    tested = [_row_digest(*row) for row in zip(*examples.test, strict=True)]
+    own = [
+        _row_digest(*row)
+        for part in examples[:2]
+        for row in zip(*part, strict=True)
+    ]
+    if sorted(tested) == sorted(own):
+      raise ValueError(
+          f'Expected client {client_id!r} of {self._name!r} to hold other'
+          f' examples in `test` than in `train`, found the same {len(own)}.'
+          ' Tip: a `test_fraction` splits those of `train`.'
+      )
 
   def _differs(self, client_id):
     return ValueError(
@@ -496,7 +524,10 @@ class ClientDataSource:
     if self._add_channel_axis:
       x = x[..., np.newaxis]
     where = f'client {client_id!r} of {self._name!r}'
-    x = corpus_lib.preprocessed(self._preprocess, x, where)
+    raw = x
+    x = corpus_lib.preprocessed(self._preprocess, raw, where)
+    if client_id not in self._digests:
+      corpus_lib.check_row_by_row(self._preprocess, raw, where)
     if x.ndim < 2:
       raise ValueError(
           f'Expected the pixels of {where} to have a shape, found one number'
@@ -644,7 +675,26 @@ def _deal(partition, keys, num_clients, seed):
           ' might train on one copy and be tested on another, found'
           f' {len(rows) - len(np.unique(rows))} rows more than once.'
       )
-  return [rows.astype(np.int64) for rows in dealt]
+  dealt = [rows.astype(np.int64) for rows in dealt]
+  # Of a `functools.partial`, that of its function.
+  if not getattr(getattr(partition, 'func', partition), 'shares_rows', False):
+    _check_no_row_is_shared(dealt, len(keys))
+  return dealt
+
+
+def _check_no_row_is_shared(dealt, num_rows):
+  """Raises a ValueError if a row is dealt to two clients."""
+  owner = np.full(num_rows, -1)
+  for k, rows in enumerate(dealt):
+    shared = rows[owner[rows] >= 0]
+    if len(shared):
+      raise ValueError(
+          'Expected `partition` to give no row to two clients, since one might'
+          ' train on what the other is tested on, found row'
+          f' {shared[0]} given to client {owner[shared[0]]} and to client {k}.'
+          ' Tip: one that means to has an attribute `shares_rows = True`.'
+      )
+    owner[rows] = k
 
 
 def _deal_writers(corpus, partition, num_clients, seed, validation_fraction):

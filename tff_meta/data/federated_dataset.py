@@ -135,7 +135,16 @@ class FederatedDataset:
     return data
 
   def fingerprint(self) -> str:
-    """Returns 16 hex digits that change when clients or examples do."""
+    """Returns 16 hex digits that change when clients or examples do.
+
+    They depend on all pixels and labels, as they are when they are first read:
+    of a corpus on all its examples, of ClientData on those of all clients here,
+    which are read for it if they have not been. The images that class pools
+    draw from are those of the corpus.
+
+    Raises:
+      ValueError: If a client cannot be read.
+    """
     pools = self.class_pools
     facts = (
         self.name,
@@ -143,7 +152,7 @@ class FederatedDataset:
         self.num_classes,
         self.seed,
         sorted(self._clients_by_role.items()),
-        self._source.digest(),
+        self._source.digest(sorted(self._all_ids)),
         pools and pools.digest(),
     )
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
@@ -384,7 +393,7 @@ class FederatedDataset:
         as TFF's emnist and cifar100, or `sqlite_client_data`.
       test: ClientData with test examples of the same clients, or None. Clients
         of `train` that it lacks have no test examples; one that `train` lacks
-        is refused.
+        is refused, and so is one that has the same examples in both.
       name: Name of the data set.
       num_classes: Labels are 0..num_classes-1.
       seed: Source of all randomness, non-negative.
@@ -393,7 +402,8 @@ class FederatedDataset:
       y_key: Key of the label.
       add_channel_axis: Whether to turn [height, width] into [height, width, 1].
       preprocess: Turns a batch of pixels, as they are, into float32 network
-        input. The default only makes them float32 and scales nothing.
+        input, row by row. The default only makes them float32 and scales
+        nothing.
       validation_fraction: Share of each client's train examples that validate.
       test_fraction: Without `test`: share of each client's train examples that
         test.
@@ -415,16 +425,11 @@ class FederatedDataset:
     """
     config_checks.check_seed(seed)
     checks.check_count('num_classes', num_classes, 1)
-    client_sources.check_fractions(validation_fraction, test_fraction or 0.0)
+    client_sources.check_fractions(validation_fraction, test_fraction)
     if test is not None and test_fraction is not None:
       raise ValueError(
           'Expected `test_fraction` to be None where `test` examples are given,'
           f' found {test_fraction}.'
-      )
-    if test is train:
-      raise ValueError(
-          'Expected `test` to hold other examples than `train`, found the same'
-          ' ClientData. Tip: a `test_fraction` splits it.'
       )
     source = client_sources.ClientDataSource(
         train,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tff_meta.data import checks
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import partitioners
 
@@ -77,11 +78,8 @@ class ClassPools:
           'Expected a corpus with a `class_split` to draw groups from, found'
           f' none in {corpus.name!r}.'
       )
-    if examples_per_class is not None and examples_per_class < 1:
-      raise ValueError(
-          'Expected `examples_per_class` to be positive or None, found'
-          f' {examples_per_class}.'
-      )
+    if examples_per_class is not None:
+      checks.check_count('examples_per_class', examples_per_class, 1)
     self.corpus = corpus
     self._rows = rows_by_class(corpus, examples_per_class)
     for role in corpus_lib.ROLES:

@@ -7,9 +7,11 @@ Every partitioner is a function
 of the labels (or writers, or groups) of n examples: a vector of finite numbers
 or strings, anything else is refused. `seed` is a non-negative integer, or a
 NumPy generator to go on with. The row numbers are
-int64 and no row goes to two clients. Partitioners that promise to be exhaustive
-give every row to some client. Where the docstring says so, two parts of a
-corpus that are partitioned with the same seed give clients of the same classes.
+int64 and no client has a row twice. No row goes to two clients, either, but for
+partitioners with an attribute `shares_rows` that is True: `fedec_femnist`, when
+it is to `start_over`. Partitioners that promise to be exhaustive give every row
+to some client. Where the docstring says so, two parts of a corpus that are
+partitioned with the same seed give clients of the same classes.
 
 No global random state is read or written.
 """
@@ -249,6 +251,8 @@ def proportions_per_class(
   rng = _generator(seed)
   classes = _rows_by_label(labels)
   slots = _slots_per_class(len(classes), num_clients, classes_per_client)
+  checks.check_number('low', low)
+  checks.check_number('high', high)
   if classes_per_client > len(classes) or not 0 < low <= high:
     raise ValueError(
         'Expected `classes_per_client` of at most the number of classes and 0 <'
@@ -311,6 +315,7 @@ def dirichlet(
   labels = _vector(labels)
   checks.check_count('num_clients', num_clients, 1)
   checks.check_count('min_examples', min_examples)
+  checks.check_number('alpha', alpha)
   if not _LEAST_ALPHA <= alpha <= _LARGEST_ALPHA:
     raise ValueError(
         f'Expected `alpha` in {_LEAST_ALPHA:g}..{_LARGEST_ALPHA:g}, found'
@@ -451,6 +456,7 @@ def fedmeta_per_mnist(
   classes = _rows_by_label(labels)
   num_classes = len(classes)
   _check_pairs(num_classes, num_clients)
+  checks.check_count('stride', stride, 1)
   if num_classes % stride:
     raise ValueError(
         f'Expected an even number of classes to pair, found {num_classes}.'
@@ -502,7 +508,8 @@ def fedec_femnist(
     classes_per_client: c.
     max_per_class: Most images of a class that are used, at random.
     start_over: Whether a class whose images are used up begins again with its
-      first, so that clients share images; if not, no two clients do.
+      first, so that clients share images, and one may train on what another,
+      also a new client, is tested on; if not, no two clients share any.
 
   Returns:
     Row numbers of every client.
@@ -539,6 +546,9 @@ def fedec_femnist(
     for k, part in zip(holders, np.split(dealt, ends), strict=False):
       own[k].append(part)
   return [np.concatenate(parts) for parts in own]
+
+
+fedec_femnist.shares_rows = True
 
 
 def by_group(

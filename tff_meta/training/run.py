@@ -640,7 +640,7 @@ def _finished_summary(
 ) -> dict[str, Any] | None:
   """Returns summary.json if it is what this run would write again."""
   try:
-    summary = sealed_json.read(directory.summary)
+    summary = sealed_json.read(directory.summary, directory.config)
   except FileNotFoundError:
     return None
   except plain_files.DamagedFileError as error:
@@ -657,6 +657,10 @@ def _finished_summary(
         and summary['references'] == config.references
         and summary.get('nvar', False) == config.nvar  # Older ones have none.
         and tuple(summary['evaluation']) == config.protocols
+        and (
+            'evaluation_best' not in summary
+            or type(summary['best_round']) is int
+        )
     )
     # Those of earlier versions have no checksum: what can be printed is right.
     protocols_lib.format_table(summary['evaluation'])

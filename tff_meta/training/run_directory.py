@@ -144,7 +144,7 @@ class RunDirectory:
       RunDirectoryError: If it cannot be read.
     """
     try:
-      return sealed_json.read(self.config)
+      return sealed_json.read(self.config, self.summary)
     except (FileNotFoundError, NotADirectoryError):
       return None
     except OSError as error:

@@ -1,7 +1,8 @@
 """JSON files that tell if they were changed: the first entry is a checksum.
 
 `sha256` is that of the other entries, as `json.dumps` writes them with sorted
-keys. Files without it, as earlier versions wrote them, are read as they are.
+keys. Files without it, as earlier versions wrote them, are read as they are,
+but not beside those of the same run that have one.
 """
 
 from collections.abc import Mapping
@@ -21,11 +22,12 @@ def seal(content: Mapping[str, Any]) -> dict[str, Any]:
   return {_SEAL: _digest(content), **content}
 
 
-def read(path: pathlib.Path) -> dict[str, Any]:
+def read(path: pathlib.Path, *others: pathlib.Path) -> dict[str, Any]:
   """Returns the content of a JSON file without its checksum.
 
   Args:
     path: The file.
+    *others: Files of the same run, all of which had a checksum or none.
 
   Raises:
     DamagedFileError: If it is not plain, not JSON of an object, or was changed.
@@ -35,6 +37,8 @@ def read(path: pathlib.Path) -> dict[str, Any]:
   try:
     value = parse(content)
     found = value.pop(_SEAL, None)
+    if found is None and any(map(_is_sealed, others)):
+      raise ValueError('its checksum is gone')
     if found is not None and found != _digest(value):
       raise ValueError('its checksum does not match its content')
   except ValueError as error:
@@ -42,6 +46,16 @@ def read(path: pathlib.Path) -> dict[str, Any]:
         f'Expected {path} as it was written, found it damaged: {error}.'
     ) from None
   return value
+
+
+def _is_sealed(path: pathlib.Path) -> bool:
+  """Returns whether a file has a checksum; not if it is unreadable."""
+  try:
+    return _SEAL in parse(
+        plain_files.read_bytes(path, plain_files.MAX_JSON_BYTES)
+    )
+  except (OSError, ValueError):
+    return False
 
 
 def parse(content: bytes) -> dict[str, Any]:
