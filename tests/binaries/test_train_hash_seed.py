@@ -14,7 +14,7 @@ from tff_meta.training import checkpoints
 _ROOT = pathlib.Path(__file__).parents[2]
 _TIMEOUT_SECONDS = 900  # Shared machines can be slow.
 _FLAGS = {
-    'frl': ['--eval_groups=2'],
+    'frl': ['--eval_groups=2', '--num_clients=10'],
     'metavers': ['--test_fraction=0.3'],
     'cafeme': ['--model=modulated_mlp', '--preset=release'],
     'fedec': ['--test_fraction=0.3'],
