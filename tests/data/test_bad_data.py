@@ -129,7 +129,7 @@ BAD_CLIENTS = {
     ),
     'another length': (b(of_another_length), "'b' of 'mine' .* twice"),
     'endless': (b(lambda: one().repeat()), "'b' to hold a finite number"),
-    'empty': (b(lambda: one().take(0)), "'b' to hold examples"),
+    'empty': (b(lambda: one().take(0)), "'b' of 'mine' to hold examples"),
     'no label': (
         b(lambda: slices({'image': X})), r"keys .* found \['image'\] .* 'b'"
     ),
@@ -760,3 +760,18 @@ def test_leaf_files_split_by_user_have_no_test_examples(tmp_path):
       partition_by='writer', test_fraction=0.4,
   )  # fmt: skip
   assert [len(pooled.client(c).test.y) for c in pooled.client_ids()] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    'scale, cause', [(1 / 255, 'scaled twice'), (255, 'not scaled at all')]
+)
+def test_pixels_far_from_one_are_warned_of(scale, cause):
+  def preprocess(x):
+    return np.float32(x * scale)
+
+  with pytest.warns(UserWarning, match=cause) as warned:
+    load(clients(b=one), preprocess=preprocess)
+  assert len(warned) == 1  # Not of every client.
+  part = corpus_lib.LabelledExamples(X, Y)
+  with pytest.warns(UserWarning, match=cause):
+    corpus_lib.Corpus('mine', part, part._replace(x=X[::-1]), 3, preprocess)

@@ -361,6 +361,7 @@ class ClientDataSource:
     self._positions = {c: i for i, c in enumerate(self.ids)}
     self._counts = {}
     self._digests = {}
+    self._knows_scale = False
 
   def load(self, client_id: str) -> ClientExamples:
     """Reads, preprocesses and splits the examples of a client.
@@ -520,14 +521,20 @@ class ClientDataSource:
     except Exception as e:  # Whatever the caller's data set raises.
       raise _unreadable(client_id, e) from e
     if not batches:
-      raise ValueError(f'Expected client {client_id!r} to hold examples.')
+      raise ValueError(
+          f'Expected client {client_id!r} of {self._name!r} to hold examples,'
+          ' found none. Tip: leave it out of `client_ids` of the ClientData.'
+      )
     if self._add_channel_axis:
       x = x[..., np.newaxis]
     where = f'client {client_id!r} of {self._name!r}'
     raw = x
     x = corpus_lib.preprocessed(self._preprocess, raw, where)
     if client_id not in self._digests:
-      corpus_lib.check_row_by_row(self._preprocess, raw, where)
+      pixels = corpus_lib.check_row_by_row(self._preprocess, raw, where)
+      if not self._knows_scale:  # Of the first client: others are alike.
+        self._knows_scale = True
+        corpus_lib.warn_of_scale(pixels, where)
     if x.ndim < 2:
       raise ValueError(
           f'Expected the pixels of {where} to have a shape, found one number'

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import math
 from typing import Literal, NamedTuple
+import warnings
 
 import numpy as np
 from scipy import ndimage
@@ -154,7 +155,9 @@ class Corpus:
     if self.preprocess is None:
       _check_can_scale_to_unit(self)
       object.__setattr__(self, 'preprocess', scale_to_unit)
-    check_row_by_row(self.preprocess, self.train.x, repr(self.name))
+    pixels = check_row_by_row(self.preprocess, self.train.x, repr(self.name))
+    if not getattr(self.preprocess, 'is_deliberate', False):
+      warn_of_scale(pixels, repr(self.name))
 
   @property
   def input_shape(self) -> tuple[int, ...]:
@@ -469,13 +472,16 @@ def _check_can_scale_to_unit(corpus):
 
 def check_row_by_row(
     preprocess: Callable[[np.ndarray], np.ndarray], x: np.ndarray, where: str
-) -> None:
+) -> np.ndarray:
   """Raises unless `preprocess` returns the right form, row by row.
 
   Args:
     preprocess: As for `preprocessed`, and so the others.
     x: Raw pixels [n, ...], of which three rows are tried.
     where: Whose pixels these are.
+
+  Returns:
+    The preprocessed pixels of these rows.
 
   Raises:
     ValueError: If an example depends on those beside it, or as `preprocessed`.
@@ -495,6 +501,29 @@ def check_row_by_row(
         ' others. Tip: statistics over many examples belong outside, and so do'
         ' random changes.'
     )
+  return together
+
+
+def warn_of_scale(pixels: np.ndarray, where: str) -> None:
+  """Warns if networks may learn nothing from pixels, as they are scaled.
+
+  Args:
+    pixels: Some examples, preprocessed.
+    where: Whose pixels these are.
+  """
+  largest = np.abs(pixels[np.isfinite(pixels)]).max(initial=0)
+  if largest >= 128:
+    cause = 'are they not scaled at all?'
+  elif 0 < largest < 1 / 128:
+    cause = 'are they scaled twice?'
+  else:
+    return
+  warnings.warn(
+      'Expected the pixels that networks see to be of the order of 1, found'
+      f' {largest:.3g} as the largest of three examples of {where}: {cause} See'
+      ' `preprocess`.',
+      stacklevel=2,
+  )
 
 
 def preprocessed(

@@ -24,6 +24,9 @@ class Scaling:
   mean: tuple[float, ...] | np.ndarray = (0.0,)
   std: tuple[float, ...] | np.ndarray = (1.0,)
 
+  # Whatever the pixels come to, it was asked for: see `Corpus`.
+  is_deliberate = True
+
   def __call__(self, x: np.ndarray) -> np.ndarray:
     """Returns float32 of the shape of `x` (channels last)."""
     x = np.asarray(x, np.float32) / np.float32(self.divisor)
