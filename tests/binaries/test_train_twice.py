@@ -11,6 +11,7 @@ from tff_meta import registry
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _ROUNDS = 4  # One FRL episode.
+_FLAGS = {'one_shot_ft': ['--group_clients=21']}  # Of whom it keeps ten.
 
 
 def _start(directory, spec):
@@ -27,6 +28,7 @@ def _start(directory, spec):
           f'--rounds={_ROUNDS}',
           f'--checkpoint_every={_ROUNDS}',
           '--eval_groups=2',
+          *_FLAGS.get(spec.name, []),
           f'--output_dir={directory}',
       ],
       cwd=_ROOT,
