@@ -134,13 +134,7 @@ def build_lg_fed_avg(
     # In averaged rounds nobody has layers of its own, whatever it remembers.
     num_rounds = client.memory.value['num_rounds'] * is_local
     local = _with_own_layers(
-        weights,
-        shared,
-        client.memory._replace(
-            value=collections.OrderedDict(
-                client.memory.value, num_rounds=num_rounds
-            )
-        ),
+        weights, shared, client.memory.value['layers'], num_rounds
     )
     trained, report = composition.train_epochs(
         classifier.loss,
@@ -188,13 +182,11 @@ def _shared_parameters(model, config, num_classes):
   )
 
 
-def _with_own_layers(weights, shared, memory):
+def _with_own_layers(weights, shared, layers, num_rounds):
   """The server's last layers on those of the client, or on the server's."""
-  layers, last = personal_layers.split(weights, shared)
-  own = client_work.ClientMemory(
-      memory.value['num_rounds'] > 0, memory.value['layers']
-  )
-  return personal_layers.merge(own.value_or(layers), last)
+  server_layers, last = personal_layers.split(weights, shared)
+  own = client_work.ClientMemory(num_rounds > 0, layers)
+  return personal_layers.merge(own.value_or(server_layers), last)
 
 
 def build_lg_fed_avg_known_client(
@@ -213,7 +205,7 @@ def build_lg_fed_avg_known_client(
   shared = _shared_parameters(model, config, num_classes)
   return personal_head.build_client_personalizer(
       few_round.LinearClassifier(model, num_classes),
-      lambda weights, memory: _with_own_layers(weights, shared, memory),
+      lambda weights, memory: _with_own_layers(weights, shared, **memory.value),
       personal_head.as_it_is,
   )
 

@@ -534,7 +534,7 @@ class ClientDataSource:
       pixels = corpus_lib.check_row_by_row(self._preprocess, raw, where)
       if not self._knows_scale:  # Of the first client: others are alike.
         self._knows_scale = True
-        corpus_lib.warn_of_scale(pixels, where)
+        corpus_lib.warn_of_scale(self._preprocess, pixels, where)
     if x.ndim < 2:
       raise ValueError(
           f'Expected the pixels of {where} to have a shape, found one number'

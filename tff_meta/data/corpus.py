@@ -156,8 +156,7 @@ class Corpus:
       _check_can_scale_to_unit(self)
       object.__setattr__(self, 'preprocess', scale_to_unit)
     pixels = check_row_by_row(self.preprocess, self.train.x, repr(self.name))
-    if not getattr(self.preprocess, 'is_deliberate', False):
-      warn_of_scale(pixels, repr(self.name))
+    warn_of_scale(self.preprocess, pixels, repr(self.name))
 
   @property
   def input_shape(self) -> tuple[int, ...]:
@@ -504,13 +503,21 @@ def check_row_by_row(
   return together
 
 
-def warn_of_scale(pixels: np.ndarray, where: str) -> None:
+def warn_of_scale(
+    preprocess: Callable[[np.ndarray], np.ndarray],
+    pixels: np.ndarray,
+    where: str,
+) -> None:
   """Warns if networks may learn nothing from pixels, as they are scaled.
 
   Args:
-    pixels: Some examples, preprocessed.
+    preprocess: What made the pixels. One with an attribute `is_deliberate` that
+      is True is not warned of.
+    pixels: Some examples, preprocessed, float32 [n, ...].
     where: Whose pixels these are.
   """
+  if getattr(preprocess, 'is_deliberate', False):
+    return
   largest = np.abs(pixels[np.isfinite(pixels)]).max(initial=0)
   if largest >= 128:
     cause = 'are they not scaled at all?'

@@ -24,7 +24,7 @@ class Scaling:
   mean: tuple[float, ...] | np.ndarray = (0.0,)
   std: tuple[float, ...] | np.ndarray = (1.0,)
 
-  # Whatever the pixels come to, it was asked for: see `Corpus`.
+  # Whatever the pixels come to, it was asked for: `corpus.warn_of_scale`.
   is_deliberate = True
 
   def __call__(self, x: np.ndarray) -> np.ndarray:
