@@ -268,9 +268,13 @@ def _config():
         'Expected --algorithm, found none. Tip: --list shows algorithms and'
         ' data sets.'
     )
-  # What can be checked without TFF first: to import it takes seconds. Names of
-  # hyperparameters cannot, as they are those of the algorithms' modules.
-  registry.get(ALGORITHM.value)
+  # What can be checked without TFF first: to import it takes seconds.
+  for name, text in (
+      (ALGORITHM.value, HPARAMS.value),
+      (registry.REFERENCE, REFERENCE_HPARAMS.value),
+  ):
+    known = registry.get(name).hparam_names()
+    hyperparameters.assignments(text, known, of=name)
   load = datasets.get(_dataset()).load
   hyperparameters.parse_options(load, 2, DATASET_OPTIONS.value)
   if PARTITION.value:

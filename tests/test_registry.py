@@ -115,13 +115,26 @@ def test_rounds_of_a_cohort():
   assert registry.get('frl').rounds_per_cohort(config) == 1
 
 
+@pytest.mark.parametrize(
+    'spec', registry.ALGORITHMS.values(), ids=lambda s: s.name
+)
+def test_hyperparameters_names_are_those_of_the_configuration(spec):
+  fields = dataclasses.fields(spec.presets['paper'])
+  assert spec.hparam_names() == tuple(f.name for f in fields)
+
+
 def test_listing_imports_neither_tensorflow_nor_an_algorithm():
   code = (
-      'import sys; from tff_meta import registry; list(registry.ALGORITHMS);'
+      'import sys; from tff_meta import registry;'
+      ' [spec.hparam_names() for spec in registry.ALGORITHMS.values()];'
       " print(sorted(m for m in sys.modules if m.startswith(('tensorflow',"
       " 'tff_meta.')) and m != 'tff_meta.installation'))"
   )
   done = subprocess.run(
       [sys.executable, '-c', code], capture_output=True, text=True, check=True
   )
-  assert done.stdout.strip() == "['tff_meta.registry', 'tff_meta.spelling']"
+  # Of the algorithms' packages nothing but the docstrings.
+  assert done.stdout.strip() == (
+      "['tff_meta.algorithms', 'tff_meta.baselines', 'tff_meta.registry',"
+      " 'tff_meta.spelling']"
+  )

@@ -4,15 +4,19 @@ It is the only list. Importing it imports neither TensorFlow nor an algorithm;
 `AlgorithmSpec.module()` does, so that programs can show what there is at once.
 """
 
+import ast
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import importlib
+import importlib.util
+import pathlib
 from typing import Any
 
 from tff_meta import spelling
 
 PRESETS = ('paper', 'release', 'demo')
+REFERENCE = 'fed_avg'  # What new groups compare with, trained from scratch.
 
 
 @functools.cache
@@ -115,6 +119,23 @@ class AlgorithmSpec:
         name: dataclasses.replace(self._attribute(name.upper()), **self.changes)
         for name in PRESETS
     }
+
+  def hparam_names(self) -> tuple[str, ...]:
+    """Returns the names of the configuration's fields.
+
+    They are read in the module's source: to import it imports TensorFlow, which
+    takes seconds that nobody who misspelt a name should have to wait.
+    """
+    path = pathlib.Path(importlib.util.find_spec(self.module_name).origin)
+    fields = {}
+    for node in ast.parse(path.read_text(encoding='utf-8')).body:
+      match node:
+        case ast.ClassDef(name=name, body=body):
+          annotated = [n for n in body if isinstance(n, ast.AnnAssign)]
+          fields[name] = tuple(n.target.id for n in annotated)
+        case ast.Assign([ast.Name('PAPER')], ast.Call(ast.Name(name))):
+          return fields[name]
+    raise AssertionError(f'{self.module_name} has no preset PAPER.')
 
   @property
   def build(self) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
 """Hyperparameters and options from text: `name=value,...`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import contextlib
 import dataclasses
 import inspect
@@ -76,6 +76,16 @@ def parse(text: str, hints: Mapping[str, Any], of: str) -> dict[str, Any]:
     ValueError: If a name is unknown or comes twice, or a value has the wrong
       type.
   """
+  assigned = assignments(text, hints, of)
+  return {n: _parse(n, value, hints[n]) for n, value in assigned.items()}
+
+
+def assignments(text: str, known: Collection[str], of: str) -> dict[str, str]:
+  """Returns name -> value as it is written; `parse` reads the values, too.
+
+  Raises:
+    ValueError: If a name is not `known` or comes twice.
+  """
   values = {}
   for assignment in _split(text):
     name, equals, value = (x.strip() for x in assignment.partition('='))
@@ -84,14 +94,14 @@ def parse(text: str, hints: Mapping[str, Any], of: str) -> dict[str, Any]:
           f'Expected `name=value,...`, found {assignment!r}. Tip: decimals have'
           ' a point before them, and lists are written as (1,2).'
       )
-    if name not in hints:
+    if name not in known:
       raise ValueError(
           f'Expected an option of {of}, found {name!r}. Known:'
-          f' {", ".join(hints) or "none"}.{spelling.tip(name, hints)}'
+          f' {", ".join(known) or "none"}.{spelling.tip(name, known)}'
       )
     if name in values:
       raise ValueError(f'Expected `{name}` once, found it twice.')
-    values[name] = _parse(name, value, hints[name])
+    values[name] = value
   return values
 
 

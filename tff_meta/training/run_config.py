@@ -36,8 +36,6 @@ FREE_FIELDS = (
 # Fields that runs of older versions do not have -> what these did.
 _LATER_FIELDS = {'augmentation': None, 'deal_test_images': True}
 
-_REFERENCE = 'fed_avg'
-
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig:
@@ -282,7 +280,7 @@ def from_json(values: Mapping[str, Any]) -> RunConfig:
     values = upgrade({'nvar': False} | dict(values))
     preset = registry.get(values['algorithm']).presets[values['preset']]
     hparams = {k: _to_tuple(v) for k, v in values['hparams'].items()}
-    reference = registry.get(_REFERENCE).presets[values['preset']]
+    reference = registry.get(registry.REFERENCE).presets[values['preset']]
     return RunConfig(
         **{k: _to_tuple(v) for k, v in values.items()}
         | {
@@ -426,7 +424,7 @@ def resolve(
       preset=preset,
       hparams=config,
       reference_hparams=hyperparameters.override(
-          registry.get(_REFERENCE).presets[preset], reference_hparams
+          registry.get(registry.REFERENCE).presets[preset], reference_hparams
       ),
       dataset=dataset,
       dataset_options=hyperparameters.parse_options(
