@@ -1,11 +1,15 @@
 """How long rounds take in this process, in TFF's runtime and without TFF.
 
   python -m benchmarks.execution [--parts=speed,cohorts,reading,memory,start]
+  TFF_META_DATA_DIR=DATA python -m benchmarks.execution --parts=whole_runs \
+      --before=CHECKOUT
 
 `speed` runs all candidates of a workload in turn, again and again, and prints
 medians and ratios: absolute times of two runs are not comparable, ratios are.
 `cohorts` has rounds of 10, 100 and 1,000 clients, `reading` rounds to which
-clients bring new data sets, `memory` 10,000 rounds, and `start` whole programs.
+clients bring new data sets, `memory` 10,000 rounds, and `start` whole programs
+to their first round. `whole_runs` runs programs to their end, in turn with
+those of another commit, checked out at CHECKOUT.
 
 PyTorch's rows are left out where it is not installed; see `torch_loops`.
 """
@@ -36,6 +40,7 @@ except ImportError:
 import tensorflow as tf  # noqa: E402
 import tensorflow_federated as tff  # noqa: E402
 
+from benchmarks import whole_runs  # noqa: E402
 from benchmarks import workloads  # noqa: E402
 from tff_meta.execution import in_process  # noqa: E402
 
@@ -119,7 +124,7 @@ def _speed(repeats: int, only: list[str]) -> None:
   for name, setting in workloads.FED_AVG.items():
     if not only or name in only:
       measure(_fed_avg(name, setting, ours, stock), repeats)
-  for name, system in workloads.SYSTEMS.items():
+  for name, system in (workloads.SYSTEMS | workloads.PERSONALIZED).items():
     if only and name not in only:
       continue
     process, clients = workloads.build_system(system)
@@ -308,17 +313,23 @@ def main() -> None:
   parser.add_argument('--parts', default='speed,cohorts,reading,memory,start')
   parser.add_argument('--repeats', type=int, default=15)
   parser.add_argument('--rounds', type=int, default=10_000)
-  parser.add_argument('--only', default='', help='Workloads of `speed`.')
+  parser.add_argument(
+      '--only', default='', help='Workloads of `speed` or `whole_runs`.'
+  )
+  parser.add_argument(
+      '--before', default='', help='Checkout that `whole_runs` compares with.'
+  )
   arguments = parser.parse_args()
+  only = [name for name in arguments.only.split(';') if name]
   parts = {
-      'speed': lambda: _speed(
-          arguments.repeats,
-          [name for name in arguments.only.split(',') if name],
-      ),
+      'speed': lambda: _speed(arguments.repeats, only),
       'cohorts': lambda: _cohorts(arguments.repeats),
       'reading': lambda: _reading(arguments.repeats),
       'memory': lambda: _memory(arguments.rounds),
       'start': lambda: _start(3),
+      'whole_runs': lambda: whole_runs.measure(
+          arguments.before, min(3, arguments.repeats), only
+      ),
   }
   chosen = arguments.parts.split(',')
   if not set(chosen) <= set(parts):
@@ -331,6 +342,7 @@ def main() -> None:
       command = [sys.executable, '-m', 'benchmarks.execution']
       command += [f'--parts={part}', f'--repeats={arguments.repeats}']
       command += [f'--rounds={arguments.rounds}', f'--only={arguments.only}']
+      command += [f'--before={arguments.before}']
       subprocess.run(command, check=True)
   native.end_process(0)
 

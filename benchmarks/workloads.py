@@ -314,6 +314,36 @@ SYSTEMS = {
 }
 
 
+# Ten personalized methods, one epoch a client: LeNet on CIFAR-10, 10 clients of
+# two classes with 500 images.
+PERSONALIZED = {
+    name: System(
+        name,
+        'paper',
+        'lenet',
+        dict(
+            num_clients=10,
+            num_examples=500,
+            shape=(32, 32, 3),
+            classes_per_client=2,
+        ),
+        changes=changes,
+    )
+    for name, changes in {
+        'apfl': dict(epochs=1),
+        'ditto': dict(epochs=1, personal_epochs=1),
+        'fed_babu': dict(epochs=1),
+        'fed_per': dict(epochs=1),
+        'fed_proto': dict(epochs=1),
+        'fed_rep': dict(head_epochs=1, body_epochs=1),
+        'lg_fed_avg': dict(epochs=1),
+        'per_fed_avg': {},
+        'pfedme': {},
+        'scaffold': dict(epochs=1),
+    }.items()
+}
+
+
 def build_system(system: System):
   """Returns the process of a system and its clients' examples."""
   spec = registry.get(system.algorithm)
@@ -370,9 +400,10 @@ def system_rounds(
 def rounds_of(
     context: tff.framework.SyncContext, name: str
 ) -> Callable[[], Any]:
-  """Rounds of a workload of `FED_AVG` or `SYSTEMS`, by its name."""
-  if name in SYSTEMS:
-    system = SYSTEMS[name]
+  """Rounds of a workload, by its name."""
+  systems = SYSTEMS | PERSONALIZED
+  if name in systems:
+    system = systems[name]
     return system_rounds(context, system, *build_system(system))
   setting = FED_AVG[name]
   _, process = build_fed_avg(setting)

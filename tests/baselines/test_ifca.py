@@ -10,7 +10,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta.baselines import ifca
-from tff_meta.evaluation import personalization
 
 CLIENTS = oracle.CLIENTS
 COHORTS = (CLIENTS, CLIENTS[1:], CLIENTS)
@@ -162,18 +161,6 @@ def test_fine_tuning_of_one_model_by_hand():
       curve=lambda weights, *rest: of_many.curve(stack_of(weights), *rest),
   )
   oracle.assert_fine_tunes(use, 4, [0.2, 0.2, 0.1])
-
-
-def test_before_fine_tuning_is_the_model_as_picked():
-  use = ifca.build_ifca_ft_client(oracle.build_model(), CONFIG, **OPTIONS)
-  client, query = CLIENTS[0], oracle.make_client((6, 7, 8), salt=9)
-  test = personalization.build_client_test(use, with_curve=True)
-  weights = stack_of(*(random_model(seed) for seed in (3, 4, 5)))
-  before, after, curve = test(
-      weights, (), client.examples(), query.examples(), tf.constant([5, 6])
-  )
-  np.testing.assert_array_equal(before, curve[0])
-  np.testing.assert_array_equal(after, curve[-1])
 
 
 def test_presets():

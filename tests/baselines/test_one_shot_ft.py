@@ -340,7 +340,12 @@ def test_queries_do_not_matter_to_the_group_s_model():
         salts=salts,
         classes=(),
     )
-    return ask(trained_weights(), group, SEED).numpy().tolist()
+    (labels,) = ask(
+        trained_weights(),
+        tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], group),
+        SEED[tf.newaxis],
+    )
+    return labels.numpy().tolist()
 
   whole = answers(query.x, query.y)
   assert answers(query.x[-6:], (query.y[-6:] + 1) % WAY) == whole[-6:]

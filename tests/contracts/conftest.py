@@ -844,12 +844,19 @@ class ClientUse:
 
   def ask(self, task: personalization.ClientTask, memory: Any = None) -> Any:
     """Returns the client's answers before, after and while it adapts."""
-    return personalization.ask_client(
-        self.test,
+    return self.ask_all([task], memory)[0]
+
+  def ask_all(self, tasks, memory: Any = None, test: Any = None) -> list[Any]:
+    """Returns the answers of clients with the same memory."""
+    memory = self.memory() if memory is None else memory
+    bank, own = (memory, ()) if self.personalizer.uses_bank else ((), memory)
+    return personalization.ask_clients(
+        test or self.test,
         self.subject.trained_weights,
-        self.memory() if memory is None else memory,
-        task,
+        [own] * len(tasks),
+        tasks,
         seed=3,
+        bank=bank,
     )
 
 

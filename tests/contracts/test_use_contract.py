@@ -14,6 +14,8 @@ from tff_meta import registry
 from tff_meta.client_works import client_work
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import few_round_groups
+from tff_meta.evaluation import few_round
+from tff_meta.evaluation import personalization
 
 _SEED = tf.constant([3, 14])
 
@@ -155,6 +157,25 @@ def test_order_of_the_groups_clients_does_not_matter(group_subject, group):
   _assert_close(actual, expected)
 
 
+def test_groups_answer_alike_whoever_is_asked_with_them(
+    group_subject, pools, way
+):
+  ask = few_round.build_group_test(group_subject.group_personalizer)
+  weights = group_subject.trained_weights
+  protocol = few_round.GroupProtocol('meta_test', way, 4, 'non_iid', 3, seed=2)
+  report = few_round.evaluate_groups(ask, weights, pools, protocol)
+  for index in range(3):
+    group = protocol.sample(pools, index)._replace(classes=())
+    (labels,) = ask(
+        weights,
+        tree.map_structure(lambda leaf: tf.constant(leaf[np.newaxis]), group),
+        tf.constant([[2, index]]),
+    )
+    asked = group.query_mask > 0
+    right = np.mean(labels[asked] == group.query_y[asked])
+    assert report.accuracies[index] == right
+
+
 def _pad(support, padding):
   """Adds a fifth client and two rows to each client, all filled alike."""
   return tree.map_structure(
@@ -235,12 +256,38 @@ def test_clients_answer_with_their_classes(client_use, pools):
   assert client_use.test.experimental_get_tracing_count() == 1
 
 
-def test_a_curve_begins_before_adaptation(client_use, pools):
-  answers = client_use.ask(client_use.task(pools))
-  if answers.curve is None:
+def test_a_curve_goes_from_the_start_to_what_adaptation_gives(
+    client_use, pools
+):
+  """So a client with a curve adapts once."""
+  if client_use.personalizer.curve is None:
     pytest.skip('Adaptation has no steps to look between.')
-  assert len(answers.curve) > 1
-  np.testing.assert_array_equal(answers.curve[0], answers.before)
+  task = client_use.task(pools)
+  curve = client_use.ask(task).curve
+  without = personalization.build_client_test(client_use.personalizer)
+  (answers,) = client_use.ask_all([task], test=without)
+
+  assert len(curve) > 1 and answers.curve is None
+  np.testing.assert_array_equal(curve[-1], answers.after)
+  if answers.before is not None:
+    np.testing.assert_array_equal(curve[0], answers.before)
+
+
+def test_clients_answer_alike_whoever_is_asked_with_them(client_use, pools):
+  """Clients of three sizes, alone and together."""
+  task = client_use.task(pools)
+  some = corpus_lib.LabelledExamples(*(a[1:] for a in task.support))
+  asked = corpus_lib.LabelledExamples(*(a[:3] for a in task.query))
+  tasks = [
+      task._replace(query=asked),
+      task._replace(salt=5),
+      task._replace(support=some),
+  ]
+  together = client_use.ask_all(tasks)
+  for own, given in zip(tasks, together, strict=True):
+    tree.map_structure(
+        np.testing.assert_array_equal, given, client_use.ask(own)
+    )
 
 
 def test_a_client_without_examples_keeps_what_it_starts_with(client_use, pools):

@@ -194,8 +194,11 @@ def test_impossible_shares_are_refused(fraction):
 def test_clients_adapt_on_their_own_examples_with_their_own_seed():
   dataset, log = make_dataset(), []
   report = evaluate(dataset, personalizer=most_frequent(log))
-  for client_id, (x, y, mask, seed) in zip(report.ids, log, strict=True):
+  by_salt = {seen[-1][1]: seen for seen in log}
+  assert len(by_salt) == len(log) == len(report.ids)
+  for client_id in report.ids:
     train = dataset.client(client_id).train
+    x, y, mask, seed = by_salt[dataset.salt(client_id)]
     np.testing.assert_array_equal(x, train.x)
     np.testing.assert_array_equal(y, train.y)
     assert mask.tolist() == [1.0] * len(train.y)

@@ -217,6 +217,8 @@ def test_a_curve_that_there_is_not_is_said(experiment, models):
     )
     said = [line for line in lines if 'No curve of known_clients' in line]
     assert len(said) == count
+    # The untrained model and the trained one, which is the best one, too.
+    assert sum(line.startswith('Evaluating') for line in lines) == 2
 
 
 def test_spread_of_classes_is_that_of_known_clients_in_the_global_body(

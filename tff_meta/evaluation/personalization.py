@@ -6,7 +6,7 @@ population (which may remember something), one that training never saw, or one
 of a group whose classes training never saw.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 from typing import Any, NamedTuple
 
@@ -120,95 +120,176 @@ def new_class_tasks(
       )
 
 
+class ManyExamples(NamedTuple):
+  """The examples of several clients, one after the other.
+
+  Attributes:
+    x: float32 [N, ...].
+    y: int32 [N].
+    bounds: int32 [num_clients + 1]; those of client i are the rows from
+      `bounds[i]` up to `bounds[i + 1]`.
+  """
+
+  x: Any
+  y: Any
+  bounds: Any
+
+  @classmethod
+  def of(cls, parts: Sequence[corpus_lib.LabelledExamples]) -> 'ManyExamples':
+    """Returns those of clients' parts, at least one."""
+    bounds = np.cumsum([0, *(len(part.y) for part in parts)])
+    return cls(*map(np.concatenate, zip(*parts, strict=True)), np.int32(bounds))
+
+  def client(self, i: tf.Tensor) -> episodes.Examples:
+    """Returns those of client i, none of them padding."""
+    rows = slice(self.bounds[i], self.bounds[i + 1])
+    y = self.y[rows]
+    return episodes.Examples(self.x[rows], y, tf.ones_like(y, tf.float32))
+
+
 def build_client_test(
     client_personalizer: personalizer_lib.ClientPersonalizer,
     *,
     with_curve: bool = False,
 ) -> Callable[..., tuple[Any, Any, Any]]:
-  """Builds the traced function that adapts to a client and asks the result.
+  """Builds the traced function that adapts to clients and asks the results.
+
+  It is a loop over clients of any sizes, of which some are computed at the same
+  time; what a client answers does not depend on the others.
 
   Args:
     client_personalizer: What a client does with trained weights.
-    with_curve: Whether to ask on the way, too, where the personalizer can.
+    with_curve: Whether to ask on the way, too, where the personalizer can. The
+      curve's ends are then what was before and after.
 
   Returns:
-    `(weights, memory, support, query, seed) -> (before, after, curve)`, with
-    `Examples` `[n, ...]` and `[Q, ...]`. The results are labels int32 `[Q]`,
-    `[Q]` and `[num_points, Q]`; None where there is no such thing. Without a
-    `start` the first point of the curve is what was before. A label that the
-    personalizer has no class for is an `InvalidArgumentError`.
+    `(weights, bank, memories, supports, queries, seeds) -> (before, after,
+    curve)` for K clients. `bank` is what a personalizer with `uses_bank` takes
+    for the memory of each; for others each leaf of `memories` has a leading
+    axis `[K, ...]`. `supports` and `queries` are `ManyExamples`, `seeds` int32
+    `[K, 2]`. The results are labels int32 `[K, Q]`, `[K, Q]` and `[K,
+    num_points, Q]`, filled up with 0 where a client has fewer than Q queries;
+    None where there is no such thing. Without a `start` the first point of the
+    curve is what was before. A label that the personalizer has no class for is
+    an `InvalidArgumentError`.
   """
   personalizer = client_personalizer
+  with_curve = with_curve and personalizer.curve is not None
+  has_before = with_curve or personalizer.start is not None
+  labels = tf.TensorSpec([None], tf.int32)
+  curves = tf.TensorSpec([None, None], tf.int32)
 
-  @tf.function(autograph=False)
-  def client_test(weights, memory, support, query, seed):
-    before, curve = None, None
+  def answers(weights, memory, support, query, seed):
     if personalizer.num_classes is not None:
       query = episodes.refuse_bad_labels(query, personalizer.num_classes)
-    if personalizer.start is not None:
+    if with_curve:
+      curve = personalizer.curve(weights, memory, support, query, seed)
+      return curve[0], curve[-1], curve
+    before = ()
+    if has_before:
       start = personalizer.start(weights, memory)
       before = personalizer.predict(start, query)
     adapted = personalizer.adapt(weights, memory, support, seed)
-    if with_curve and personalizer.curve is not None:
-      curve = personalizer.curve(weights, memory, support, query, seed)
-      before = curve[0] if before is None else before
-    return before, personalizer.predict(adapted, query), curve
+    return before, personalizer.predict(adapted, query), ()
+
+  @tf.function(autograph=False)
+  def client_test(weights, bank, memories, supports, queries, seeds):
+    most = tf.reduce_max(queries.bounds[1:] - queries.bounds[:-1])
+
+    def one_client(arguments):
+      i, memory, seed = arguments
+      memory = bank if personalizer.uses_bank else memory
+      query = queries.client(i)
+      own = answers(weights, memory, supports.client(i), query, seed)
+      missing = most - tf.shape(query.y)[0]
+      return tf.nest.map_structure(
+          lambda given: tf.pad(
+              given, [[0, 0]] * (given.shape.rank - 1) + [[0, missing]]
+          ),
+          own,
+      )
+
+    before, after, curve = tf.map_fn(
+        one_client,
+        (tf.range(tf.shape(seeds)[0]), memories, seeds),
+        fn_output_signature=(
+            labels if has_before else (),
+            labels,
+            curves if with_curve else (),
+        ),
+        parallel_iterations=few_round.PARALLEL,
+    )
+    return (
+        before if has_before else None,
+        after,
+        curve if with_curve else None,
+    )
 
   return client_test
 
 
-def ask_client(
+def ask_clients(
     client_test: Callable[..., tuple[Any, Any, Any]],
     weights: Any,
-    memory: Any,
-    task: ClientTask,
+    memories: Sequence[Any],
+    tasks: Sequence[ClientTask],
+    *,
     seed: int,
-) -> client_metrics.Answers:
-  """Adapts to a client and asks it for the labels of its query.
+    bank: Any = (),
+) -> list[client_metrics.Answers]:
+  """Adapts to clients and asks each for the labels of its query.
 
   Args:
     client_test: From `build_client_test`; reuse it, it is traced once.
     weights: Trained weights, `OrderedDict(body, head)`.
-    memory: What the personalizer takes for its `memory`.
-    task: The client.
-    seed: Of the adaptation; the client's salt is added to it.
+    memories: What the personalizer takes for each client's `memory`; `()` for
+      each with a bank.
+    tasks: The clients, at least one.
+    seed: Of the adaptation; each client's salt is added to it.
+    bank: What a personalizer with `uses_bank` takes.
 
   Returns:
-    The answers.
+    The answers of each client, which do not depend on the others.
   """
-  arguments = (
-      *tf.nest.map_structure(tf.convert_to_tensor, (weights, memory)),
-      _examples(task.support),
-      _examples(task.query),
-      tf.constant([seed, task.salt], tf.int32),
+  arguments = tf.nest.map_structure(
+      tf.convert_to_tensor,
+      (
+          weights,
+          bank,
+          tf.nest.map_structure(lambda *leaves: np.stack(leaves), *memories),
+          ManyExamples.of([task.support for task in tasks]),
+          ManyExamples.of([task.query for task in tasks]),
+          np.array([[seed, task.salt] for task in tasks], np.int32),
+      ),
   )
   client_test.get_concrete_function(*_any_number(arguments))
-  before, after, curve = client_test(*arguments)
-  return client_metrics.Answers(
-      id=task.client_id,
-      num_support=len(task.support.y),
-      labels=task.query.y,
-      before=None if before is None else before.numpy(),
-      after=after.numpy(),
-      curve=None if curve is None else curve.numpy(),
+  before, after, curve = (
+      None if labels is None else labels.numpy()
+      for labels in client_test(*arguments)
   )
-
-
-def _examples(labelled):
-  x, y = tf.constant(labelled.x), tf.constant(labelled.y)
-  return episodes.Examples(x, y, tf.ones(tf.shape(y), tf.float32))
+  return [
+      client_metrics.Answers(
+          id=task.client_id,
+          num_support=len(task.support.y),
+          labels=task.query.y,
+          before=None if before is None else before[i, : len(task.query.y)],
+          after=after[i, : len(task.query.y)],
+          curve=None if curve is None else curve[i, :, : len(task.query.y)],
+      )
+      for i, task in enumerate(tasks)
+  ]
 
 
 def _any_number(arguments):
-  """Returns what is to be traced: any number of examples."""
-  weights, memory, support, query, seed = tf.nest.map_structure(
+  """Returns what is to be traced: any number of clients and examples."""
+  weights, bank, *of_clients = tf.nest.map_structure(
       tf.TensorSpec.from_tensor, arguments
   )
-  support, query = tf.nest.map_structure(
+  of_clients = tf.nest.map_structure(
       lambda spec: tf.TensorSpec([None, *spec.shape[1:]], spec.dtype),
-      (support, query),
+      of_clients,
   )
-  return weights, memory, support, query, seed
+  return weights, bank, *of_clients
 
 
 def evaluate_clients(
@@ -218,16 +299,18 @@ def evaluate_clients(
     tasks: Iterable[ClientTask],
     *,
     seed: int,
+    bank: Any = (),
     restrict_f1: bool = False,
 ) -> client_metrics.Report:
   """Adapts to each client and tests it.
 
   Args:
-    client_test: As for `ask_client`.
-    weights: As for `ask_client`.
+    client_test: As for `ask_clients`.
+    weights: As for `ask_clients`.
     memory_of: Client id -> what the personalizer takes for its `memory`.
     tasks: The clients.
-    seed: As for `ask_client`.
+    seed: As for `ask_clients`.
+    bank: As for `ask_clients`.
     restrict_f1: See `client_metrics.macro_f1`.
 
   Returns:
@@ -236,11 +319,17 @@ def evaluate_clients(
   Raises:
     ValueError: If there is no client.
   """
-  weights = tf.nest.map_structure(tf.convert_to_tensor, weights)
-  answers = [
-      ask_client(client_test, weights, memory_of(task.client_id), task, seed)
+  weights, bank = tf.nest.map_structure(tf.convert_to_tensor, (weights, bank))
+  clients = (
+      (memory_of(task.client_id), task)
       for task in tqdm.tqdm(tasks, unit='client', leave=False, disable=None)
-  ]
+  )
+  answers = []
+  for together in few_round.batches(clients):
+    memories, own = zip(*together, strict=True)
+    answers += ask_clients(
+        client_test, weights, memories, own, seed=seed, bank=bank
+    )
   if not answers:
     raise ValueError(
         'Expected clients with examples to be tested on, found none. Tip: hold'

@@ -383,7 +383,9 @@ def average(
   return weights, divide_prototypes(sums, over)
 
 
-def client_seed(seed: tf.Tensor, round_num: int, salt: tf.Tensor) -> tf.Tensor:
+def client_seed(
+    seed: tf.Tensor, round_num: int | tf.Tensor, salt: tf.Tensor
+) -> tf.Tensor:
   """Returns the seed of a client in a round of `adapt_group`, int32 `[2]`.
 
   Args:
@@ -403,7 +405,7 @@ def train_clients(
     support: episodes.Examples,
     salts: tf.Tensor,
     seed: tf.Tensor,
-    round_num: int,
+    round_num: int | tf.Tensor,
 ) -> ClientUpload:
   """The part of a group's clients in a round.
 
@@ -415,7 +417,7 @@ def train_clients(
     support: The clients' `Examples` with a leading client axis, padded.
     salts: int32 `[K]`, one of each client.
     seed: Of the group, int32 `[2]`.
-    round_num: r, from 0.
+    round_num: r, from 0, an integer or int32 scalar.
 
   Returns:
     The clients' uploads with a leading client axis, without reports. As in
@@ -436,7 +438,13 @@ def train_clients(
       lambda t: tf.TensorSpec(t.shape, t.dtype),
       ClientUpload(weights, prototypes, tf.constant(0.0), report=()),
   )
-  return tf.map_fn(one_client, (support, salts), fn_output_signature=specs)
+  # One after the other: evaluation runs several groups at the same time.
+  return tf.map_fn(
+      one_client,
+      (support, salts),
+      fn_output_signature=specs,
+      parallel_iterations=1,
+  )
 
 
 def adapt_group(
@@ -462,8 +470,8 @@ def adapt_group(
   Returns:
     `theta^R` and the group's prototypes `Gamma^{R-1}`.
   """
-  prototypes = classifier.no_prototypes()
-  for round_num in range(num_rounds):
+
+  def one_round(round_num, weights, prototypes):
     uploads = train_clients(
         classifier,
         settings,
@@ -474,7 +482,14 @@ def adapt_group(
         seed,
         round_num,
     )
-    weights, prototypes = average(uploads, weights, settings.prototype_mean)
+    return round_num + 1, *average(uploads, weights, settings.prototype_mean)
+
+  # Not unrolled: to trace a round takes longer than to compute it.
+  _, weights, prototypes = tf.while_loop(
+      lambda round_num, *_: round_num < num_rounds,
+      one_round,
+      (0, weights, classifier.no_prototypes()),
+  )
   return weights, prototypes
 
 

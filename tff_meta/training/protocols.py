@@ -260,7 +260,7 @@ class Evaluator:
     Args:
       names: Protocols that are offered.
       trained: Suffix, '' or '_best' -> what came out of training, of the last
-        round or the best.
+        round or the best. Where both are one object it is evaluated once.
       untrained: What training began with.
       directory: Where the files go.
       report: Called with a line for the user before anything that takes long.
@@ -304,14 +304,18 @@ class Evaluator:
     """
     if self.starts_from_scratch(name):
       report(f'Evaluating {name}: {_LABELS[_FROM_SCRATCH]}.')
-      own = self._report(name, untrained)
+      own = self._report(name, untrained, with_curve=self._config.curve)
       self._report_no_curve(name, own, report)
       return {suffix: (self._summary(name, own, {}), own) for suffix in trained}
     references = self._references(name, untrained, report)
     results = {}
     for suffix, of_round in trained.items():
+      done = [s for s in results if trained[s] is of_round]
+      if done:
+        results[suffix] = results[done[0]]
+        continue
       report(f'Evaluating {name}: {_LABELS[_TRAINED]}{_ROUNDS[suffix]}.')
-      own = self._report(name, of_round)
+      own = self._report(name, of_round, with_curve=self._config.curve)
       summary = self._summary(name, own, references)
       if self._config.nvar and name == KNOWN_CLIENTS:
         summary['nvar'] = self._nvar(of_round, report)
@@ -439,13 +443,17 @@ class Evaluator:
     )
 
   def _report(
-      self, name: str, trained: Model, protocol: Any = None
+      self,
+      name: str,
+      trained: Model,
+      protocol: Any = None,
+      with_curve: bool = False,
   ) -> client_metrics.Report:
     """Tests groups or clients; `protocol` is for during training."""
     if name in _DEPLOYMENTS:
       protocol = protocol or self.group_protocol(name)
       return self._group_report(self._own_test, trained, protocol)
-    return self._client_report(name, trained, protocol)
+    return self._client_report(name, trained, protocol, with_curve)
 
   def _scratch_report(
       self, name: str, untrained: Model
@@ -486,12 +494,12 @@ class Evaluator:
       self,
       name: str,
       trained: Model,
-      protocol: (
-          personalization.ClientProtocol | few_round.GroupProtocol | None
-      ) = None,
+      protocol: personalization.ClientProtocol | few_round.GroupProtocol | None,
+      with_curve: bool,
   ) -> client_metrics.Report:
-    """Tests clients; `protocol` is for during training, without curves."""
-    personalizer, client_test = self._client_use(name, protocol is None)
+    """Tests clients; `protocol` is for during training."""
+    is_final = protocol is None
+    personalizer, client_test = self._client_use(name, is_final, with_curve)
     if name == NEW_CLASS_CLIENTS:
       tasks = personalization.new_class_tasks(
           self._pools, protocol or self.group_protocol(name)
@@ -499,18 +507,18 @@ class Evaluator:
     else:
       protocol = protocol or self.client_protocol(name)
       tasks = protocol.tasks(self._experiment.dataset)
-    memory = trained.memories.bank if personalizer.uses_bank else ()
     return personalization.evaluate_clients(
         client_test,
         trained.weights,
-        trained.memories.of if name == KNOWN_CLIENTS else lambda _: memory,
+        trained.memories.of if name == KNOWN_CLIENTS else lambda _: (),
         tasks,
         seed=self._config.seed,
+        bank=trained.memories.bank if personalizer.uses_bank else (),
         restrict_f1=self._config.restrict_f1_to_client_labels,
     )
 
   def _build_client_use(
-      self, name: str, is_final: bool
+      self, name: str, is_final: bool, with_curve: bool
   ) -> tuple[personalizer_lib.ClientPersonalizer, Callable[..., Any]]:
     """Returns what a client does, and the traced function that tests it."""
     spec, dataset = self._experiment.spec, self._experiment.dataset
@@ -528,10 +536,11 @@ class Evaluator:
     personalizer = build(
         self._experiment.model, self._config.hparams, num_classes=num_classes
     )
-    with_curve = is_final and self._config.curve
-    if not is_final:
-      if personalizer.adapts_during_training and not self._config.curve:
-        return self._client_use(name, True)  # The same, traced once.
+    final = is_final or personalizer.adapts_during_training
+    shown = with_curve and personalizer.curve is not None
+    if (final, shown) != (is_final, with_curve):
+      return self._client_use(name, final, shown)  # The same, traced once.
+    if not final:
       personalizer = personalizer.during_training()
     return personalizer, personalization.build_client_test(
         personalizer, with_curve=with_curve

@@ -393,8 +393,10 @@ def _evaluate(
   selection = {}
   best = trained.best
   if best is not None:
-    state = checkpoints.from_arrays(process.initialize(), best.server_state)
-    models['_best'] = model(state, best.rounds)
+    models['_best'] = models['']  # The same one is evaluated once.
+    if best.rounds != trained.rounds:
+      state = checkpoints.from_arrays(process.initialize(), best.server_state)
+      models['_best'] = model(state, best.rounds)
     selection = {'best_round': best.rounds, 'best_round_validation': best.value}
   evaluations = evaluator.evaluate_all(
       experiment.config.protocols,
