@@ -45,6 +45,8 @@ from benchmarks import workloads  # noqa: E402
 from tff_meta.execution import in_process  # noqa: E402
 
 _MEGABYTE = 2**20
+_ROOT = pathlib.Path(__file__).parents[1]
+_STARTED = ('fed_avg', 'frl', 'cafeme')
 
 
 def measure(candidates: workloads.Candidates, repeats: int) -> None:
@@ -91,7 +93,10 @@ def _fed_avg(name, setting, ours, stock):
   stock_data = workloads.stock_data(setting, clients)
   candidates = {
       'tff_meta, in process': workloads.rounds_in(ours, process, data),
-      'bare tf.function loop': workloads.bare_round(
+      'bare tf.function, a client': workloads.bare_round(
+          network, setting, weights, clients
+      ),
+      'bare tf.function, all clients': workloads.best_bare_round(
           network, setting, weights, clients
       ),
       'stock TFF, default loop': workloads.rounds_in(
@@ -273,38 +278,44 @@ def _memory(num_rounds: int) -> None:
 def _start(repeats: int) -> None:
   """Prints how long programs take to their first output."""
   print('start: whole programs, median seconds')
-  root = pathlib.Path(__file__).parents[1]
-  train = [sys.executable, '-m', 'binaries.train']
-  helps, firsts = [], []
+  clock = time.perf_counter
+  seconds = collections.defaultdict(list)
   for _ in range(repeats):
-    started = time.perf_counter()
+    begin = clock()
     subprocess.run(
-        [*train, '--helpshort'],
-        cwd=root,
+        [sys.executable, '-m', 'binaries.train', '--helpshort'],
+        cwd=_ROOT,
         stdout=subprocess.DEVNULL,
         check=False,
     )
-    helps.append(time.perf_counter() - started)
-    with tempfile.TemporaryDirectory() as directory:
-      started = time.perf_counter()
-      with subprocess.Popen(
-          [*train, '--algorithm=fed_avg', f'--output_dir={directory}/run'],
-          cwd=root,
-          stdout=subprocess.PIPE,
-          stderr=subprocess.STDOUT,
-          text=True,
-      ) as program:
-        for line in program.stdout:
-          if line.startswith('round 1/'):
-            break
-        else:
-          raise RuntimeError('Expected a line of the first round, found none.')
-        firsts.append(time.perf_counter() - started)
-        program.kill()
-  print(f'  binaries.train --helpshort:        {statistics.median(helps):6.1f}')
-  print(
-      f'  binaries.train, the first round:   {statistics.median(firsts):6.1f}'
-  )
+    seconds['binaries.train --helpshort'].append(clock() - begin)
+    for algorithm in _STARTED:
+      seconds[f'{algorithm}, the first round'].append(_first_round(algorithm))
+  for name, values in seconds.items():
+    print(f'  {name:34}{statistics.median(values):6.1f}')
+
+
+def _first_round(algorithm: str) -> float:
+  """Seconds of a program from its start to the end of its first round."""
+  with tempfile.TemporaryDirectory() as directory:
+    command = [sys.executable, '-m', 'binaries.train']
+    command += [f'--algorithm={algorithm}', f'--output_dir={directory}/run']
+    begin = time.perf_counter()
+    with subprocess.Popen(
+        command,
+        cwd=_ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as program:
+      for line in program.stdout:
+        if line.startswith('round 1/'):
+          break
+      else:
+        raise RuntimeError('Expected a line of the first round, found none.')
+      seconds = time.perf_counter() - begin
+      program.kill()
+  return seconds
 
 
 def main() -> None:

@@ -87,7 +87,10 @@ def build_fed_avg(setting: FedAvgSetting):
 
 
 def bare_round(
-    network: model_lib.Model, setting: FedAvgSetting, weights: Any, clients
+    network: model_lib.Model,
+    setting: FedAvgSetting,
+    weights: Any,
+    clients: list[tuple[np.ndarray, np.ndarray]],
 ) -> Callable[[], Any]:
   """FedAvg as one writes it without a framework, on dense tensors.
 
@@ -105,9 +108,75 @@ def bare_round(
   """
   tensors = [(tf.constant(x), tf.constant(y)) for x, y in clients]
   weights = tf.nest.map_structure(tf.constant, weights)
-  size = setting.batch_size
+  train = tf.function(_bare_epoch(network, setting), autograph=False)
+
+  def one_round():
+    total = sum(len(y) for _, y in tensors)
+    mean = None
+    for k, (x, y) in enumerate(tensors):
+      trained = train(weights, x, y, tf.constant([0, k]))
+      share = tf.constant(len(y) / total)
+      part = [w * share for w in tf.nest.flatten(trained)]
+      mean = (
+          part
+          if mean is None
+          else [m + p for m, p in zip(mean, part, strict=True)]
+      )
+    return [w.numpy() for w in mean]
+
+  return one_round
+
+
+def best_bare_round(
+    network: model_lib.Model,
+    setting: FedAvgSetting,
+    weights: Any,
+    clients: list[tuple[np.ndarray, np.ndarray]],
+) -> Callable[[], Any]:
+  """The fastest that was found of what one may write without a framework.
+
+  All of the round in one `tf.function`: a loop over clients who have equally
+  many examples, stacked, of which two are trained at the same time. Variables
+  that are assigned in place, and clients one behind the other in the graph
+  instead of a loop, were not faster.
+
+  Args:
+    network: The network.
+    setting: The workload.
+    weights: The initial weights.
+    clients: As `examples` returns them.
+
+  Returns:
+    A function that does a round and returns the new weights.
+  """
+  xs, ys = (tf.stack(parts) for parts in zip(*clients, strict=True))
+  weights = tf.nest.map_structure(tf.constant, weights)
+  epoch = _bare_epoch(network, setting)
 
   @tf.function(autograph=False)
+  def train_all(weights, xs, ys):
+    def one_client(k, mean):
+      trained = epoch(weights, xs[k], ys[k], tf.stack([0, k]))
+      part = tf.nest.map_structure(lambda w: w / len(clients), trained)
+      return k + 1, tf.nest.map_structure(tf.add, mean, part)
+
+    zeros = tf.nest.map_structure(tf.zeros_like, weights)
+    return tf.while_loop(
+        lambda k, _: k < len(clients),
+        one_client,
+        (0, zeros),
+        parallel_iterations=2,
+    )[1]
+
+  return lambda: [
+      w.numpy() for w in tf.nest.flatten(train_all(weights, xs, ys))
+  ]
+
+
+def _bare_epoch(network, setting):
+  """A client's epoch, `(weights, x, y, seed) -> weights`, in plain ops."""
+  size = setting.batch_size
+
   def train(weights, x, y, seed):
     num_examples = tf.shape(y)[0]
     order = tf.random.experimental.stateless_shuffle(
@@ -133,21 +202,7 @@ def bare_round(
         lambda i, _: i < (num_examples + size - 1) // size, step, (0, weights)
     )[1]
 
-  def one_round():
-    total = sum(len(y) for _, y in tensors)
-    mean = None
-    for k, (x, y) in enumerate(tensors):
-      trained = train(weights, x, y, tf.constant([0, k]))
-      share = tf.constant(len(y) / total)
-      part = [w * share for w in tf.nest.flatten(trained)]
-      mean = (
-          part
-          if mean is None
-          else [m + p for m, p in zip(mean, part, strict=True)]
-      )
-    return [w.numpy() for w in mean]
-
-  return one_round
+  return train
 
 
 def stock_process(setting: FedAvgSetting, **options):

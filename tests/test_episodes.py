@@ -127,8 +127,7 @@ def test_minibatches_visit_every_example_once_per_epoch():
   batches = episodes.minibatches(7, 3, SEED, num_epochs=4)
   assert batches.indices.shape == (12, 3)
   indices = batches.indices.numpy().reshape(4, 9)
-  mask = batches.mask.numpy().reshape(4, 9)
-  np.testing.assert_array_equal(mask, [[1] * 7 + [0] * 2] * 4)
+  np.testing.assert_array_equal(batches.sizes, [[3], [3], [1]] * 4)
   np.testing.assert_array_equal(indices[:, 7:], 0)
   orders = [tuple(order) for order in indices[:, :7]]
   assert all(sorted(order) == list(range(7)) for order in orders)
@@ -139,20 +138,20 @@ def test_minibatches_without_shuffling():
   batches = episodes.minibatches(4, 3, SEED, num_epochs=2, shuffle=False)
   expected = [[0, 1, 2], [3, 0, 0]] * 2
   assert batches.indices.numpy().tolist() == expected
-  assert batches.mask.numpy().tolist() == [[1, 1, 1], [1, 0, 0]] * 2
+  assert batches.sizes.numpy().tolist() == [[3], [1]] * 2
 
 
 def test_minibatches_of_everything():
   batches = episodes.minibatches(5, None, SEED, num_epochs=2)
   assert np.sort(batches.indices).tolist() == [list(range(5))] * 2
-  assert batches.mask.numpy().tolist() == [[1.0] * 5] * 2
+  assert batches.sizes.numpy().tolist() == [[5]] * 2
 
 
 @pytest.mark.parametrize('batch_size', [3, None])
 @pytest.mark.parametrize('shuffle', [True, False])
 def test_minibatches_of_nothing(batch_size, shuffle):
   batches = episodes.minibatches(0, batch_size, SEED, 2, shuffle)
-  assert batches.indices.shape[0] == batches.mask.shape[0] == 0
+  assert batches.indices.shape[0] == batches.sizes.shape[0] == 0
 
 
 def test_minibatches_of_a_size_known_at_run_time():
@@ -181,7 +180,7 @@ def test_take_cuts_what_fills_up_and_keeps_padding_as_padding():
   examples = numbered_examples([5, 6, 7], [1, 0, 1])
   batches = episodes.Minibatches(
       tf.constant([[1, 1, 1, 1], [2, 1, 0, 0]]),
-      tf.constant([[1.0, 1, 1, 1], [1, 1, 1, 0]]),
+      tf.constant([[4], [3]]),
       tf.zeros([2, 2], tf.int32),
   )
   batch = episodes.take(examples, batches, 1)

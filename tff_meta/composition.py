@@ -261,7 +261,12 @@ def build_learning_process(
       result_type.update, result_type.update_weight
   )
   finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
-      server_optimizer or tff.learning.optimizers.build_sgdm(1.0), weights_type
+      server_optimizer
+      or optimizers.WithoutAutoGraph(tff.learning.optimizers.build_sgdm(1.0)),
+      weights_type,
+      tf.autograph.experimental.do_not_convert(
+          tff.learning.templates.reject_non_finite_update
+      ),
   )
   process = tff.learning.templates.compose_learning_process(
       initial_weights, distributor, work.process, aggregation, finalizer

@@ -32,12 +32,13 @@ class Minibatches(NamedTuple):
 
   Attributes:
     indices: int32 [num_batches, batch_size], rows of the examples.
-    mask: float32 [num_batches, batch_size], 0 where a batch is filled up.
+    sizes: int32 [num_batches, 1], how many of them a batch really has; behind
+      these it is filled up.
     seeds: int32 [num_batches, 2], of how the examples of a batch are augmented.
   """
 
   indices: tf.Tensor
-  mask: tf.Tensor
+  sizes: tf.Tensor
   seeds: tf.Tensor
 
 
@@ -58,6 +59,7 @@ def to_examples(dataset: tf.data.Dataset) -> Examples:
       tf.zeros([0], tf.int32),
   )
 
+  @tf.autograph.experimental.do_not_convert  # Which takes longer than tracing.
   def append(state, batch):
     x, y = state
     return (
@@ -71,7 +73,12 @@ def to_examples(dataset: tf.data.Dataset) -> Examples:
 
 def to_salt(dataset: tf.data.Dataset) -> tf.Tensor:
   """The int32 scalar in a data set of at most one; 0 when it is empty."""
-  return dataset.reduce(tf.constant(0), lambda _, salt: salt)
+
+  @tf.autograph.experimental.do_not_convert
+  def last(_, salt):
+    return salt
+
+  return dataset.reduce(tf.constant(0), last)
 
 
 def labels_fit(examples: Examples, num_classes: int) -> tf.Tensor:
@@ -295,8 +302,8 @@ def minibatches(
     shuffle: False keeps the order of the examples.
 
   Returns:
-    num_epochs * ceil(n / b) minibatches of min(b, n) places; index 0 with mask
-    0 fills a short one. All have seeds of their own.
+    num_epochs * ceil(n / b) minibatches of min(b, n) places; index 0 fills a
+    short one. All have seeds of their own.
 
   Raises:
     ValueError: `batch_size` or `num_epochs` is out of range.
@@ -320,14 +327,13 @@ def minibatches(
     order = tf.tile(tf.range(num_examples)[tf.newaxis], [num_epochs, 1])
   num_batches = -(-num_examples // batch_size)
   padding = num_batches * batch_size - num_examples
-
-  def to_batches(per_epoch):
-    padded = tf.pad(per_epoch, [[0, 0], [0, padding]])
-    return tf.reshape(padded, [num_epochs * num_batches, batch_size])
-
-  mask = tf.ones(tf.shape(order), tf.float32)
+  padded = tf.pad(order, [[0, 0], [0, padding]])
+  indices = tf.reshape(padded, [num_epochs * num_batches, batch_size])
+  starts = tf.range(num_batches) * batch_size
+  sizes = tf.minimum(num_examples - starts, batch_size)
+  sizes = tf.tile(sizes[:, tf.newaxis], [num_epochs, 1])
   seeds = batch_seeds(seed, tf.range(num_epochs * num_batches))
-  return Minibatches(to_batches(order), to_batches(mask), seeds)
+  return Minibatches(indices, sizes, seeds)
 
 
 def batch_seeds(seed: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
@@ -361,13 +367,17 @@ def take(examples: Examples, batches: Minibatches, i: tf.Tensor) -> Examples:
     The rows, at most b, augmented where the examples are to be; rows that are
     padding in `examples` stay padding.
   """
-  rows = tf.boolean_mask(batches.indices[i], batches.mask[i] > 0)
+  # Few operations: of a small step they are most of the time.
+  size = tf.gather(batches.sizes, i)
+  rows = tf.slice(tf.gather(batches.indices, i), [0], size)
   return _augment(_gather(examples, rows), batches.seeds[i])
 
 
 def take_all(examples: Examples, batches: Minibatches) -> Examples:
   """All minibatches in one, see `take`."""
-  rows = tf.boolean_mask(batches.indices, batches.mask > 0)
+  width = tf.shape(batches.indices)[1]
+  used = tf.sequence_mask(batches.sizes[:, 0], width)
+  rows = tf.boolean_mask(batches.indices, used)
   return _augment(_gather(examples, rows), tf.reduce_sum(batches.seeds, 0))
 
 

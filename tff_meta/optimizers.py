@@ -7,6 +7,36 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 
+class WithoutAutoGraph(tff.learning.optimizers.Optimizer):
+  """An optimizer whose steps AutoGraph leaves as they are.
+
+  TFF's finalizer converts all Python code that it calls, which takes longer
+  than tracing the graphs of a small process. TFF's optimizers have no Python
+  control flow on tensors, so nothing is there to convert.
+  """
+
+  def __init__(self, optimizer: tff.learning.optimizers.Optimizer):
+    """Wraps an optimizer; what it computes and keeps is the same."""
+    self._optimizer = optimizer
+
+  def initialize(self, specs: Any) -> Any:
+    """Returns the state before the first step."""
+    return self._optimizer.initialize(specs)
+
+  @tf.autograph.experimental.do_not_convert
+  def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
+    """Returns the state and the weights after a step."""
+    return self._optimizer.next(state, weights, gradients)
+
+  def get_hparams(self, state: Any) -> Any:
+    """Returns the hyperparameters in a state."""
+    return self._optimizer.get_hparams(state)
+
+  def set_hparams(self, state: Any, hparams: Any) -> Any:
+    """Returns the state with hyperparameters such as `get_hparams` returns."""
+    return self._optimizer.set_hparams(state, hparams)
+
+
 class Adam(tff.learning.optimizers.Optimizer):
   """Adam, with epsilon where Kingma and Ba and PyTorch have it.
 

@@ -2,6 +2,8 @@
 
 import tensorflow as tf
 
+_SMALL = 2.0**-64  # Times the largest number, summed 2**64 times, is finite.
+
 
 def add(a, b):
   """`a + b`, leaf by leaf."""
@@ -55,9 +57,13 @@ def clip_by_global_norm(a, norm):
 
 
 def all_finite(a):
-  """Whether no entry is NaN or infinite, a boolean scalar."""
+  """Whether no entry is NaN or infinite, a boolean scalar.
+
+  An entry that is not makes a sum that is not, and the sum of numbers that are
+  scaled down is finite. TensorFlow's `reduce_all` takes several times as long.
+  """
   finite = [
-      tf.reduce_all(tf.math.is_finite(x))
+      tf.math.is_finite(tf.reduce_sum(x * _SMALL))
       for x in tf.nest.flatten(a)
       if x.dtype.is_floating  # Others always are.
   ]
@@ -75,6 +81,10 @@ def where_finite_or_zero(a):
   """
   finite = all_finite(a)
   kept = tf.nest.map_structure(
-      lambda leaf: tf.where(finite, leaf, tf.zeros_like(leaf)), a
+      # `tf.where` would broadcast the scalar, which takes longer.
+      lambda leaf: tf.raw_ops.Select(
+          condition=finite, x=leaf, y=tf.zeros_like(leaf)
+      ),
+      a,
   )
   return kept, finite

@@ -19,7 +19,7 @@ def test_one_order_goes_round_and_round():
   batches = take(11, 3, 8)
   rows = batches.indices.numpy()
   assert rows.shape == (8, 3) and rows.dtype == np.int32
-  np.testing.assert_array_equal(batches.mask, np.ones([8, 3]))
+  np.testing.assert_array_equal(batches.sizes, np.full([8, 1], 3))
   assert len(set(rows[:3].flat)) == 9 and set(rows.flat) <= set(range(11))
   np.testing.assert_array_equal(rows[3:6], rows[:3])
   np.testing.assert_array_equal(rows[6:], rows[:2])

@@ -58,12 +58,9 @@ def naive_training(
   """Returns (scale 0, scale 1, bias) and the sum of losses."""
   batches = episodes.minibatches(7, 3, SEED, 2)
   w, state, loss_sum = np.array([1.0, -2.0, 0.5]), {}, 0.0
-  for step, (indices, mask) in enumerate(
-      list(zip(batches.indices.numpy(), batches.mask.numpy(), strict=True))[
-          :max_steps
-      ]
-  ):
-    real = [i for i, is_real in zip(indices, mask, strict=True) if is_real]
+  sizes = batches.sizes.numpy()[:max_steps, 0]
+  for step, size in enumerate(sizes):
+    real = batches.indices.numpy()[step, :size]
     gradient = np.zeros(3)
     for i in real:
       features = np.array([X[i, 0], X[i, 1], 1.0])

@@ -143,7 +143,7 @@ def _train(classifier, config, weights, examples, seed):
   batches = episodes.Minibatches(
       *(part[: config.local_rounds] for part in batches)
   )
-  sizes = tf.reduce_sum(batches.mask, axis=1)
+  sizes = tf.cast(batches.sizes[:, 0], tf.float32)
 
   def personal_step(w, theta, batch):
     with tf.GradientTape() as tape:

@@ -263,10 +263,12 @@ def memory_dataset(initial_memory: Any, value: Any | None) -> tf.data.Dataset:
 
 def _to_memory(dataset: tf.data.Dataset, initial_memory: Any) -> ClientMemory:
   """Returns the memory in a data set of at most one."""
-  present, value = dataset.reduce(
-      (tf.constant(False), initial_memory),
-      lambda _, value: (tf.constant(True), value),
-  )
+
+  @tf.autograph.experimental.do_not_convert  # Which takes longer than tracing.
+  def last(_, value):
+    return tf.constant(True), value
+
+  present, value = dataset.reduce((tf.constant(False), initial_memory), last)
   return ClientMemory(present, value)
 
 

@@ -105,14 +105,16 @@ class ClientRecords:
         except TypeError as error:
           raise TypeError(f'Client {i}: {error}') from error
     with tf.device('/device:CPU:0'):
-      nothing = [tf.raw_ops.OptionalNone()] if not requests else []
-      records.extend(nothing * num_clients)
-      packed = tf.raw_ops.Pack(values=records or nothing, axis=0)
-      return tf.reshape(packed, [-1, len(requests) or 1])[:num_clients]
+      if not records:  # Something for every client, and for nobody.
+        nothing = [tf.raw_ops.OptionalNone()] * (num_clients or 1)
+        packed = tf.raw_ops.Pack(values=nothing, axis=0)
+        return packed[:num_clients, tf.newaxis]
+      packed = tf.raw_ops.Pack(values=records, axis=0)
+      return tf.reshape(packed, [num_clients, len(requests)])
 
   def _record(self, request, leaves, types):
     """The record of one client for a request."""
-    kinds = list(structures.leaf_types(types[request.argument]))
+    kinds = structures.leaf_types(types[request.argument])
     if request.leaf is None:
       return _tensors_record(leaves, kinds)
     kind = kinds[request.leaf]
@@ -288,12 +290,15 @@ def elements(value: Any, type_signature: tff.StructType):
   Raises:
     TypeError: If the structure is not that of the type.
   """
-  kinds = tff.structure.to_elements(type_signature)
+  kinds = structures.elements_of(type_signature)
   names = [name for name, _ in kinds]
-  if isinstance(value, collections.abc.Mapping):
+  # TFF's ways to ask what a container is take long.
+  if isinstance(value, dict | collections.abc.Mapping):
     if set(value) != set(names):
       raise TypeError(f'Expected the fields {names}, found {list(value)}.')
     parts = [value[name] for name in names]
+  elif isinstance(value, tuple):
+    parts = value
   else:
     if not isinstance(value, tff.structure.Struct):
       try:
@@ -373,7 +378,7 @@ def to_dataset(value: Any, type_signature: tff.SequenceType) -> tf.data.Dataset:
         f' {type(value).__name__}.'
     )
   kind = type_signature.element
-  kinds = list(structures.leaf_types(kind))
+  kinds = structures.leaf_types(kind)
   elements = [
       structures.element_structure(
           kind, map(to_tensor, argument_leaves(element, kind), kinds)

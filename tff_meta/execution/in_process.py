@@ -261,7 +261,7 @@ def _to_python(type_signature, leaves, num_clients):
   if isinstance(type_signature, tff.StructType):
     elements = [
         (name, _to_python(element, leaves, num_clients))
-        for name, element in tff.structure.iter_elements(type_signature)
+        for name, element in structures.elements_of(type_signature)
     ]
     return _to_container(type_signature.python_container, elements)
   leaf = next(leaves)

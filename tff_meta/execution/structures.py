@@ -6,6 +6,7 @@ Python code has; its leaves are tensors and `Sequence`s, in the type's order.
 
 import collections
 from collections.abc import Iterator
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -13,14 +14,28 @@ import tensorflow_federated as tff
 
 from tff_meta.execution import tensorflow_block
 
+# Every round asks for the parts of the same types, for every client.
+_REMEMBERED_TYPES = 1024
 
-def leaf_types(type_signature: tff.Type) -> Iterator[tff.Type]:
-  """Yields the types of the tensors and sequences of a type, in order."""
-  if isinstance(type_signature, tff.StructType):
-    for _, element in tff.structure.iter_elements(type_signature):
-      yield from leaf_types(element)
-  else:
-    yield type_signature
+
+@functools.lru_cache(maxsize=_REMEMBERED_TYPES)
+def elements_of(
+    type_signature: tff.StructType,
+) -> tuple[tuple[str | None, tff.Type], ...]:
+  """The names, which may be None, and types of the elements of a type."""
+  return tuple(tff.structure.iter_elements(type_signature))
+
+
+@functools.lru_cache(maxsize=_REMEMBERED_TYPES)
+def leaf_types(type_signature: tff.Type) -> tuple[tff.Type, ...]:
+  """The types of the tensors and sequences of a type, in order."""
+  if not isinstance(type_signature, tff.StructType):
+    return (type_signature,)
+  return tuple(
+      leaf
+      for _, element in elements_of(type_signature)
+      for leaf in leaf_types(element)
+  )
 
 
 def flat_specs(type_signature: tff.Type) -> list[tf.TensorSpec]:
@@ -36,7 +51,7 @@ def flat_specs(type_signature: tff.Type) -> list[tf.TensorSpec]:
 def pack(type_signature: tff.Type, leaves: Iterator[Any]) -> Any:
   """Returns the structure of a type with its leaves, taken in order."""
   if isinstance(type_signature, tff.StructType):
-    elements = tff.structure.iter_elements(type_signature)
+    elements = elements_of(type_signature)
     return tuple(pack(element, leaves) for _, element in elements)
   if isinstance(type_signature, tff.SequenceType):
     leaf = next(leaves)
@@ -66,7 +81,7 @@ def element_structure(type_signature: tff.Type, leaves: Iterator[Any]) -> Any:
     return next(leaves)
   elements = [
       (name, element_structure(element, leaves))
-      for name, element in tff.structure.iter_elements(type_signature)
+      for name, element in elements_of(type_signature)
   ]
   if elements and elements[0][0] is not None:
     return collections.OrderedDict(elements)
@@ -77,9 +92,7 @@ def element_leaves(type_signature: tff.Type, element: Any) -> Iterator[Any]:
   """Yields the leaves of an `element_structure` in the order of its type."""
   if isinstance(type_signature, tff.StructType):
     named = isinstance(element, dict)
-    for i, (name, inner) in enumerate(
-        tff.structure.iter_elements(type_signature)
-    ):
+    for i, (name, inner) in enumerate(elements_of(type_signature)):
       yield from element_leaves(inner, element[name if named else i])
   else:
     yield element

@@ -52,7 +52,7 @@ def cyclic_minibatches(
   indices = tf.gather(cycle, numbers % in_a_cycle)
   return episodes.Minibatches(
       indices,
-      tf.ones_like(indices, tf.float32),
+      tf.fill([num_batches, 1], length),
       episodes.batch_seeds(seed, numbers),
   )
 

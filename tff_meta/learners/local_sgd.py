@@ -177,7 +177,7 @@ def resume_local_sgd(
       gradients = weights_lib.clip_by_global_norm(gradients, max_gradient_norm)
     gradients = weights_lib.add_decay(gradients, learned, weight_decay)
     state, learned = optimizer.next(state, learned, gradients)
-    num_examples = tf.reduce_sum(batches.mask[i])
+    num_examples = tf.reduce_sum(batch.mask)
     loss_sum += tf.cast(loss, tf.float32) * num_examples
     return i + 1, learned, state, loss_sum
 
@@ -186,7 +186,8 @@ def resume_local_sgd(
       step,
       (tf.constant(0), learned, optimizer_state, tf.constant(0.0)),
   )
-  report = LocalReport(loss_sum, tf.reduce_sum(batches.mask))
+  num_examples = tf.cast(tf.reduce_sum(batches.sizes), tf.float32)
+  report = LocalReport(loss_sum, num_examples)
   return _merge(weights, learned, fixed), state, report
 
 

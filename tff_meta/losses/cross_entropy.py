@@ -16,9 +16,28 @@ def softmax_cross_entropy(
   Returns:
     A scalar in the dtype of the logits, in nats.
   """
-  target = tf.one_hot(y, tf.shape(logits)[1], dtype=logits.dtype)
-  losses = -tf.reduce_sum(target * tf.nn.log_softmax(logits), 1)
-  return masked_mean(losses, mask)
+  num_classes = logits.shape[1] or tf.shape(logits)[1]
+  target = tf.one_hot(y, num_classes, dtype=logits.dtype)
+  mask = tf.cast(mask, logits.dtype)
+  num_examples = tf.reduce_sum(mask)
+
+  @tf.custom_gradient
+  def mean_loss(logits):
+    log_softmax = tf.nn.log_softmax(logits)
+    losses = -tf.reduce_sum(target * log_softmax, 1)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(losses * mask), num_examples)
+
+    # TensorFlow's own gradient has the same factors in the same order, and 28
+    # operations, which are a fifth of what a step of a small network runs.
+    def gradient(dy):
+      d_losses = -tf.math.divide_no_nan(dy, num_examples) * mask
+      d_log_softmax = tf.expand_dims(d_losses, 1) * target
+      total = tf.reduce_sum(d_log_softmax, 1, keepdims=True)
+      return d_log_softmax - tf.exp(log_softmax) * total
+
+    return mean, gradient
+
+  return mean_loss(logits)
 
 
 def mean_over_minibatches(

@@ -31,24 +31,16 @@ def write_learning_curve(
     title: Above the picture.
     min_window: Least number of rounds in a mean, such as those of an episode.
   """
-  import matplotlib
-
-  matplotlib.use('Agg')
-  from matplotlib import pyplot as plt
+  from matplotlib import figure as figure_lib  # Not pyplot, which is slow.
 
   curves = {
       panel: [name for name in metrics if name.split('/')[-1] == panel]
       for panel in _PANELS
   }
   panels = [panel for panel in _PANELS if curves[panel]]
-  figure, grid = plt.subplots(
-      max(1, len(panels)),
-      1,
-      sharex=True,
-      squeeze=False,
-      figsize=(7, 3.2 * max(1, len(panels))),
-      layout='constrained',
-  )
+  num_panels = max(1, len(panels))
+  figure = figure_lib.Figure((7, 3.2 * num_panels), layout='constrained')
+  grid = figure.subplots(num_panels, 1, sharex=True, squeeze=False)
   rounds = metrics.get('round', [])
   window = max(min_window, len(rounds) // 50)
   for panel, axes in zip(panels, grid[:, 0], strict=False):
@@ -62,7 +54,6 @@ def write_learning_curve(
   figure.suptitle(escapes.picture_text(title))
   buffer = io.BytesIO()
   figure.savefig(buffer, format='png', dpi=120)
-  plt.close(figure)
   atomic_files.write_bytes(path, buffer.getvalue())
 
 
