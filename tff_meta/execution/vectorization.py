@@ -270,9 +270,16 @@ def _calling_converters(library):
       is_plain = output.dtype != tf.variant
       axis = tf.TensorShape([None] if is_stacked and is_plain else [])
       shapes.append(axis.concatenate(output.shape))
+
+    def step(*tensors):
+      tensors = _fit(results(body, tensors), flags, whole)
+      for tensor, shape in zip(tensors, shapes, strict=True):
+        tensor.set_shape(shape)  # Lists forget it.
+      return tensors
+
     outputs = tf.while_loop(
         lambda *tensors: _same_for_all(*results(goes_on, tensors)).t,
-        lambda *tensors: _fit(results(body, tensors), flags, whole),
+        step,
         _fit(pfor_input.inputs, flags, whole),
         shapes,
         parallel_iterations=pfor_input.get_attr('parallel_iterations'),
@@ -490,6 +497,7 @@ _CONVERTERS = {
             'StatelessRandomUniformFullIntV2',
             'StatelessRandomUniformIntV2',
             'StatelessRandomUniformV2',
+            'StatelessShuffle',
         ),
         _pfor._fallback_converter,
     ),
