@@ -6,7 +6,12 @@ Prints the device's name; for each system the largest difference of the weights
 after a round to those of the CPU, relative to the largest weight, one client at
 a time and all as one batch; and rounds a second with one client at a time, with
 all at the same time and with all as one batch, after rounds that do not count,
-in which kernels are compiled and chosen. The three take turns.
+in which kernels are compiled and chosen. These take turns.
+
+TensorFlow computes everything on a GPU in one stream, however many clients run
+at the same time. Several streams are several logical devices:
+
+  python -m benchmarks.devices --device=gpu --streams=4 --stream_megabytes=18000
 """
 
 import argparse
@@ -62,11 +67,12 @@ def difference(
 def round_seconds(
     system: workloads.System, devices: list[str], warm_up: int, repeats: int
 ) -> dict[str, list[float]]:
-  """Returns what rounds (FRL: episodes) take in three ways, in turn.
+  """Returns what rounds (FRL: episodes) take in several ways, in turn.
 
   Args:
     system: The system.
-    devices: Names of devices.
+    devices: Names of devices; the first one has all clients, and if there are
+      more, they have them together in a fourth way.
     warm_up: Rounds of each that do not count.
     repeats: Rounds of each that do.
 
@@ -81,9 +87,12 @@ def round_seconds(
           parallel_clients=1, batched_clients=len(clients)
       ),
   }
+  ways = {name: (devices[:1], options) for name, options in ways.items()}
+  if len(devices) > 1:
+    ways[f'dealt over {len(devices)} devices'] = devices, {}
   rounds = {}
-  for name, options in ways.items():
-    context = in_process.InProcessContext(devices, **options)
+  for name, (names, options) in ways.items():
+    context = in_process.InProcessContext(names, **options)
     rounds[name] = workloads.system_rounds(context, system, process, clients)
   seconds = {name: [] for name in ways}
   for _ in range(warm_up + repeats):
@@ -108,8 +117,22 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument(
       '--speed', default='frl,metavers', help='Systems to time.'
   )
+  parser.add_argument(
+      '--streams', type=int, default=1, help='Logical devices of each device.'
+  )
+  parser.add_argument(
+      '--stream_megabytes', type=int, help='Memory of each; for GPUs a must.'
+  )
   arguments = parser.parse_args(argv)
   devices = in_process.use_device(arguments.device)
+  if arguments.streams > 1:
+    kind = arguments.device.upper()
+    part = tf.config.LogicalDeviceConfiguration(arguments.stream_megabytes)
+    for device in tf.config.list_physical_devices(kind):
+      tf.config.set_logical_device_configuration(
+          device, [part] * arguments.streams
+      )
+    devices = [device.name for device in tf.config.list_logical_devices(kind)]
   for gpu in tf.config.list_physical_devices('GPU'):
     print(
         tf.config.experimental.get_device_details(gpu).get('device_name', gpu)
