@@ -21,6 +21,7 @@ import weakref
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import machine_memory
 from tff_meta.execution import client_records
 from tff_meta.execution import computation_graph as graph_lib
 from tff_meta.execution import round_function
@@ -29,7 +30,6 @@ from tff_meta.execution import tensorflow_block
 
 # Of 1, 2, 4 and 10 the fastest for a perceptron and LeNet on two cores.
 _PARALLEL_CLIENTS = 2
-_KEPT_BYTES = 2 * 2**30
 
 
 class InProcessContext(tff.framework.SyncContext):
@@ -40,7 +40,7 @@ class InProcessContext(tff.framework.SyncContext):
       devices: Sequence[str] = ('/CPU:0',),
       *,
       parallel_clients: int = _PARALLEL_CLIENTS,
-      kept_bytes: int = _KEPT_BYTES,
+      kept_bytes: int | None = None,
   ):
     """Makes a context; nothing is compiled yet.
 
@@ -49,11 +49,13 @@ class InProcessContext(tff.framework.SyncContext):
       parallel_clients: How many clients of a device may be trained at the same
         time, at least 1. The result does not depend on it.
       kept_bytes: The most memory for what is read of clients' data sets and
-        kept for later rounds.
+        kept for later rounds; None for a quarter of the machine's.
 
     Raises:
       ValueError: If a number is out of range or there is no such device.
     """
+    if kept_bytes is None:
+      kept_bytes = machine_memory.cache_bytes()
     if not devices or parallel_clients < 1 or kept_bytes < 0:
       raise ValueError(
           'Expected `devices`, at least 1 of `parallel_clients` and at least 0'
