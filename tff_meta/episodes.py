@@ -61,10 +61,14 @@ def to_examples(dataset: tf.data.Dataset) -> Examples:
 
   @tf.autograph.experimental.do_not_convert  # Which takes longer than tracing.
   def append(state, batch):
-    x, y = state
-    return (
-        tf.concat([x, tf.cast(batch['x'], x_dtype)], 0),
-        tf.concat([y, tf.cast(batch['y'], tf.int32)], 0),
+    batch = tf.cast(batch['x'], x_dtype), tf.cast(batch['y'], tf.int32)
+    # As it is: if it is the only one, its memory is shared instead of copied.
+    return tf.cond(
+        tf.equal(tf.size(state[1]), 0),
+        lambda: batch,
+        lambda: tuple(
+            tf.concat(parts, 0) for parts in zip(state, batch, strict=True)
+        ),
     )
 
   x, y = dataset.reduce(empty, append)

@@ -278,8 +278,19 @@ def test_clients_are_cached_within_the_budget():
   dataset.client('client_2')  # 90 examples: client 0 was used longest ago.
   dataset.client('client_1')
   assert (reads[45], reads[30], reads[15]) == (1, 1, 1)
+  assert [dataset.is_cached(f'client_{i}') for i in range(3)] == [False, 1, 1]
   dataset.client('client_0')
   assert reads[45] == 2
+
+
+def test_a_client_is_in_memory_once_and_cannot_be_written_to():
+  dataset = make_toy(test_fraction=0.2)
+  train = dataset.client('client_0').train
+  (batch,) = dataset.tff_client_data('client_0')['examples']
+  for array, tensor in zip(train, (batch['x'], batch['y']), strict=True):
+    assert len(array) and np.shares_memory(array, np.asarray(tensor))
+    with pytest.raises(ValueError, match='read-only'):
+      array[:] = 0
 
 
 def test_tff_client_data_is_one_batch_of_open_size():

@@ -60,6 +60,26 @@ def test_scaling_by_hand(scale, expected):
   np.testing.assert_allclose(scaled[0, 0], expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize('num_images', [0, 5])
+@pytest.mark.parametrize('dtype', [np.uint8, np.float32, np.float64])
+def test_scaling_rounds_as_its_formula_does_and_leaves_its_input(
+    dtype, num_images
+):
+  rng = np.random.default_rng(0)
+  x = rng.integers(0, 256, (num_images, 4, 3, 3)).astype(dtype)
+  before = x.copy()
+  for scale in (
+      cifar10.SCALINGS['metavers'],
+      femnist.SCALINGS['cafeme'],
+      scalings.per_pixel(rng.integers(0, 256, (9, 4, 3, 3))),
+  ):
+    for pixels in (x, x[:, ::-1], x[..., ::-1]):
+      expected = np.float32(pixels) / np.float32(scale.divisor)
+      expected = (expected - np.float32(scale.mean)) / np.float32(scale.std)
+      np.testing.assert_array_equal(scale(pixels), expected)
+  np.testing.assert_array_equal(x, before)
+
+
 def test_every_pixel_has_a_mean_and_a_deviation_of_its_own():
   images = np.array([[[[0], [7]], [[10], [9]]], [[[4], [7]], [[30], [5]]]])
   scale = scalings.per_pixel(images.astype(np.uint8))

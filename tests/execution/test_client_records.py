@@ -8,6 +8,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import episodes
+from tff_meta.data import corpus as corpus_lib
+from tff_meta.data import federated_dataset
+from tff_meta.data import partitioners
 from tff_meta.execution import client_records
 from tff_meta.execution import in_process
 
@@ -51,6 +55,47 @@ def test_what_comes_twice_is_read_once_and_kept():
 
   assert results == [(10, 4)] * 4
   assert records.kept_bytes == 4 * 4
+
+
+def test_what_says_that_it_is_fixed_is_kept_at_once():
+  records, total = _context()
+  data = [_batches([1, 2, 3]), _batches([4])]
+  data[0].is_fixed = True
+
+  assert total(data) == (10, 4)
+
+  assert records.kept_bytes == 3 * 4
+
+
+def test_a_client_of_one_batch_is_kept_without_a_copy():
+  x, y = np.ones([3, 2], np.float32), np.zeros([3], np.int32)
+  part = corpus_lib.LabelledExamples(x, y)
+  corpus = corpus_lib.Corpus('own', part, part._replace(x=2 * x), 1, np.float32)
+  dataset = federated_dataset.FederatedDataset.from_corpus(
+      corpus, partitioners.iid, 1, 0
+  )
+  (client_id,) = dataset.client_ids()
+  data = dataset.tff_client_data(client_id)['examples']
+  kind = tff.SequenceType(tff.types.tensorflow_to_type(data.element_spec))
+
+  @tff.tensorflow.computation(kind)
+  def dense_sum(dataset):
+    return tf.reduce_sum(episodes.to_examples(dataset).x)
+
+  @tff.federated_computation(tff.FederatedType(kind, tff.CLIENTS))
+  def total(data):
+    return tff.federated_sum(tff.federated_map(dense_sum, data))
+
+  context = in_process.InProcessContext()
+  assert context.invoke(total, [data]) == 6
+  (kept,) = context._records._kept.values()
+  kept_x, _ = tf.raw_ops.OptionalGetValue(
+      optional=kept.record,
+      output_types=[tf.float32, tf.int32],
+      output_shapes=[None, None],
+  )
+  held_x = dataset.client(client_id).train.x
+  assert np.shares_memory(np.asarray(kept_x), held_x)
 
 
 @pytest.mark.parametrize('num_elements', [0, 1, 5])

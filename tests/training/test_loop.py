@@ -95,6 +95,7 @@ def _train(
         cohort,
         client_data,
         evaluation,
+        is_cached=lambda client_id: client_id.endswith('/3'),
         client_states=states,
         directory=directory,
         config=_CONFIG,
@@ -140,6 +141,9 @@ def test_no_evaluation_before_the_first_that_is_wanted(
     process, tmp_path, capsys
 ):
   _train(process, tmp_path / 'run', eval_from=5)
+  timings = (tmp_path / 'run' / 'timings.csv').read_text().splitlines()
+  # Of a round's two clients one is in memory.
+  assert [line.split(',')[2] for line in timings[1:]] == _ROUNDS * ['0.5']
   columns = metric_writers.read_metrics(tmp_path / 'run' / 'metrics.csv')
   assert np.isfinite(columns['slope']).tolist() == 5 * [False] + [True, False]
   printed = capsys.readouterr().out.splitlines()

@@ -127,11 +127,27 @@ def test_a_file_shorter_than_the_position_is_refused(tmp_path):
 
 def test_timings_keep_what_was_done_and_drop_the_rest(tmp_path):
   path = tmp_path / 'timings.csv'
-  path.write_text('round,seconds\n1,5.0\n2,1.0\n3,9.0\n4,')
+  path.write_text('round,seconds,cached\n1,5.0,0\n2,1.0,0.5\n3,9.0,1\n4,')
   timings = metric_writers.TimingsFile(path, 2, pytest.fail)
-  timings.append(3, 2.0)
+  timings.append(3, 2.0, 2 / 3)
   timings.close()
-  assert path.read_text() == 'round,seconds\n1,5.0\n2,1.0\n3,2.000000\n'
+  assert path.read_text() == (
+      'round,seconds,cached\n1,5.0,0\n2,1.0,0.5\n3,2.000000,0.6667\n'
+  )
+  assert metric_writers.median_seconds(path) == 2.0
+
+
+def test_timings_of_an_older_version_are_gone_on_with_twice(tmp_path):
+  """It wrote no share of clients in memory: that of its rows stays empty."""
+  path = tmp_path / 'timings.csv'
+  path.write_text('round,seconds\n1,5.0\n2,1.0\n')
+  for round_num in (2, 3):
+    timings = metric_writers.TimingsFile(path, round_num - 1, pytest.fail)
+    timings.append(round_num, 2.0, 1.0)
+    timings.close()
+  assert path.read_text() == (
+      'round,seconds,cached\n1,5.0,\n2,2.000000,1\n3,2.000000,1\n'
+  )
   assert metric_writers.median_seconds(path) == 2.0
 
 
@@ -207,6 +223,10 @@ def test_metrics_that_go_or_change_while_they_are_written_are_an_error(
         b'round,seconds\n1,nan\n',
         b'round,seconds\n1\n',
         b'round,minutes\n1,1.0\n',
+        b'round,seconds\n1,1.0,1\n',
+        b'round,seconds,cached\n1,1.0\n',
+        b'round,seconds,cached\n1,1.0,2\n',
+        b'round,seconds,cached\n1,1.0,x\n',
         b'\xff\xfe',
         b'',
     ],
@@ -215,7 +235,7 @@ def test_unreadable_timings_are_begun_anew_with_a_note(tmp_path, content):
   path, lines = tmp_path / 'timings.csv', []
   path.write_bytes(content)
   metric_writers.TimingsFile(path, 2, lines.append).close()
-  assert path.read_text() == 'round,seconds\n'
+  assert path.read_text() == 'round,seconds,cached\n'
   assert len(lines) == 1 and f'Note: {path} is begun anew' in lines[0]
 
 
@@ -224,7 +244,9 @@ def test_a_device_or_a_pipe_for_timings_is_not_read(tmp_path):
     path, lines = tmp_path / 'timings.csv', []
     place(path)
     metric_writers.TimingsFile(path, 2, lines.append).close()
-    assert path.read_text() == 'round,seconds\n' and not path.is_symlink()
+    assert (
+        path.read_text() == 'round,seconds,cached\n' and not path.is_symlink()
+    )
     assert 'to be a plain file, found a' in lines[0]
     path.unlink()
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Mapping, Sequence
 import hashlib
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tff_meta import config_checks
+from tff_meta import machine_memory
 from tff_meta.data import checks
 from tff_meta.data import client_sources
 from tff_meta.data import corpus as corpus_lib
@@ -21,7 +22,24 @@ PARTS = client_sources.PARTS
 NEW_CLIENTS = ('held_out', 'redealt')
 ClientExamples = client_sources.ClientExamples
 
-_DEFAULT_CACHE_BYTES = 2**30
+
+class _HeldClient(NamedTuple):
+  """A client in memory.
+
+  Attributes:
+    tensors: Its examples; each array is a tensor on the CPU.
+    examples: The same memory as NumPy arrays, which nobody can write to.
+    tff_data: By part, what a TFF computation takes, once asked for.
+  """
+
+  tensors: ClientExamples
+  examples: ClientExamples
+  tff_data: dict[str, collections.OrderedDict[str, tf.data.Dataset]]
+
+  @property
+  def num_bytes(self) -> int:
+    """Size of the examples."""
+    return sum(x.nbytes + y.nbytes for x, y in self.examples)
 
 
 class FederatedDataset:
@@ -45,9 +63,11 @@ class FederatedDataset:
       clients_by_role: Mapping[str, Sequence[str]],
       source: Any,
       class_pools: few_round_groups.ClassPools | None = None,
-      cache_bytes: int = _DEFAULT_CACHE_BYTES,
+      cache_bytes: int | None = None,
   ):
     """Use `from_corpus`, `few_round` or `from_client_data` instead."""
+    if cache_bytes is None:
+      cache_bytes = machine_memory.cache_bytes()
     checks.check_count('cache_bytes', cache_bytes)
     self.name = name
     self.input_shape = tuple(input_shape)
@@ -59,8 +79,10 @@ class FederatedDataset:
     }
     self._all_ids = frozenset().union(*self._clients_by_role.values())
     self._source = source
-    self._cache = _ByteBudgetCache(cache_bytes)
-    self._digests = {}
+    self._cache_bytes = cache_bytes
+    self._cached_bytes = 0
+    self._cache = collections.OrderedDict()  # By id, least recently used first.
+    self._digests = {}  # Of clients that the cache has let go.
 
   def client_ids(self, role: str = 'meta_train') -> tuple[str, ...]:
     """Returns the ids of the clients of a role."""
@@ -75,7 +97,7 @@ class FederatedDataset:
 
     Returns:
       Train, validation and test examples, x float32 [n, *input_shape] and y
-      int32 [n]. Do not change them: they are cached.
+      int32 [n]. They are cached, and NumPy refuses to write to them.
 
     Raises:
       ValueError: If there is no such client, it has nothing to train on though
@@ -83,11 +105,11 @@ class FederatedDataset:
         data set's shape or classes, or not the same as when they were read
         before.
     """
-    examples = self._cache.get(client_id)
-    if examples is None:
-      examples = self._load(client_id)
-      self._cache.put(client_id, examples, _num_bytes(examples))
-    return examples
+    return self._hold(client_id).examples
+
+  def is_cached(self, client_id: str) -> bool:
+    """Returns whether a client is in memory, so that it need not be read."""
+    return client_id in self._cache
 
   def num_examples(self, client_id: str, part: str = 'train') -> int:
     """Returns the number of examples of a part, without reading pixels."""
@@ -120,19 +142,13 @@ class FederatedDataset:
       ValueError: As `client`.
     """
     self._check_client(client_id, part)
-    data = self._cache.get((client_id, part))
-    if data is None:
-      # Taken from the cache but not put there: it would be held twice.
-      client = self._cache.get(client_id) or self._load(client_id)
-      examples = getattr(client, part)
-      data = collections.OrderedDict(
-          examples=_one_batch(examples),
-          salt=tf.data.Dataset.from_tensors(
-              tf.constant(self.salt(client_id), tf.int32)
-          ),
+    held = self._hold(client_id)
+    if part not in held.tff_data:
+      held.tff_data[part] = collections.OrderedDict(
+          examples=_one_batch(getattr(held.tensors, part)),
+          salt=_fixed(tf.constant(self.salt(client_id), tf.int32)),
       )
-      self._cache.put((client_id, part), data, _num_bytes([examples]))
-    return data
+    return held.tff_data[part]
 
   def fingerprint(self) -> str:
     """Returns 16 hex digits that change when clients or examples do.
@@ -166,6 +182,21 @@ class FederatedDataset:
     if part not in PARTS:
       raise ValueError(f'Expected `part` to be one of {PARTS}, found {part!r}.')
 
+  def _hold(self, client_id):
+    """Returns a client, from the cache or read and put there."""
+    if client_id in self._cache:
+      self._cache.move_to_end(client_id)
+      return self._cache[client_id]
+    held = self._load(client_id)
+    self._cache[client_id] = held
+    self._cached_bytes += held.num_bytes
+    while self._cached_bytes > self._cache_bytes:
+      let_go, oldest = self._cache.popitem(last=False)
+      self._cached_bytes -= oldest.num_bytes
+      if let_go not in self._digests:
+        self._digests[let_go] = client_sources.examples_digest(oldest.examples)
+    return held
+
   def _load(self, client_id):
     self._check_client(client_id, 'train')
     examples = self._source.load(client_id)
@@ -191,15 +222,15 @@ class FederatedDataset:
             f'Expected the labels of {where} in 0..{self.num_classes - 1},'
             f' found {y.min()}..{y.max()}.'
         )
-    digest = client_sources.examples_digest(examples)
-    if self._digests.setdefault(client_id, digest) != digest:
+    known = self._digests.get(client_id)
+    if known and client_sources.examples_digest(examples) != known:
       raise ValueError(
           f'Expected client {client_id!r} of {self.name!r} to hold the same'
           ' examples in the same order when it is read twice, found others when'
           ' it was read again. Tip: nothing may change the arrays or files of a'
           ' data set that is in use.'
       )
-    return examples
+    return _to_held(examples)
 
   @classmethod
   def from_corpus(
@@ -216,7 +247,7 @@ class FederatedDataset:
       num_validation_clients: int = 0,
       num_test_clients: int = 0,
       new_clients: Literal['held_out', 'redealt'] = 'held_out',
-      cache_bytes: int = _DEFAULT_CACHE_BYTES,
+      cache_bytes: int | None = None,
   ) -> FederatedDataset:
     """Deals a corpus to clients.
 
@@ -252,7 +283,8 @@ class FederatedDataset:
         further ones that hold the test parts of all the others `'redealt'`.
         The latter have no train part: all of it is `test`, and no client has
         the classes of one that trains. See `client_sources.deal_tests_again`.
-      cache_bytes: Most bytes of preprocessed examples to keep.
+      cache_bytes: Most bytes of preprocessed examples to keep; None for a
+        quarter of the machine's memory.
 
     Returns:
       The clients.
@@ -309,7 +341,7 @@ class FederatedDataset:
       seed: int,
       *,
       examples_per_class: int | None = None,
-      cache_bytes: int = _DEFAULT_CACHE_BYTES,
+      cache_bytes: int | None = None,
   ) -> FederatedDataset:
     """Deals the meta-train classes as FRL's preparation does.
 
@@ -325,7 +357,8 @@ class FederatedDataset:
       seed: Source of the shards, non-negative.
       examples_per_class: Keeps the first so many images of every class, or all
         (None).
-      cache_bytes: Most bytes of preprocessed examples to keep.
+      cache_bytes: Most bytes of preprocessed examples to keep; None for a
+        quarter of the machine's memory.
 
     Returns:
       The clients, all of them meta-train clients.
@@ -378,7 +411,7 @@ class FederatedDataset:
       test_fraction: float | None = None,
       num_validation_clients: int = 0,
       num_test_clients: int = 0,
-      cache_bytes: int = _DEFAULT_CACHE_BYTES,
+      cache_bytes: int | None = None,
   ) -> FederatedDataset:
     """Takes clients as they are from `tff.simulation.datasets.ClientData`.
 
@@ -409,7 +442,8 @@ class FederatedDataset:
         test.
       num_validation_clients: As for `from_corpus`.
       num_test_clients: As for `from_corpus`.
-      cache_bytes: Most bytes of preprocessed examples to keep.
+      cache_bytes: Most bytes of preprocessed examples to keep; None for a
+        quarter of the machine's memory.
 
     Returns:
       The clients.
@@ -518,44 +552,35 @@ def sqlite_client_data(
   return client_data.preprocess(lambda dataset: dataset.map(parse))
 
 
-class _ByteBudgetCache:
-  """Keeps the values used last, up to a number of bytes."""
-
-  def __init__(self, max_bytes: int):
-    self._max_bytes = max_bytes
-    self._num_bytes = 0
-    self._entries = collections.OrderedDict()
-
-  def get(self, key):
-    if key not in self._entries:
-      return None
-    self._entries.move_to_end(key)
-    return self._entries[key][0]
-
-  def put(self, key, value, num_bytes):
-    self._entries[key] = (value, num_bytes)
-    self._num_bytes += num_bytes
-    while self._num_bytes > self._max_bytes:
-      _, (_, freed) = self._entries.popitem(last=False)
-      self._num_bytes -= freed
+def _to_held(examples):
+  """Copies a client's examples into memory that TensorFlow and NumPy share."""
+  with tf.device('/device:CPU:0'):
+    tensors = tf.nest.map_structure(tf.constant, examples)
+  # NumPy's arrays are views of tensors; the reverse, TensorFlow copies.
+  return _HeldClient(tensors, tf.nest.map_structure(np.asarray, tensors), {})
 
 
-def _num_bytes(parts):
-  return sum(x.nbytes + y.nbytes for x, y in parts)
+def _fixed(value):
+  """Returns a data set of one element, whose tensors are not copied."""
+  with tf.device('/device:CPU:0'):
+    dataset = tf.data.Dataset.from_tensors(value)
+  dataset.is_fixed = True  # Spares the runtime to look into it.
+  return dataset
 
 
-def _one_batch(examples):
+def _one_batch(tensors):
   """Returns a data set of one batch whose size its type leaves open."""
-  batch = tf.data.Dataset.from_tensors(
-      collections.OrderedDict(x=examples.x, y=examples.y)
-  )
+  x, y = tensors
+  batch = _fixed(collections.OrderedDict(x=x, y=y))
   spec = collections.OrderedDict(
-      x=tf.TensorSpec((None, *examples.x.shape[1:]), tf.float32),
+      x=tf.TensorSpec((None, *x.shape[1:]), tf.float32),
       y=tf.TensorSpec((None,), tf.int32),
   )
   # Widening the type of the variant costs nothing; batching anew would copy.
   variant = tf.data.experimental.to_variant(batch)
-  return tf.data.experimental.from_variant(variant, spec)
+  dataset = tf.data.experimental.from_variant(variant, spec)
+  dataset.is_fixed = True
+  return dataset
 
 
 def _hold_out(ids, num_validation_clients, num_test_clients, seed):

@@ -4,7 +4,9 @@ A record is a scalar variant: a data set, or an `Optional` that holds tensors of
 any shapes. What is read of a data set is kept as long as the data set object
 lives and the memory budget lasts. It is kept only if it cannot change: data
 sets made of tensors by pure operations are read once, those that shuffle, draw
-random numbers, call Python or read files are read anew in every round.
+random numbers, call Python or read files are read anew in every round. To find
+out takes as long as to copy the data several times; a data set that has an
+attribute `is_fixed` that is True is taken at its word.
 """
 
 import collections
@@ -144,7 +146,8 @@ class ClientRecords:
   def _look_at(self, dataset, type_signature) -> bool:
     """Whether to keep what is read; checks the type of a new data set.
 
-    A data set is looked into when it comes for the second time: many come once.
+    A data set is looked into when it comes for the second time, since many come
+    once, unless it says that it is fixed.
     """
     key = id(dataset)
     known = self._known.get(key)
@@ -152,8 +155,9 @@ class ClientRecords:
       check_type(dataset, type_signature)
     if known is None:
       forget = weakref.ref(dataset, lambda _: self._forget(0, key))
-      self._known[key] = _Known(forget, {type_signature})
-      return False
+      says_so = getattr(dataset, 'is_fixed', False)
+      self._known[key] = _Known(forget, {type_signature}, says_so or None)
+      return says_so
     known.types.add(type_signature)
     if known.is_fixed is None:
       known.is_fixed = is_fixed(dataset)

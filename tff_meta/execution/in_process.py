@@ -21,6 +21,7 @@ import weakref
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import machine_memory
 from tff_meta.execution import client_batches
 from tff_meta.execution import client_records
 from tff_meta.execution import computation_graph as graph_lib
@@ -30,7 +31,6 @@ from tff_meta.execution import tensorflow_block
 
 # Of 1, 2, 4 and 10 the fastest for a perceptron and LeNet on two cores.
 _PARALLEL_CLIENTS = 2
-_KEPT_BYTES = 2 * 2**30
 
 
 class InProcessContext(tff.framework.SyncContext):
@@ -42,7 +42,7 @@ class InProcessContext(tff.framework.SyncContext):
       *,
       parallel_clients: int = _PARALLEL_CLIENTS,
       batched_clients: int = 1,
-      kept_bytes: int = _KEPT_BYTES,
+      kept_bytes: int | None = None,
   ):
     """Makes a context; nothing is compiled yet.
 
@@ -56,11 +56,13 @@ class InProcessContext(tff.framework.SyncContext):
         taken in another order: results agree to rounding. Then
         `parallel_clients` counts batches.
       kept_bytes: The most memory for what is read of clients' data sets and
-        kept for later rounds.
+        kept for later rounds; None for a quarter of the machine's.
 
     Raises:
       ValueError: If a number is out of range or there is no such device.
     """
+    if kept_bytes is None:
+      kept_bytes = machine_memory.cache_bytes()
     at_least_one = min(parallel_clients, batched_clients)
     if not devices or at_least_one < 1 or kept_bytes < 0:
       raise ValueError(

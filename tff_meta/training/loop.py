@@ -209,11 +209,15 @@ class _Recorder:
     )
 
   def append(
-      self, rounds: int, metrics: Mapping[str, Any], seconds: float
+      self,
+      rounds: int,
+      metrics: Mapping[str, Any],
+      seconds: float,
+      cached: float,
   ) -> None:
-    """Writes a round's metrics and time."""
+    """Writes a round's metrics, its time and the share of clients in memory."""
     self._metrics.append(rounds, metrics)
-    self._timings.append(rounds, seconds)
+    self._timings.append(rounds, seconds, cached)
     self._events.append(rounds, metrics)
 
   def save(self, trained: Trained) -> None:
@@ -257,6 +261,7 @@ def train(
     client_data: Callable[[str], Any],
     evaluation: Evaluation,
     *,
+    is_cached: Callable[[str], bool],
     client_states: client_state_store.ClientStateStore,
     directory: run_directory.RunDirectory,
     config: Mapping[str, Any],
@@ -274,6 +279,7 @@ def train(
     client_data: Client id -> the client's data, without what it keeps between
       rounds.
     evaluation: What to measure when the schedule says so.
+    is_cached: Client id -> whether `client_data` need not read its data.
     client_states: What clients keep between rounds; rolled back to the
       checkpoint, committed with every new one.
     directory: Where the run is written, locked by the caller.
@@ -321,6 +327,7 @@ def train(
       rounds = trained.rounds + 1
       started = time.perf_counter()
       clients = cohort(rounds)
+      cached = sum(map(is_cached, clients)) / len(clients)
       output = next_round(
           process,
           trained.state,
@@ -344,7 +351,7 @@ def train(
             states = client_states.fingerprint()
             trained = _with_best(trained, value, states)
       warnings.look_at(rounds, metrics, clients)
-      recorder.append(rounds, metrics, seconds)
+      recorder.append(rounds, metrics, seconds, cached)
       progress.update(rounds, metrics.get(_LOSS))
       stop = should_stop() or is_out_of_patience(values, schedule.patience)
       if (

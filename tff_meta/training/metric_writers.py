@@ -1,10 +1,11 @@
 """Where a run's metrics go: metrics.csv, timings.csv and TensorBoard.
 
 metrics.csv holds only what the seed determines, so that an interrupted and
-continued run ends with the very bytes of an uninterrupted one; wall-clock times
-are in timings.csv. A row is handed to the operating system before the next
-round starts (a killed process loses none) and flushed to the disk before a
-checkpoint names its position (a power cut loses none either).
+continued run ends with the very bytes of an uninterrupted one; wall-clock
+times, and what else differs from run to run, are in timings.csv. A row is
+handed to the operating system before the next round starts (a killed process
+loses none) and flushed to the disk before a checkpoint names its position (a
+power cut loses none either).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ NON_FINITE = 'train/num_non_finite_clients'
 BAD_LABEL = 'train/num_bad_label_clients'  # They are among the former.
 EMPTY = 'train/num_empty_clients'
 _SECONDS = 'seconds'
+_TIMINGS = (_SECONDS, 'cached')
 # Where a TFF learning process puts the metrics of local training.
 _TRAIN_PATH = 'client_work/train/'
 
@@ -283,7 +285,11 @@ def mean_of_last(
 
 
 class TimingsFile:
-  """timings.csv: the wall-clock seconds of each round."""
+  """timings.csv: what a round took and had in memory when it began.
+
+  A row has the round's seconds, and of its clients the share whose data need
+  not be read; nothing where an older version of the library wrote the row.
+  """
 
   def __init__(
       self, path: pathlib.Path, num_rounds: int, report: Callable[[str], None]
@@ -298,22 +304,26 @@ class TimingsFile:
     """
     kept = {}
     try:
-      kept = {r: s for r, s in _read_timings(path).items() if r <= num_rounds}
+      kept = {r: t for r, t in _read_timings(path).items() if r <= num_rounds}
     except FileNotFoundError:
       if num_rounds:
         report(f'Note: {path} is lost and begun anew.')
     except plain_files.DamagedFileError as error:
       report(f'Note: {path} is begun anew: {error}')
-    rows = [f'{_ROUND},{_SECONDS}', *(f'{r},{s}' for r, s in kept.items())]
-    atomic_files.write_bytes(path, ('\n'.join(rows) + '\n').encode())
+    rows = [
+        (_ROUND, *_TIMINGS),
+        *((r, *timings) for r, timings in kept.items()),
+    ]
+    lines = [','.join(map(str, row)) + '\n' for row in rows]
+    atomic_files.write_bytes(path, ''.join(lines).encode())
     self._path = path
     self._file = open(path, 'a')
     self._place = plain_files.Place(path, self._file)
 
-  def append(self, round_num: int, seconds: float) -> None:
-    """Appends a round's time."""
+  def append(self, round_num: int, seconds: float, cached: float) -> None:
+    """Appends a round's seconds, and the share of its clients in memory."""
     with plain_files.named_errors(self._path):
-      self._file.write(f'{round_num},{seconds:.6f}\n')
+      self._file.write(f'{round_num},{seconds:.6f},{cached:.4g}\n')
       self._file.flush()
 
   def check(self) -> None:
@@ -325,10 +335,11 @@ class TimingsFile:
     self._file.close()
 
 
-def _read_timings(path: pathlib.Path) -> dict[int, str]:
-  """Returns the rounds of a timings.csv and their seconds, as they stand there.
+def _read_timings(path: pathlib.Path) -> dict[int, tuple[str, str]]:
+  """Returns the rounds of a timings.csv with their values, as they stand there.
 
-  A last line that was cut off is left out.
+  A last line that was cut off is left out. An older version of the library
+  wrote the seconds only.
 
   Raises:
     DamagedFileError: If it is something else.
@@ -337,18 +348,24 @@ def _read_timings(path: pathlib.Path) -> dict[int, str]:
   content = plain_files.read_bytes(path, plain_files.MAX_TABLE_BYTES)
   with _damaged_tables(path):
     header, *lines = content.decode().split('\n')
-    if header != f'{_ROUND},{_SECONDS}':
+    names = header.split(',')
+    if names not in ([_ROUND, *_TIMINGS], [_ROUND, _SECONDS]):
       raise ValueError('another header')
-    seconds = {}
+    timings = {}
     for line in lines[:-1]:
-      round_num, value = line.split(',')
+      round_num, seconds, *cached = line.split(',')
+      if len(cached) != len(names) - 2:
+        raise ValueError(f'the line {line!r}')
       # The file is begun anew if rounds are done again: none comes twice.
-      if int(round_num) <= max(seconds, default=0):
+      if int(round_num) <= max(timings, default=0):
         raise ValueError(f'round {round_num} behind a later one')
-      if not 0 <= float(value) < math.inf:
-        raise ValueError(f'{value} seconds')
-      seconds[int(round_num)] = value
-  return seconds
+      if not 0 <= float(seconds) < math.inf:
+        raise ValueError(f'{seconds} seconds')
+      cached = ''.join(cached)
+      if cached and not 0 <= float(cached) <= 1:
+        raise ValueError(f'a share of {cached}')
+      timings[int(round_num)] = (seconds, cached)
+  return timings
 
 
 def median_seconds(path: pathlib.Path) -> float | None:
@@ -358,7 +375,7 @@ def median_seconds(path: pathlib.Path) -> float | None:
     OSError: If it cannot be read.
     DamagedFileError: If it is something else.
   """
-  seconds = [float(value) for value in _read_timings(path).values()]
+  seconds = [float(value) for value, _ in _read_timings(path).values()]
   return statistics.median(seconds) if seconds else None
 
 

@@ -459,6 +459,7 @@ def _train(
             if config.eval_every
             else loop.NO_EVALUATION
         ),
+        is_cached=experiment.dataset.is_cached,
         client_states=client_states,
         directory=directory,
         config=identity(experiment),

@@ -1,0 +1,30 @@
+"""How much memory there is for what need not be read again."""
+
+from collections.abc import Sequence
+import os
+import pathlib
+
+# As a container sees its own limit: version 2 of cgroups, then version 1.
+_CGROUP_LIMITS = (
+    '/sys/fs/cgroup/memory.max',
+    '/sys/fs/cgroup/memory/memory.limit_in_bytes',
+)
+
+
+def total_bytes(limit_files: Sequence[str] = _CGROUP_LIMITS) -> int:
+  """Returns the machine's memory, or the container's if that is less.
+
+  Args:
+    limit_files: Files of which each may hold a number of bytes. One that does
+      not exist, or says 'max', sets no limit.
+  """
+  sizes = [os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')]
+  for path in map(pathlib.Path, limit_files):
+    if path.exists() and (limit := path.read_text().strip()).isdecimal():
+      sizes.append(int(limit))
+  return min(sizes)
+
+
+def cache_bytes() -> int:
+  """Returns the most that a cache takes unless told otherwise: a quarter."""
+  return total_bytes() // 4
