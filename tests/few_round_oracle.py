@@ -214,10 +214,8 @@ def batches_of(pairs, batch_size, seed, num_epochs=1):
       len(pairs), batch_size or None, seed, num_epochs
   )
   return [
-      [pairs[i] for i, real in zip(rows, mask, strict=True) if real]
-      for rows, mask in zip(
-          batches.indices.numpy(), batches.mask.numpy(), strict=True
-      )
+      [pairs[i] for i in rows[:size]]
+      for rows, (size,) in zip(batches.indices, batches.sizes, strict=True)
   ]
 
 
