@@ -122,6 +122,13 @@ def test_rows_that_a_mask_selects():
   np.testing.assert_array_equal(result, expected)
 
 
+def test_norms():
+  x = _normal(2, 3, 4)
+  (result,) = _many(lambda x: [tf.linalg.global_norm([x])], x)
+  expected = tf.linalg.norm(tf.reshape(x, [2, -1]), axis=1)
+  np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     'function, column',
     [

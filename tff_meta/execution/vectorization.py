@@ -451,6 +451,11 @@ def _scatter_nd(pfor_input):
   )
 
 
+def _l2_loss(pfor_input):
+  (x,) = _stacked(pfor_input, 0)
+  return _wrap(tf.reduce_sum(x**2, range(1, x.shape.rank)) / 2, True)
+
+
 def _push_back(pfor_input):
   handle = _as_stacked(pfor_input.input(0), pfor_input.pfor)
   pfor_input.inputs[0] = _wrap(handle, True)
@@ -501,6 +506,7 @@ _CONVERTERS = {
         ),
         _pfor._fallback_converter,
     ),
+    'L2Loss': _l2_loss,
     'ScatterNd': _scatter_nd,
     'TensorListPushBack': _push_back,
     'TopKV2': _with_same([1], _as_it_is),
