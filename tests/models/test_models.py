@@ -79,6 +79,19 @@ def test_shapes(name, input_shape, num_examples):
 
 
 @pytest.mark.parametrize('name, input_shape', NETWORKS)
+def test_no_examples_in_a_graph(name, input_shape):
+  """TensorFlow rewrites graphs: a row that is padded may be left out there."""
+  model = models.build(name, input_shape, 6)
+  body = model.initialize(SEED)['body']
+
+  @tf.function(input_signature=[tf.TensorSpec([None, *input_shape])])
+  def embed(x):
+    return model.embed(body, x, tf.ones(tf.shape(x)[:1]))
+
+  assert embed(tf.zeros([0, *input_shape])).shape == (0, model.embedding_size)
+
+
+@pytest.mark.parametrize('name, input_shape', NETWORKS)
 def test_variables_are_weights_too(name, input_shape):
   model = models.build(name, input_shape, 6)
   weights = model.initialize(SEED)

@@ -223,7 +223,8 @@ def allow_empty(embed):
       return embed(body, x)
     num_examples = tf.shape(x)[0]
     is_empty = tf.cast(tf.equal(num_examples, 0), tf.int32)
-    x = tf.pad(x, [[0, is_empty]] + [[0, 0]] * (x.shape.rank - 1))
+    # Not `tf.pad`: oneDNN takes that into a convolution, without the row.
+    x = tf.concat([x, tf.zeros([is_empty, *x.shape[1:]], x.dtype)], 0)
     return embed(body, x)[:num_examples]
 
   return embed_any
