@@ -109,10 +109,7 @@ def _operation(error: Exception, message: str) -> str:
 
 
 def set_execution_context(
-    execution: str,
-    device: str,
-    mixed_precision: bool = False,
-    batched_clients: int = 1,
+    execution: str, device: str, mixed_precision: bool = False
 ) -> None:
   """Chooses what runs TFF computations, and where TensorFlow computes.
 
@@ -120,7 +117,6 @@ def set_execution_context(
     execution: `'in_process'` or `'native'`.
     device: `'auto'`, `'cpu'` or `'gpu'`.
     mixed_precision: Whether TensorFlow may use float16 on GPUs.
-    batched_clients: Clients of a device that are computed together.
 
   Raises:
     ValueError: If the choices do not go together, or there is no GPU where one
@@ -138,7 +134,7 @@ def set_execution_context(
   if execution == 'native':
     native.set_native_context()
   else:
-    in_process.set_in_process_context(devices, batched_clients)
+    in_process.set_in_process_context(devices)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
