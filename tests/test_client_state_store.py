@@ -102,6 +102,23 @@ def test_a_commit_keeps_what_kept_rounds_need_and_no_more(store):
   ]  # fmt: skip
 
 
+def test_what_no_kept_round_needs_any_more_goes_and_so_do_its_bytes(tmp_path):
+  """Also of clients that are not written again, in a file opened anew."""
+  path = tmp_path / 'states.sqlite'
+  megabyte = {'x': np.zeros(2**18, np.float32)}
+  with contextlib.closing(client_state_store.SqliteStore(path)) as store:
+    for round_num in (1, 2):
+      for k in range(10):
+        store.write(f'{k}', round_num, megabyte)
+    store.commit([1, 2])
+  assert path.stat().st_size > 20 * 2**20
+
+  with contextlib.closing(client_state_store.SqliteStore(path)) as store:
+    store.commit([2])
+    assert store.read('0', 1) is None and store.read('0', 2) is not None
+  assert path.stat().st_size < 11 * 2**20
+
+
 def test_pages_are_large_but_in_a_file_that_has_others(tmp_path):
   def pages(path):
     client_state_store.SqliteStore(path).close()
