@@ -31,6 +31,7 @@ import psutil
 
 from tff_meta.execution import native
 
+_ENVIRONMENT = dict(os.environ)  # As it was given, for programs.
 native.prepare_environment()
 try:  # Before TensorFlow, after which it cannot be imported.
   from benchmarks import torch_loops
@@ -285,6 +286,7 @@ def _start(repeats: int) -> None:
     subprocess.run(
         [sys.executable, '-m', 'binaries.train', '--helpshort'],
         cwd=_ROOT,
+        env=_ENVIRONMENT,
         stdout=subprocess.DEVNULL,
         check=False,
     )
@@ -304,6 +306,7 @@ def _first_round(algorithm: str) -> float:
     with subprocess.Popen(
         command,
         cwd=_ROOT,
+        env=_ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -339,7 +342,7 @@ def main() -> None:
       'memory': lambda: _memory(arguments.rounds),
       'start': lambda: _start(3),
       'whole_runs': lambda: whole_runs.measure(
-          arguments.before, min(3, arguments.repeats), only
+          arguments.before, min(3, arguments.repeats), only, _ENVIRONMENT
       ),
   }
   chosen = arguments.parts.split(',')
@@ -354,7 +357,7 @@ def main() -> None:
       command += [f'--parts={part}', f'--repeats={arguments.repeats}']
       command += [f'--rounds={arguments.rounds}', f'--only={arguments.only}']
       command += [f'--before={arguments.before}']
-      subprocess.run(command, check=True)
+      subprocess.run(command, check=True, env=_ENVIRONMENT)
   native.end_process(0)
 
 

@@ -4,7 +4,7 @@ A run is a process of `binaries.train`, from its start to its end. Runs of both
 checkouts take turns; they have the same flags and must give the same numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import csv
 import os
 import pathlib
@@ -53,19 +53,21 @@ class _Run(NamedTuple):
   tables: dict[str, bytes]
 
 
-def _run(root: pathlib.Path, flags: Sequence[str]) -> _Run:
+def _run(
+    root: pathlib.Path, flags: Sequence[str], environment: Mapping[str, str]
+) -> _Run:
   """Runs the program of a checkout."""
   with tempfile.TemporaryDirectory() as scratch:
     output = pathlib.Path(scratch, 'run')
     command = [sys.executable, '-m', 'binaries.train', *flags]
-    if os.environ.get(DATA_DIR):
-      command.append(f'--data_dir={os.environ[DATA_DIR]}')
+    if environment.get(DATA_DIR):
+      command.append(f'--data_dir={environment[DATA_DIR]}')
     with open(pathlib.Path(scratch, 'log'), 'w+', encoding='utf-8') as log:
       started = time.perf_counter()
       program = subprocess.Popen(
           [*command, f'--output_dir={output}'],
           cwd=root,
-          env=os.environ | {'PYTHONPATH': str(root)},
+          env={**environment, 'PYTHONPATH': str(root)},
           stdout=log,
           stderr=subprocess.STDOUT,
       )
@@ -85,13 +87,19 @@ def _run(root: pathlib.Path, flags: Sequence[str]) -> _Run:
   return _Run(seconds, training, usage.ru_maxrss / 1024, tables)
 
 
-def measure(before: str, repeats: int, only: Sequence[str]) -> None:
+def measure(
+    before: str,
+    repeats: int,
+    only: Sequence[str],
+    environment: Mapping[str, str],
+) -> None:
   """Prints seconds, share of training and peak memory of whole runs.
 
   Args:
     before: A checkout of another commit; empty to run this one alone.
     repeats: How often each is run.
     only: Names in `RUNS`; empty for all.
+    environment: Of the programs, without what this process has set for itself.
 
   Raises:
     RuntimeError: If a program fails.
@@ -101,14 +109,14 @@ def measure(before: str, repeats: int, only: Sequence[str]) -> None:
   for name, flags in RUNS.items():
     if only and name not in only:
       continue
-    if 'digits' not in name and not os.environ.get(DATA_DIR):
+    if 'digits' not in name and not environment.get(DATA_DIR):
       print(f'{name}: left out, as {DATA_DIR} is not set')
       continue
     print(f'{name}: {" ".join(flags)}', flush=True)
     runs = {label: [] for label in roots}
     for _ in range(repeats):
       for label, root in roots.items():
-        runs[label].append(_run(root, flags))
+        runs[label].append(_run(root, flags, environment))
     for label, done in runs.items():
       seconds, training, megabytes = (
           statistics.median(values)

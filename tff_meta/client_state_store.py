@@ -281,7 +281,8 @@ class SqliteStore(ClientStateStore):
     self._several = {
         client_id
         for (client_id,) in self._database.execute(
-            'SELECT client_id FROM states GROUP BY client_id HAVING count(*) > 1'
+            'SELECT client_id FROM states GROUP BY client_id'
+            ' HAVING count(*) > 1'
         )
     }
     self._place = plain_files.Place(self._path)

@@ -407,11 +407,8 @@ def environment(processes: int) -> dict[str, str]:
   divided = dict(os.environ)
   if processes > 1:
     threads = str(max(1, len(os.sched_getaffinity(0)) // processes))
-    for name in (
-        'OMP_NUM_THREADS',
-        'TF_NUM_INTRAOP_THREADS',
-        'TF_NUM_INTEROP_THREADS',
-    ):
+    # Not TensorFlow's threads of an operation, of which there is one anyway.
+    for name in ('OMP_NUM_THREADS', 'TF_NUM_INTEROP_THREADS'):
       divided.setdefault(name, threads)
   return divided
 

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_meta import config_checks
-from tff_meta import machine_memory
+from tff_meta import machine
 from tff_meta.data import checks
 from tff_meta.data import client_sources
 from tff_meta.data import corpus as corpus_lib
@@ -67,7 +67,7 @@ class FederatedDataset:
   ):
     """Use `from_corpus`, `few_round` or `from_client_data` instead."""
     if cache_bytes is None:
-      cache_bytes = machine_memory.cache_bytes()
+      cache_bytes = machine.cache_bytes()
     checks.check_count('cache_bytes', cache_bytes)
     self.name = name
     self.input_shape = tuple(input_shape)

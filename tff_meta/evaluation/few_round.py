@@ -7,7 +7,6 @@ clients, averaged over many groups, with a 95 % confidence interval.
 
 from collections.abc import Callable, Iterable, Iterator
 import dataclasses
-import os
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,11 @@ import tensorflow as tf
 import tqdm
 
 from tff_meta import episodes
+from tff_meta import machine
 from tff_meta.data import few_round_groups
 from tff_meta.evaluation import client_metrics
 from tff_meta.learners import personalizer as personalizer_lib
 
-# How many groups or clients are computed at the same time; the answers do not
-# depend on it. Measured on two cores only.
-PARALLEL = min(16, max(2, os.cpu_count() or 1))
 # How many at most one call of a traced function adapts to, and their bytes.
 _MOST_TOGETHER = 64
 _MOST_BYTES = 64 * 2**20
@@ -34,13 +31,14 @@ def batches(items: Iterable[Any]) -> Iterator[list[Any]]:
     items: Structures whose leaves may be arrays.
 
   Yields:
-    At most 64, and no more than 64 MiB unless `PARALLEL` of them are larger.
+    At most 64, and no more than 64 MiB unless as many of them as are computed
+    at the same time are larger.
   """
   together, num_bytes = [], 0
   for item in items:
     size = sum(getattr(leaf, 'nbytes', 0) for leaf in tf.nest.flatten(item))
     if len(together) == _MOST_TOGETHER or (
-        len(together) >= PARALLEL and num_bytes + size > _MOST_BYTES
+        len(together) >= machine.PARALLEL and num_bytes + size > _MOST_BYTES
     ):
       yield together
       together, num_bytes = [], 0
@@ -126,7 +124,7 @@ def build_group_test(
         one_group,
         (groups, seeds),
         fn_output_signature=tf.TensorSpec(groups.query_y.shape[1:], tf.int32),
-        parallel_iterations=PARALLEL,
+        parallel_iterations=machine.PARALLEL,
     )
 
   return group_test

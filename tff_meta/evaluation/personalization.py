@@ -15,6 +15,7 @@ import tensorflow as tf
 import tqdm
 
 from tff_meta import episodes
+from tff_meta import machine
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import federated_dataset
 from tff_meta.data import few_round_groups
@@ -217,7 +218,7 @@ def build_client_test(
             labels,
             curves if with_curve else (),
         ),
-        parallel_iterations=few_round.PARALLEL,
+        parallel_iterations=machine.PARALLEL,
     )
     return (
         before if has_before else None,

@@ -21,15 +21,12 @@ import weakref
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_meta import machine_memory
+from tff_meta import machine
 from tff_meta.execution import client_records
 from tff_meta.execution import computation_graph as graph_lib
 from tff_meta.execution import round_function
 from tff_meta.execution import structures
 from tff_meta.execution import tensorflow_block
-
-# Of 1, 2, 4 and 10 the fastest for a perceptron and LeNet on two cores.
-_PARALLEL_CLIENTS = 2
 
 
 class InProcessContext(tff.framework.SyncContext):
@@ -39,7 +36,7 @@ class InProcessContext(tff.framework.SyncContext):
       self,
       devices: Sequence[str] = ('/CPU:0',),
       *,
-      parallel_clients: int = _PARALLEL_CLIENTS,
+      parallel_clients: int = machine.PARALLEL,
       kept_bytes: int | None = None,
   ):
     """Makes a context; nothing is compiled yet.
@@ -47,7 +44,8 @@ class InProcessContext(tff.framework.SyncContext):
     Args:
       devices: Names of the devices over which clients are dealt, as `'/GPU:0'`.
       parallel_clients: How many clients of a device may be trained at the same
-        time, at least 1. The result does not depend on it.
+        time, at least 1; by default as many as there are cores, 2 to 16. The
+        result does not depend on it.
       kept_bytes: The most memory for what is read of clients' data sets and
         kept for later rounds; None for a quarter of the machine's.
 
@@ -55,7 +53,7 @@ class InProcessContext(tff.framework.SyncContext):
       ValueError: If a number is out of range or there is no such device.
     """
     if kept_bytes is None:
-      kept_bytes = machine_memory.cache_bytes()
+      kept_bytes = machine.cache_bytes()
     if not devices or parallel_clients < 1 or kept_bytes < 0:
       raise ValueError(
           'Expected `devices`, at least 1 of `parallel_clients` and at least 0'

@@ -1,4 +1,4 @@
-"""A perceptron with one hidden layer of 100 units."""
+"""A perceptron with one hidden layer, of 100 units by default."""
 
 import collections
 import math
@@ -8,29 +8,31 @@ import tensorflow as tf
 from tff_meta.models import layers
 from tff_meta.models import model
 
-_HIDDEN_UNITS = 100
-
 
 def build_mlp(
-    input_shape: tuple[int, ...] = (28, 28, 1), num_classes: int | None = 10
+    input_shape: tuple[int, ...] = (28, 28, 1),
+    num_classes: int | None = 10,
+    *,
+    hidden_units: int = 100,
 ) -> model.Model:
-  """Builds dense 100 with ReLU (the body) and a dense head.
+  """Builds a dense layer with ReLU (the body) and a dense head.
 
   79,510 parameters on 28x28x1 with ten classes.
 
   Args:
     input_shape: The shape of one example; it is flattened.
     num_classes: The number of classes; None builds no head.
+    hidden_units: The size of the hidden layer, which is the embedding.
 
   Returns:
-    The model; the embedding has 100 dimensions.
+    The model.
 
   Source: the MNIST network of FedMeta-Per (Nguyen et al. 2022).
   """
   num_inputs = math.prod(input_shape)
 
   def init_body(seed):
-    kernel, bias = layers.uniform_fan_in(seed, (num_inputs, _HIDDEN_UNITS))
+    kernel, bias = layers.uniform_fan_in(seed, (num_inputs, hidden_units))
     return collections.OrderedDict(kernel=kernel, bias=bias)
 
   def embed(body, x, mask=None):
@@ -41,10 +43,10 @@ def build_mlp(
   return model.Model(
       name='mlp',
       input_shape=tuple(input_shape),
-      embedding_size=_HIDDEN_UNITS,
+      embedding_size=hidden_units,
       num_classes=num_classes,
       init_body=init_body,
-      init_head=layers.dense_head(layers.uniform_fan_in, _HIDDEN_UNITS),
+      init_head=layers.dense_head(layers.uniform_fan_in, hidden_units),
       embed=embed,
       classify=layers.classify_linear,
   )

@@ -2,7 +2,7 @@
 
 import psutil
 
-from tff_meta import machine_memory
+from tff_meta import machine
 
 
 def test_a_container_may_have_less_than_the_machine(tmp_path):
@@ -10,6 +10,6 @@ def test_a_container_may_have_less_than_the_machine(tmp_path):
   files = [tmp_path / str(i) for i in range(len(contents) + 1)]
   for file, content in zip(files, contents, strict=False):
     file.write_text(content)
-  machine = psutil.virtual_memory().total
-  assert machine_memory.total_bytes(files[:2] + files[4:]) == machine
-  assert machine_memory.total_bytes(files) == 4096
+  total = psutil.virtual_memory().total
+  assert machine.total_bytes(files[:2] + files[4:]) == total
+  assert machine.total_bytes(files) == 4096

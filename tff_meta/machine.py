@@ -1,4 +1,4 @@
-"""How much memory there is for what need not be read again."""
+"""What the machine allows: memory to keep things in, and cores."""
 
 from collections.abc import Sequence
 import os
@@ -9,6 +9,11 @@ _CGROUP_LIMITS = (
     '/sys/fs/cgroup/memory.max',
     '/sys/fs/cgroup/memory/memory.limit_in_bytes',
 )
+
+
+# How many clients, or groups, are computed at the same time, each by one
+# thread. What is computed does not depend on it.
+PARALLEL = min(16, max(2, len(os.sched_getaffinity(0))))
 
 
 def total_bytes(limit_files: Sequence[str] = _CGROUP_LIMITS) -> int:

@@ -1,0 +1,204 @@
+"""How time, memory and disk grow with cohorts, clients, models and memories.
+
+  python -m benchmarks.scale [--rounds=7] [--only='clients a round=1000']
+
+prints the table of docs/scale.md. Each row is a run in a process of its own, as
+`binaries.train` does it: FedAvg of a perceptron, or Ditto, whose clients keep a
+model of their own; 20 random images of 8x8 a client, one epoch in minibatches
+of ten, and a checkpoint after every second round.
+"""
+
+import argparse
+import contextlib
+import csv
+import dataclasses
+import functools
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+from tff_meta.execution import native
+
+native.prepare_environment()
+
+from tff_meta import client_state_store  # noqa: E402
+from tff_meta import registry  # noqa: E402
+from tff_meta.data import client_sampling  # noqa: E402
+from tff_meta.data import corpus as corpus_lib  # noqa: E402
+from tff_meta.data import federated_dataset  # noqa: E402
+from tff_meta.data import partitioners  # noqa: E402
+from tff_meta.execution import in_process  # noqa: E402
+from tff_meta.models import mlp  # noqa: E402
+from tff_meta.training import loop  # noqa: E402
+from tff_meta.training import run_directory  # noqa: E402
+
+_SHAPE = (8, 8, 1)
+_NUM_CLASSES = 10
+_EXAMPLES = 20
+_MEGABYTE = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """A run.
+
+  Attributes:
+    population: Clients there are.
+    cohort: Clients of a round.
+    weights: Of the model, about.
+    algorithm: Name in the registry.
+  """
+
+  population: int = 100
+  cohort: int = 10
+  weights: int = 100_000
+  algorithm: str = 'fed_avg'
+
+
+CASES = {
+    **{
+        f'clients a round={n}': Case(population=max(n, 100), cohort=n)
+        for n in (10, 100, 1000, 10_000)
+    },
+    **{
+        f'clients in all={n}': Case(population=n)
+        for n in (100, 10_000, 100_000, 1_000_000)
+    },
+    **{
+        f'weights of the model={n}': Case(weights=n)
+        for n in (100_000, 1_000_000, 10_000_000, 100_000_000)
+    },
+    **{
+        f'MB that a client keeps={n}': Case(
+            population=20, weights=n * 1_000_000 // 4, algorithm='ditto'
+        )
+        for n in (1, 10, 100)
+    },
+}
+_COLUMNS = (
+    'run',
+    'clients dealt, s',
+    'fingerprint, s',
+    'first round, s',
+    'ms a client',
+    'peak MB',
+    'checkpoints, MB',
+    'states, MB',
+)
+
+
+def _build_dataset(num_clients):
+  rng = np.random.default_rng(0)
+  size = num_clients * _EXAMPLES
+  examples = corpus_lib.LabelledExamples(
+      rng.integers(0, 256, (size, *_SHAPE), np.uint8),
+      rng.integers(0, _NUM_CLASSES, size, np.int32),
+  )
+  corpus = corpus_lib.Corpus(
+      'noise',
+      examples,
+      corpus_lib.LabelledExamples(*(part[:0] for part in examples)),
+      _NUM_CLASSES,
+  )
+  return federated_dataset.FederatedDataset.from_corpus(
+      corpus, partitioners.iid, num_clients, seed=0, test_fraction=0.0
+  )
+
+
+def _build_process(case):
+  units = case.weights // (_SHAPE[0] * _SHAPE[1] + 1 + _NUM_CLASSES)
+  network = mlp.build_mlp(_SHAPE, _NUM_CLASSES, hidden_units=units)
+  spec = registry.get(case.algorithm)
+  config = dataclasses.replace(
+      spec.presets['paper'], epochs=1, batch_size=10, learning_rate=0.01
+  )
+  if case.algorithm == 'ditto':
+    config = dataclasses.replace(config, personal_epochs=1)
+  return spec.build(network, config, num_classes=_NUM_CLASSES)
+
+
+def _measure(name: str, num_rounds: int) -> list[str]:
+  """Does one run; returns its row."""
+  case = CASES[name]
+  clock = time.perf_counter
+  started = clock()
+  dataset = _build_dataset(case.population)
+  dealt = clock() - started
+  started = clock()
+  dataset.fingerprint()
+  fingerprint = clock() - started
+  in_process.set_in_process_context()
+  with tempfile.TemporaryDirectory() as scratch:
+    directory = run_directory.RunDirectory(scratch)
+    states = client_state_store.SqliteStore(directory.client_states)
+    # Its progress is not part of the table.
+    shown = contextlib.redirect_stdout(sys.stderr)
+    with contextlib.closing(states), shown:
+      loop.train(
+          _build_process(case),
+          functools.partial(
+              client_sampling.sample_cohort,
+              dataset.client_ids(),
+              case.cohort,
+              0,
+          ),
+          dataset.tff_client_data,
+          loop.NO_EVALUATION,
+          is_cached=dataset.is_cached,
+          client_states=states,
+          directory=directory,
+          config={},
+          schedule=loop.Schedule(num_rounds, checkpoint_every=2, eval_every=0),
+          checkpoint=None,
+          should_stop=lambda: False,
+          report=print,
+      )
+    with open(directory.timings, newline='', encoding='utf-8') as file:
+      first, *later = (float(row['seconds']) for row in csv.DictReader(file))
+    checkpoints = _megabytes(directory.checkpoints.iterdir())
+    kept = _megabytes([directory.client_states])
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+  return [
+      name,
+      f'{dealt:.2f}',
+      f'{fingerprint:.2f}',
+      f'{first:.2f}',
+      f'{1e3 * statistics.median(later) / case.cohort:.2f}',
+      f'{peak:.0f}',
+      f'{checkpoints:.1f}',
+      f'{kept:.1f}',
+  ]
+
+
+def _megabytes(paths) -> float:
+  return sum(pathlib.Path(path).stat().st_size for path in paths) / _MEGABYTE
+
+
+def _print_row(cells) -> None:
+  print('|', ' | '.join(cells), '|', flush=True)
+
+
+def main() -> None:
+  """Prints the table, or the row that is asked for."""
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument('--rounds', type=int, default=7)
+  parser.add_argument('--only', choices=CASES)
+  arguments = parser.parse_args()
+  if arguments.only:
+    _print_row(_measure(arguments.only, arguments.rounds))
+    native.end_process(0)
+  _print_row(_COLUMNS)
+  _print_row(['---'] + ['---:'] * (len(_COLUMNS) - 1))
+  for name in CASES:
+    command = [sys.executable, '-m', 'benchmarks.scale', f'--only={name}']
+    subprocess.run([*command, f'--rounds={arguments.rounds}'], check=True)
+
+
+if __name__ == '__main__':
+  main()
