@@ -3,9 +3,15 @@
   python -m benchmarks.devices --device=gpu
 
 Prints the device's name; for each system the largest difference of the weights
-after a round to those of the CPU, relative to the largest weight; and rounds a
-second with one client at a time and with more, after rounds that do not count,
-in which kernels are compiled and chosen.
+after a round to those of the CPU, relative to the largest weight, one client at
+a time and all as one batch; and rounds a second with one client at a time, with
+all at the same time and with all as one batch, after rounds that do not count,
+in which kernels are compiled and chosen. These take turns.
+
+TensorFlow computes everything on a GPU in one stream, however many clients run
+at the same time. Several streams are several logical devices:
+
+  python -m benchmarks.devices --device=gpu --streams=4 --stream_megabytes=18000
 """
 
 import argparse
@@ -25,23 +31,25 @@ from benchmarks import workloads  # noqa: E402
 from tff_meta.execution import in_process  # noqa: E402
 
 _AGREEMENT = 1e-3
-_WARM_UP_ROUNDS = 5
 
 
-def difference(system: workloads.System, devices: list[str]) -> float:
+def difference(
+    system: workloads.System, devices: list[str], batched_clients: int = 1
+) -> float:
   """Returns how far a round on some devices is from one on the CPU.
 
   Args:
     system: The system; one communication round, from its initial state.
     devices: Names of devices.
+    batched_clients: Clients that are computed together there, not on the CPU.
 
   Returns:
     The largest difference of a weight, divided by the largest weight.
   """
   process, clients = workloads.build_system(system)
   weights = []
-  for names in (['/CPU:0'], devices):
-    context = in_process.InProcessContext(names)
+  for names, number in ((['/CPU:0'], 1), (devices, batched_clients)):
+    context = in_process.InProcessContext(names, batched_clients=number)
     state = context.invoke(process.initialize, None)
     arguments = workloads.arguments(
         state, workloads.system_data(process, clients)
@@ -56,26 +64,43 @@ def difference(system: workloads.System, devices: list[str]) -> float:
   )
 
 
-def rounds_per_second(
-    system: workloads.System,
-    devices: list[str],
-    parallel_clients: int,
-    repeats: int,
-) -> float:
-  """Returns the median of rounds (FRL: episodes) a second."""
+def round_seconds(
+    system: workloads.System, devices: list[str], warm_up: int, repeats: int
+) -> dict[str, list[float]]:
+  """Returns what rounds (FRL: episodes) take in several ways, in turn.
+
+  Args:
+    system: The system.
+    devices: Names of devices; the first one has all clients, and if there are
+      more, they have them together in a fourth way.
+    warm_up: Rounds of each that do not count.
+    repeats: Rounds of each that do.
+
+  Returns:
+    By what is done with clients, the seconds of its rounds.
+  """
   process, clients = workloads.build_system(system)
-  context = in_process.InProcessContext(
-      devices, parallel_clients=parallel_clients
-  )
-  one = workloads.system_rounds(context, system, process, clients)
-  for _ in range(_WARM_UP_ROUNDS):
-    one()
-  seconds = []
-  for _ in range(repeats):
-    started = time.perf_counter()
-    one()
-    seconds.append(time.perf_counter() - started)
-  return 1 / statistics.median(seconds)
+  ways = {
+      'one client at a time': dict(parallel_clients=1),
+      'all at the same time': dict(parallel_clients=len(clients)),
+      'all in one batch': dict(
+          parallel_clients=1, batched_clients=len(clients)
+      ),
+  }
+  ways = {name: (devices[:1], options) for name, options in ways.items()}
+  if len(devices) > 1:
+    ways[f'dealt over {len(devices)} devices'] = devices, {}
+  rounds = {}
+  for name, (names, options) in ways.items():
+    context = in_process.InProcessContext(names, **options)
+    rounds[name] = workloads.system_rounds(context, system, process, clients)
+  seconds = {name: [] for name in ways}
+  for _ in range(warm_up + repeats):
+    for name, one in rounds.items():
+      started = time.perf_counter()
+      one()
+      seconds[name].append(time.perf_counter() - started)
+  return {name: one[warm_up:] for name, one in seconds.items()}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -87,30 +112,53 @@ def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--device', choices=('cpu', 'gpu'), default='gpu')
   parser.add_argument('--repeats', type=int, default=20)
+  parser.add_argument('--warm_up', type=int, default=5)
   parser.add_argument('--systems', default=','.join(workloads.SYSTEMS))
   parser.add_argument(
       '--speed', default='frl,metavers', help='Systems to time.'
   )
+  parser.add_argument(
+      '--streams', type=int, default=1, help='Logical devices of each device.'
+  )
+  parser.add_argument(
+      '--stream_megabytes', type=int, help='Memory of each; for GPUs a must.'
+  )
   arguments = parser.parse_args(argv)
   devices = in_process.use_device(arguments.device)
+  if arguments.streams > 1:
+    kind = arguments.device.upper()
+    part = tf.config.LogicalDeviceConfiguration(arguments.stream_megabytes)
+    for device in tf.config.list_physical_devices(kind):
+      tf.config.set_logical_device_configuration(
+          device, [part] * arguments.streams
+      )
+    devices = [device.name for device in tf.config.list_logical_devices(kind)]
   for gpu in tf.config.list_physical_devices('GPU'):
     print(
         tf.config.experimental.get_device_details(gpu).get('device_name', gpu)
     )
   print(f'{devices}, TensorFlow {tf.__version__}')
   for name in filter(None, arguments.systems.split(',')):
-    found = difference(workloads.SYSTEMS[name], devices)
-    verdict = 'agrees' if found <= _AGREEMENT else 'DIFFERS'
-    print(f'{name:12} {verdict} with the CPU: {found:.1e}', flush=True)
-  for name in filter(None, arguments.speed.split(',')):
     system = workloads.SYSTEMS[name]
-    for parallel_clients in (1, system.clients['num_clients']):
-      rate = rounds_per_second(
-          system, devices, parallel_clients, arguments.repeats
-      )
+    for number in (1, system.clients['num_clients']):
+      found = difference(system, devices, number)
+      verdict = 'agrees' if found <= _AGREEMENT else 'DIFFERS'
       print(
-          f'{name:12} {rate:8.2f} a second, {parallel_clients} clients at the'
-          ' same time',
+          f'{name:12} {verdict} with the CPU: {found:.1e}, clients in batches'
+          f' of {number}',
+          flush=True,
+      )
+  for name in filter(None, arguments.speed.split(',')):
+    seconds = round_seconds(
+        workloads.SYSTEMS[name], devices, arguments.warm_up, arguments.repeats
+    )
+    first, *_ = seconds.values()
+    for way, taken in seconds.items():
+      pairs = zip(taken, first, strict=True)
+      ratio = statistics.median(one / other for one, other in pairs)
+      print(
+          f'{name:12} {1 / statistics.median(taken):8.2f} a second, {way}:'
+          f' {ratio:.2f} x the time of the first',
           flush=True,
       )
 

@@ -109,7 +109,10 @@ def _operation(error: Exception, message: str) -> str:
 
 
 def set_execution_context(
-    execution: str, device: str, mixed_precision: bool = False
+    execution: str,
+    device: str,
+    mixed_precision: bool = False,
+    batched_clients: int = 1,
 ) -> None:
   """Chooses what runs TFF computations, and where TensorFlow computes.
 
@@ -117,6 +120,7 @@ def set_execution_context(
     execution: `'in_process'` or `'native'`.
     device: `'auto'`, `'cpu'` or `'gpu'`.
     mixed_precision: Whether TensorFlow may use float16 on GPUs.
+    batched_clients: Clients of a device that are computed together.
 
   Raises:
     ValueError: If the choices do not go together, or there is no GPU where one
@@ -134,7 +138,7 @@ def set_execution_context(
   if execution == 'native':
     native.set_native_context()
   else:
-    in_process.set_in_process_context(devices)
+    in_process.set_in_process_context(devices, batched_clients)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:

@@ -162,6 +162,14 @@ AGGREGATION = flags.DEFINE_enum(
     "How the server takes the mean of the clients' updates; robust leaves out"
     ' and cuts down what is much larger than most.',
 )
+BATCHED_CLIENTS = flag_kinds.define_whole_number(
+    'batched_clients',
+    1,
+    'Clients of a device that are computed together, 1 for one after the other;'
+    ' meant for GPUs, slower on CPUs and to start. Only clients that have as'
+    ' many examples, dealt over classes alike, are; the others are computed'
+    ' alone. Results differ by rounding, so a run keeps to its number.',
+)
 MIXED_PRECISION = flags.DEFINE_bool(
     'mixed_precision',
     False,
@@ -308,6 +316,7 @@ def _config():
       seed=SEED.value,
       execution=EXECUTION.value,
       aggregation=AGGREGATION.value,
+      batched_clients=BATCHED_CLIENTS.value,
       checkpoint_every=CHECKPOINT_EVERY.value,
       protocols=tuple(flag_groups.PROTOCOL.value),
       eval_every=EVAL_EVERY.value,
@@ -347,7 +356,10 @@ def main() -> int:
           f' {_output_dir()}, a comparison of binaries.compare.'
       )
     command_line.set_execution_context(
-        config.execution, flag_groups.DEVICE.value, MIXED_PRECISION.value
+        config.execution,
+        flag_groups.DEVICE.value,
+        MIXED_PRECISION.value,
+        config.batched_clients,
     )
     from tff_meta.training import checkpoints
     from tff_meta.training import experiment as experiment_lib

@@ -17,15 +17,21 @@ def test_a_device_agrees_with_the_cpu_and_is_timed(capsys):
           '--device=cpu',
           '--systems=fedmeta_per,cafeme',
           '--speed=metavers',
+          '--warm_up=1',
           '--repeats=1',
       ]
   )
 
   lines = capsys.readouterr().out.splitlines()
-  assert re.match(r'fedmeta_per +agrees with the CPU: 0\.0e\+00', lines[-4])
-  assert re.match(r'cafeme +agrees with the CPU: 0\.0e\+00', lines[-3])
-  rates = [float(line.split()[1]) for line in lines[-2:]]
+  for name, line in (('fedmeta_per', lines[-7]), ('cafeme', lines[-5])):
+    assert re.match(f'{name} +agrees with the CPU: 0\\.0e\\+00', line)
+  for name, line in (('fedmeta_per', lines[-6]), ('cafeme', lines[-4])):
+    assert re.match(f'{name} +agrees .*, clients in batches of 5', line)
+  rates = [float(line.split()[1]) for line in lines[-3:]]
   assert all(rate > 0 for rate in rates)
+  assert lines[-3].endswith(
+      'one client at a time: 1.00 x the time of the first'
+  )
 
 
 def test_a_device_that_differs_is_noticed(monkeypatch):

@@ -304,6 +304,30 @@ def test_aggregates_can_be_broadcast_again(context, native_context):
   np.testing.assert_allclose(theirs[2], again, rtol=1e-6)
 
 
+def test_clients_in_batches_come_out_in_their_places(context):
+  x = [np.arange(n, dtype=np.float32) for n in (1, 4, 1, 2, 4, 4)]
+  scale = [np.float32(s) for s in range(6)]
+  batched = in_process.InProcessContext(batched_clients=2)
+
+  expected = _run(context, _three_levels, x, scale)
+  actual = _run(batched, _three_levels, x, scale)
+
+  for part, other in zip(actual[:2], expected[:2], strict=True):
+    for one, another in zip(part, other, strict=True):
+      np.testing.assert_allclose(one, another, rtol=1e-6)
+  np.testing.assert_allclose(actual[2:], expected[2:], rtol=1e-6)
+
+
+def test_clients_that_cannot_be_computed_together_are_refused():
+  batched = in_process.InProcessContext(batched_clients=2)
+  process = _fed_avg()  # Its clients go through their data sets.
+  with pytest.raises(
+      computation_graph.UnsupportedComputationError,
+      match='they read data sets. Tip: --batched_clients=1',
+  ):
+    _run(batched, process.next, process.initialize(), _client_data(2))
+
+
 @tff.federated_computation(
     tff.FederatedType(np.float32, tff.SERVER),
     tff.FederatedType(np.float32, tff.CLIENTS, all_equal=True),
@@ -533,7 +557,13 @@ def test_numbers_that_do_not_fit(context):
 
 
 @pytest.mark.parametrize(
-    'options', [dict(devices=[]), dict(parallel_clients=0), dict(kept_bytes=-1)]
+    'options',
+    [
+        dict(devices=[]),
+        dict(parallel_clients=0),
+        dict(batched_clients=0),
+        dict(kept_bytes=-1),
+    ],
 )
 def test_impossible_options(options):
   with pytest.raises(ValueError, match='Expected `devices`'):

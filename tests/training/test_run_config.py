@@ -254,6 +254,16 @@ def test_a_plain_aggregation_is_that_of_runs_from_before_there_was_another():
     _resolve(aggregation='robust')
 
 
+def test_clients_in_batches_are_another_run():
+  one = _resolve(execution='in_process')
+  four = _resolve(execution='in_process', batched_clients=4)
+  assert 'batched_clients' not in one.to_json()
+  assert four.identity()['batched_clients'] == 4
+  assert run_config.from_json(four.to_json()) == four
+  with pytest.raises(ValueError, match="'in_process' with `batched_clients` 4"):
+    _resolve(batched_clients=4, execution='native')
+
+
 def test_a_configuration_of_an_earlier_version_is_read():
   config = _resolve(
       algorithm='fed_rep',

@@ -22,6 +22,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import machine
+from tff_meta.execution import client_batches
 from tff_meta.execution import client_records
 from tff_meta.execution import computation_graph as graph_lib
 from tff_meta.execution import round_function
@@ -37,6 +38,7 @@ class InProcessContext(tff.framework.SyncContext):
       devices: Sequence[str] = ('/CPU:0',),
       *,
       parallel_clients: int = machine.PARALLEL,
+      batched_clients: int = 1,
       kept_bytes: int | None = None,
   ):
     """Makes a context; nothing is compiled yet.
@@ -46,6 +48,11 @@ class InProcessContext(tff.framework.SyncContext):
       parallel_clients: How many clients of a device may be trained at the same
         time, at least 1; by default as many as there are cores, 2 to 16. The
         result does not depend on it.
+      batched_clients: How many clients of a device may be computed together, as
+        a batch, at least 1. Only clients that are alike are (see
+        `client_batches`), the others alone. Where it is more than 1, sums are
+        taken in another order: results agree to rounding. Batches follow each
+        other, whatever `parallel_clients` says.
       kept_bytes: The most memory for what is read of clients' data sets and
         kept for later rounds; None for a quarter of the machine's.
 
@@ -54,10 +61,12 @@ class InProcessContext(tff.framework.SyncContext):
     """
     if kept_bytes is None:
       kept_bytes = machine.cache_bytes()
-    if not devices or parallel_clients < 1 or kept_bytes < 0:
+    at_least_one = min(parallel_clients, batched_clients)
+    if not devices or at_least_one < 1 or kept_bytes < 0:
       raise ValueError(
-          'Expected `devices`, at least 1 of `parallel_clients` and at least 0'
-          f' `kept_bytes`, found {devices}, {parallel_clients}, {kept_bytes}.'
+          'Expected `devices`, at least 1 of `parallel_clients` and of'
+          ' `batched_clients`, and at least 0 `kept_bytes`, found'
+          f' {devices}, {parallel_clients}, {batched_clients}, {kept_bytes}.'
       )
     known = {device.name for device in tf.config.list_logical_devices()}
     full_names = [
@@ -70,6 +79,7 @@ class InProcessContext(tff.framework.SyncContext):
       )
     self._devices = list(devices)
     self._parallel_clients = parallel_clients
+    self._batched_clients = batched_clients
     self._records = client_records.ClientRecords(kept_bytes)
     self._compiled = {}
     self._lock = threading.Lock()
@@ -103,7 +113,11 @@ class InProcessContext(tff.framework.SyncContext):
     with slot.lock:  # Others may compile, and this one wait.
       if slot.compiled is None:
         slot.compiled = _CompiledComputation(
-            computation, self._devices, self._parallel_clients, self._records
+            computation,
+            self._devices,
+            self._parallel_clients,
+            self._batched_clients,
+            self._records,
         )
       return slot.compiled
 
@@ -134,7 +148,11 @@ class AsyncInProcessContext(tff.framework.AsyncContext):
 class _CompiledComputation:
   """A computation, ready to be called with Python values."""
 
-  def __init__(self, computation, devices, parallel_clients, records):
+  def __init__(
+      self, computation, devices, parallel_clients, batched_clients, records
+  ):
+    self._num_devices = len(devices)
+    self._batched_clients = batched_clients
     self._records = records
     self._type = computation.type_signature
     graph = graph_lib.ComputationGraph(computation)
@@ -144,7 +162,7 @@ class _CompiledComputation:
         if argument.at_clients
     ]
     self._function = round_function.RoundFunction(
-        graph, devices, parallel_clients
+        graph, devices, parallel_clients, in_batches=batched_clients > 1
     )
 
   def __call__(self, argument):
@@ -155,7 +173,16 @@ class _CompiledComputation:
     records = self._records.matrix(
         self._function.requests, client_values, self._client_types, num_clients
     )
-    leaves = iter(self._function(server_leaves, records))
+    batches = None
+    if self._batched_clients > 1:
+      batches = client_batches.batches(
+          self._function.requests,
+          records,
+          self._client_types,
+          self._batched_clients,
+          self._num_devices,
+      )
+    leaves = iter(self._function(server_leaves, records, batches))
     return _to_python(self._type.result, leaves, num_clients)
 
   def _split(self, value, kind, server_leaves, client_values):
@@ -189,16 +216,20 @@ class _CompiledComputation:
     return sizes.pop() if sizes else 0
 
 
-def set_in_process_context(devices: Sequence[str] = ('/CPU:0',)) -> None:
+def set_in_process_context(
+    devices: Sequence[str] = ('/CPU:0',), batched_clients: int = 1
+) -> None:
   """Makes TFF run computations in this process.
 
   Args:
     devices: Over which clients are dealt, see `use_device`.
+    batched_clients: See `InProcessContext`.
 
   Raises:
-    ValueError: If TensorFlow has no such device.
+    ValueError: If TensorFlow has no such device, or a number is out of range.
   """
-  tff.framework.set_default_context(InProcessContext(devices))
+  context = InProcessContext(devices, batched_clients=batched_clients)
+  tff.framework.set_default_context(context)
 
 
 def use_device(device: str, mixed_precision: bool = False) -> list[str]:

@@ -3,6 +3,8 @@
 The server's part is traced as it is, the clients' as a loop over the cohort
 whose length is an argument: a cohort of another size needs no new trace. An
 iteration takes one client from its data to its contribution to every aggregate.
+Or it takes a batch of clients that are alike, if that is wanted: what they
+compute becomes one graph for all of them (`vectorization`).
 So clients of any sizes follow each other without padding, only as many as run
 at the same time are in memory, and sums are taken in the order of the cohort,
 which makes them the same bits in every run.
@@ -23,6 +25,7 @@ from tff_meta.execution import computation_graph as graph_lib
 from tff_meta.execution import nodes
 from tff_meta.execution import structures
 from tff_meta.execution import tensorflow_block
+from tff_meta.execution import vectorization
 
 _CPU = '/device:CPU:0'
 # Clients' nodes whose values need not be kept from one loop to the next.
@@ -57,30 +60,41 @@ class RoundFunction:
       graph: graph_lib.ComputationGraph,
       devices: Sequence[str],
       parallel_clients: int,
+      in_batches: bool = False,
   ):
     """Traces the function.
 
     Args:
       graph: The computation.
       devices: Names of the devices that clients are dealt over.
-      parallel_clients: How many clients of a device may run at the same time.
+      parallel_clients: How many clients of a device, or batches of them, may
+        run at the same time.
+      in_batches: Whether clients are computed in batches.
+
+    Raises:
+      UnsupportedComputationError: If they cannot be computed in batches.
     """
     self.requests: list[RecordRequest] = []
     self._graph = graph
     self._devices = devices
     self._parallel_clients = parallel_clients
+    self._in_batches = in_batches
     self._server_arguments = [a for a in graph.arguments if not a.at_clients]
     specs = [
         spec
         for argument in self._server_arguments
         for spec in structures.flat_specs(argument.type_signature)
     ]
-    self._function = tf.compat.v1.wrap_function(
-        self._trace, [*specs, tf.TensorSpec([None, None], tf.variant)]
-    )
+    specs.append(tf.TensorSpec([None, None], tf.variant))
+    if in_batches:
+      specs.append(tf.TensorSpec([None, 2], tf.int32))
+    self._function = tf.compat.v1.wrap_function(self._trace, specs)
 
   def __call__(
-      self, server_leaves: list[tf.Tensor], records: tf.Tensor
+      self,
+      server_leaves: list[tf.Tensor],
+      records: tf.Tensor,
+      batches: tf.Tensor | None = None,
   ) -> list[tf.Tensor]:
     """Computes.
 
@@ -88,17 +102,23 @@ class RoundFunction:
       server_leaves: The leaves of the arguments that are not at clients; of
         sequences the variants.
       records: Variants [number of clients, number of requests].
+      batches: Where clients are computed in batches, see
+        `client_batches.batches`.
 
     Returns:
       The leaves of the result. Those of clients are stacked along a leading
       axis or, where their shape is not fully known, in a variant that is a list
       of tensors.
     """
-    return self._function(*server_leaves, records)
+    batches = [batches] if self._in_batches else []
+    return self._function(*server_leaves, records, *batches)
 
   # The rest runs while the function is traced.
 
   def _trace(self, *inputs):
+    batches = None
+    if self._in_batches:
+      *inputs, batches = inputs
     *server_leaves, records = inputs
     leaves = iter(server_leaves)
     server = _Evaluator(
@@ -110,7 +130,7 @@ class RoundFunction:
     results = nodes.nodes_in(self._graph.result)
     schedule = _Schedule(results)
     for level in range(schedule.num_levels):
-      self._run_clients(level, schedule, server, records)
+      self._run_clients(level, schedule, server, records, batches)
     outputs = []
     for node in results:
       if node.at_clients:
@@ -119,7 +139,7 @@ class RoundFunction:
         outputs.extend(_tensors(server(node)))
     return outputs
 
-  def _run_clients(self, level, schedule, server, records):
+  def _run_clients(self, level, schedule, server, records, batches):
     """Traces the loops of a level, one a device, and what they result in."""
     aggregations = schedule.aggregations[level]
     kept = schedule.kept[level]
@@ -134,7 +154,11 @@ class RoundFunction:
           num_clients * (d + 1) // num_devices,
       )
       with tf.device(device):
-        loop = _ClientLoop(self.requests, schedule, server, records, d, bounds)
+        args = self.requests, schedule, server, records, d, bounds
+        if self._in_batches:
+          loop = _BatchLoop(*args, batches)
+        else:
+          loop = _ClientLoop(*args)
         total, new_lists = loop.run(aggregations, kept, self._parallel_clients)
       totals.append(total)
       lists.append(new_lists)
@@ -297,32 +321,24 @@ class _ClientLoop:
         for node in kept
     ]
 
-    def body(i, totals, lists):
-      client = self._client(i, aggregations, totals)
-      totals = [
-          _tensors(nodes.substitute(aggregation.accumulated, client))
-          for aggregation in aggregations
-      ]
-      lists = [
-          [
-              tf.raw_ops.TensorListSetItem(
-                  input_handle=handle, index=i - self._first, item=item
-              )
-              for handle, item in zip(
-                  handles, _tensors(client(node)), strict=True
-              )
-          ]
-          for node, handles in zip(kept, lists, strict=True)
-      ]
-      return i + 1, totals, lists
+    def loop(first, end, step, totals, lists, parallel_iterations=1):
+      scalars = tf.nest.map_structure(lambda _: tf.TensorShape([]), lists)
+      _, totals, lists = tf.while_loop(
+          lambda i, *_: i < end,
+          step,
+          (first, totals, lists),
+          (tf.TensorShape([]), shapes, scalars),
+          parallel_iterations=parallel_iterations,
+      )
+      return totals, lists
 
-    scalars = tf.nest.map_structure(lambda _: tf.TensorShape([]), lists)
-    _, totals, lists = tf.while_loop(
-        lambda i, *_: i < self._end,
-        body,
-        (self._first, zeros, lists),
-        (tf.TensorShape([]), shapes, scalars),
-        parallel_iterations=parallel_clients,
+    totals, lists = loop(
+        self._first,
+        self._end,
+        self._step(aggregations, kept, loop),
+        zeros,
+        lists,
+        parallel_clients,
     )
     totals = [
         structures.pack(aggregation.type_signature, iter(total))
@@ -330,14 +346,38 @@ class _ClientLoop:
     ]
     return totals, lists
 
+  def _step(self, aggregations, kept, loop):
+    """Returns the loop's body; `loop` makes another one inside."""
+    del loop
+
+    def step(i, totals, lists):
+      client = self._client(i, aggregations, totals)
+      return i + 1, *self._add(i, client, aggregations, kept, lists)
+
+    return step
+
+  def _add(self, i, client, aggregations, kept, lists):
+    """What is accumulated and kept, with that of client i."""
+    totals = [
+        _tensors(nodes.substitute(aggregation.accumulated, client))
+        for aggregation in aggregations
+    ]
+    lists = [
+        [
+            tf.raw_ops.TensorListSetItem(
+                input_handle=handle, index=i - self._first, item=item
+            )
+            for handle, item in zip(
+                handles, _tensors(client(node)), strict=True
+            )
+        ]
+        for node, handles in zip(kept, lists, strict=True)
+    ]
+    return totals, lists
+
   def _client(self, i, aggregations, totals):
     """The evaluator of client i."""
-    values = {
-        aggregation.accumulator: structures.pack(
-            aggregation.type_signature, iter(total)
-        )
-        for aggregation, total in zip(aggregations, totals, strict=True)
-    }
+    values = _accumulators(aggregations, totals)
     for node, handles in self._schedule.kept_lists.items():
       specs = structures.flat_specs(node.type_signature)
       items = [
@@ -360,6 +400,128 @@ class _ClientLoop:
       return self._records[i, self._requests.index(request)]
 
 
+class _BatchLoop(_ClientLoop):
+  """The loop over the batches of one device."""
+
+  def __init__(self, *args):
+    *args, self._batches = args
+    super().__init__(*args)
+
+  def _step(self, aggregations, kept, loop):
+    wanted = _before_accumulation(aggregations, kept)
+
+    def step(position, totals, lists):
+      size = self._batches[position, 1]
+      members = self._batches[position : position + size, 0]
+      columns = self._compute(wanted, members, size)
+
+      def add(row, totals, lists):
+        values = _accumulators(aggregations, totals)
+        for node, leaves in zip(wanted, columns, strict=True):
+          values[node] = structures.pack(
+              node.type_signature, iter([leaf[row] for leaf in leaves])
+          )
+        client = _Evaluator(values, self._server, lambda node: node.at_clients)
+        i = members[row]
+        return row + 1, *self._add(i, client, aggregations, kept, lists)
+
+      return position + size, *loop(0, size, add, totals, lists)
+
+    return step
+
+  def _compute(self, wanted, members, size):
+    """Returns the leaves of nodes, each with those of all members stacked."""
+    many = vectorization.Many(size)
+    around = tf.compat.v1.get_default_graph()
+
+    def read(request, specs):
+      def one(i):
+        return _get_value(self._fetch(request, i), specs)
+
+      with around.as_default(), tf.device(_CPU):
+        columns = tf.map_fn(one, members, fn_output_signature=specs)
+      return [many.argument(column) for column in columns]
+
+    values = {}
+    for node, handles in self._schedule.kept_lists.items():
+      specs = structures.flat_specs(node.type_signature)
+      leaves = [
+          many.argument(
+              tf.raw_ops.TensorListGather(
+                  input_handle=handle,
+                  indices=members - self._first,
+                  element_shape=_element_shape(spec),
+                  element_dtype=spec.dtype,
+              )
+          )
+          for handle, spec in zip(handles[self._device_num], specs, strict=True)
+      ]
+      values[node] = structures.pack(node.type_signature, iter(leaves))
+    with many.graph.as_default():
+      client = _BatchEvaluator(values, self._server, read)
+      leaves = [_tensors(client(node)) for node in wanted]
+    try:
+      results = many.results(tf.nest.flatten(leaves))
+    except vectorization.CannotVectorizeError as error:
+      raise _no_batches(str(error)) from error
+    return tf.nest.pack_sequence_as(leaves, results)
+
+
+def _before_accumulation(aggregations, kept):
+  """The clients' nodes on which what is accumulated and kept depends directly.
+
+  Args:
+    aggregations: What is accumulated.
+    kept: Nodes that are kept.
+
+  Returns:
+    The last nodes that do not depend on what is accumulated so far.
+  """
+  depends = _DependsOn(
+      [aggregation.accumulator for aggregation in aggregations]
+  )
+  waiting = list(kept)
+  for aggregation in aggregations:
+    waiting += nodes.nodes_in(aggregation.accumulated)
+  found, seen = {}, set()
+  while waiting:
+    node = waiting.pop(0)
+    if not node.at_clients or node in seen:
+      continue
+    seen.add(node)
+    if depends(node):
+      waiting += node.inputs
+    else:
+      found[node] = None
+  return list(found)
+
+
+def _no_batches(reason):
+  return graph_lib.UnsupportedComputationError(
+      'Expected a computation whose clients can be computed together, found'
+      f' one where they cannot: {reason} Tip: --batched_clients=1.'
+  )
+
+
+def _accumulators(aggregations, totals):
+  """What is accumulated so far, by the nodes that stand for it."""
+  return {
+      aggregation.accumulator: structures.pack(
+          aggregation.type_signature, iter(total)
+      )
+      for aggregation, total in zip(aggregations, totals, strict=True)
+  }
+
+
+def _get_value(record, specs):
+  """The tensors in a record."""
+  return tf.raw_ops.OptionalGetValue(
+      optional=record,
+      output_types=[spec.dtype for spec in specs],
+      output_shapes=[spec.shape for spec in specs],
+  )
+
+
 class _ClientEvaluator(_Evaluator):
   """Values of one client's nodes, in the loop's body."""
 
@@ -377,13 +539,9 @@ class _ClientEvaluator(_Evaluator):
 
   def _argument(self, node):
     """The value of an argument; its sequences are fetched when used."""
-    types = list(structures.leaf_types(node.type_signature))
+    types = structures.leaf_types(node.type_signature)
     is_sequence = [isinstance(leaf, tff.SequenceType) for leaf in types]
-    specs = [
-        tf.TensorSpec(leaf.shape, leaf.dtype)
-        for leaf, is_one in zip(types, is_sequence, strict=True)
-        if not is_one
-    ]
+    specs = structures.tensor_specs(node.type_signature)
     tensors = iter(())
     if specs:
       tensors = iter(self._open(RecordRequest(node.index), specs))
@@ -396,11 +554,7 @@ class _ClientEvaluator(_Evaluator):
   def _open(self, request, specs):
     """The tensors in a record."""
     with tf.device(_CPU):
-      return tf.raw_ops.OptionalGetValue(
-          optional=self._fetch(request, self._i),
-          output_types=[spec.dtype for spec in specs],
-          output_shapes=[spec.shape for spec in specs],
-      )
+      return _get_value(self._fetch(request, self._i), specs)
 
   def sequence(self, argument, leaf, reader):
     """A client's data set: its variant, or what a reader reads of it."""
@@ -411,6 +565,22 @@ class _ClientEvaluator(_Evaluator):
       else:
         self._sequences[request] = self._open(request, reader.specs)
     return self._sequences[request]
+
+
+class _BatchEvaluator(_ClientEvaluator):
+  """Values of the nodes of any client of a batch, in the graph of one."""
+
+  def __init__(self, values, server, read):
+    super().__init__(values, server, None, None)
+    self._read = read
+
+  def _open(self, request, specs):
+    return self._read(request, specs)
+
+  def sequence(self, argument, leaf, reader):
+    if reader is None:
+      raise _no_batches('they read data sets.')
+    return super().sequence(argument, leaf, reader)
 
 
 class _ClientSequence(tensorflow_block.Sequence):

@@ -48,6 +48,15 @@ def flat_specs(type_signature: tff.Type) -> list[tf.TensorSpec]:
   ]
 
 
+def tensor_specs(type_signature: tff.Type) -> list[tf.TensorSpec]:
+  """The specs of the tensors of a type that are not in sequences, in order."""
+  return [
+      tf.TensorSpec(leaf.shape, leaf.dtype)
+      for leaf in leaf_types(type_signature)
+      if not isinstance(leaf, tff.SequenceType)
+  ]
+
+
 def pack(type_signature: tff.Type, leaves: Iterator[Any]) -> Any:
   """Returns the structure of a type with its leaves, taken in order."""
   if isinstance(type_signature, tff.StructType):

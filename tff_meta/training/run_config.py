@@ -101,6 +101,9 @@ class RunConfig:
       `'plain'`, or `'robust'`, which leaves out and cuts down what is much
       larger than most. In `to_json` only if it is not plain: runs from before
       there was another go on.
+    batched_clients: How many clients that are alike are computed together, 1
+      for one after the other. Only rounding depends on it, but that does, so a
+      continuation must share it. In `to_json` only if it is not 1, likewise.
   """
 
   algorithm: str
@@ -142,6 +145,7 @@ class RunConfig:
   group_clients: int | None
   execution: str
   aggregation: str = AGGREGATIONS[0]
+  batched_clients: int = 1
 
   def __post_init__(self):
     for name, value, choices in (
@@ -169,6 +173,7 @@ class RunConfig:
         ('patience', 0),
         ('validation_groups', 1),
         ('eval_groups', 1),
+        ('batched_clients', 1),
     ):
       value = getattr(self, name)
       if not least <= value < 2**31:
@@ -176,6 +181,11 @@ class RunConfig:
             f'Expected `{name}` to be at least {least} and below 2**31, found'
             f' {value}.'
         )
+    if self.execution == 'native' and self.batched_clients > 1:
+      raise ValueError(
+          "Expected `execution` 'in_process' with `batched_clients`"
+          f' {self.batched_clients}, found native.'
+      )
     if self.clients_per_round > self.num_clients:
       raise ValueError(
           'Expected `clients_per_round` to be at most `num_clients`,'
@@ -263,6 +273,8 @@ class RunConfig:
     values = json.loads(json.dumps(dataclasses.asdict(self)))
     if self.aggregation == AGGREGATIONS[0]:
       del values['aggregation']
+    if self.batched_clients == 1:
+      del values['batched_clients']
     return values
 
   def identity(self) -> dict[str, Any]:
