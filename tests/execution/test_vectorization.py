@@ -75,14 +75,16 @@ def test_loops_conditions_and_calls_of_an_imported_graph():
   """Their gradients keep lists of what the loops have computed."""
 
   def function(x, n, flag):
-    with tf.GradientTape() as tape:
+    with tf.GradientTape() as outer, tf.GradientTape() as tape:
+      outer.watch(x)
       tape.watch(x)
       _, y = tf.while_loop(
           lambda i, _: i < n, lambda i, y: (i + 1, tf.sin(y) * x), (0, x)
       )
       y = tf.cond(flag, lambda: y * x, lambda: tf.ones_like(x))
       y = tf.function(lambda y: y + 1.0, autograph=False)(y)
-    return [y, tape.gradient(y, x)]
+      gradient = tape.gradient(y, x)
+    return [y, gradient, outer.gradient(gradient, x)]
 
   x = _normal(2, 4)
   for flag in (True, False):

@@ -159,7 +159,8 @@ class RoundFunction:
           loop = _BatchLoop(*args, batches)
         else:
           loop = _ClientLoop(*args)
-        total, new_lists = loop.run(aggregations, kept, self._parallel_clients)
+        parallel = 1 if self._in_batches else self._parallel_clients
+        total, new_lists = loop.run(aggregations, kept, parallel)
       totals.append(total)
       lists.append(new_lists)
     for aggregation, parts in zip(

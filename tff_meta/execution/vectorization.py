@@ -99,7 +99,12 @@ class Many:
     ):
       try:
         results = _convert(whole, self.graph, values, tensors)
-      except (AssertionError, NotImplementedError, ValueError) as error:
+      except (
+          AssertionError,
+          NotImplementedError,
+          TypeError,
+          ValueError,
+      ) as error:
         raise CannotVectorizeError(str(error).splitlines()[0]) from error
       return [_as_stacked(result, whole) for result in results]
 
@@ -230,8 +235,8 @@ class _Library:
       return self.of_branches(operation, inputs[1:])
     if operation.type in _LOOPS:
       return self.of_loop(operation, inputs)
-    differs = operation.type not in _OF_SHAPES and any(inputs)
-    return [differs] * len(operation.outputs)
+    of_shape = operation.type in _OF_SHAPES and not _is_list(operation)
+    return [any(inputs) and not of_shape] * len(operation.outputs)
 
 
 def _calling_converters(library):
@@ -456,6 +461,15 @@ def _l2_loss(pfor_input):
   return _wrap(tf.reduce_sum(x**2, range(1, x.shape.rank)) / 2, True)
 
 
+def _is_list(operation):
+  return operation.outputs[0].dtype == tf.variant
+
+
+def _zeros_like(pfor_input):
+  is_list = _is_list(pfor_input.op)
+  return (_as_it_is if is_list else _THEIRS['ZerosLike'])(pfor_input)
+
+
 def _push_back(pfor_input):
   handle = _as_stacked(pfor_input.input(0), pfor_input.pfor)
   pfor_input.inputs[0] = _wrap(handle, True)
@@ -511,4 +525,5 @@ _CONVERTERS = {
     'TensorListPushBack': _push_back,
     'TopKV2': _with_same([1], _as_it_is),
     'Where': _where,
+    'ZerosLike': _zeros_like,
 }
