@@ -17,6 +17,7 @@ from tensorflow_federated.python.core.impl.computation import computation_impl
 from tff_meta.execution import computation_graph
 from tff_meta.execution import in_process
 from tff_meta.execution import native
+from tff_meta.models import layers
 
 _ELEMENT = collections.OrderedDict(
     x=tf.TensorSpec([None, 4], tf.float32), y=tf.TensorSpec([None], tf.int32)
@@ -316,6 +317,36 @@ def test_clients_in_batches_come_out_in_their_places(context):
     for one, another in zip(part, other, strict=True):
       np.testing.assert_allclose(one, another, rtol=1e-6)
   np.testing.assert_allclose(actual[2:], expected[2:], rtol=1e-6)
+
+
+def test_batches_of_several_sizes_normalise_each_by_itself(context):
+  """At the same time oneDNN would write over each other's memory, and crash."""
+
+  @tff.tensorflow.computation(tff.TensorType(np.float32, [None, 4, 4, 32]))
+  def normalise(x):
+    zeros, ones = tf.zeros([32]), tf.ones([32])
+
+    def step(i, y):
+      return i + 1, layers.batch_norm(y, zeros, ones, zeros) + x
+
+    return tf.while_loop(lambda i, _: i < 20, step, (0, x))[1]
+
+  @tff.federated_computation(
+      tff.FederatedType(normalise.type_signature.parameter, tff.CLIENTS)
+  )
+  def all_clients(x):
+    return tff.federated_map(normalise, x)
+
+  rng = np.random.default_rng(0)
+  sizes = [n for n in range(1, 21) for _ in range(1 + n % 4)]
+  x = [rng.normal(size=[n, 4, 4, 32]).astype(np.float32) for n in sizes]
+  batched = in_process.InProcessContext(batched_clients=4, parallel_clients=4)
+  expected = _run(context, all_clients, x)
+  for _ in range(10):
+    for one, another in zip(
+        _run(batched, all_clients, x), expected, strict=True
+    ):
+      np.testing.assert_allclose(one, another, atol=1e-4)
 
 
 def test_clients_that_cannot_be_computed_together_are_refused():

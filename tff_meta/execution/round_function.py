@@ -67,8 +67,7 @@ class RoundFunction:
     Args:
       graph: The computation.
       devices: Names of the devices that clients are dealt over.
-      parallel_clients: How many clients of a device, or batches of them, may
-        run at the same time.
+      parallel_clients: How many clients of a device may run at the same time.
       in_batches: Whether clients are computed in batches.
 
     Raises:
@@ -159,6 +158,8 @@ class RoundFunction:
           loop = _BatchLoop(*args, batches)
         else:
           loop = _ClientLoop(*args)
+        # oneDNN's batch normalisation does not bear batches of several sizes
+        # at the same time.
         parallel = 1 if self._in_batches else self._parallel_clients
         total, new_lists = loop.run(aggregations, kept, parallel)
       totals.append(total)
