@@ -403,6 +403,28 @@ def test_what_is_read_for_a_computation_goes_with_it():
     assert context._records.kept_bytes == 0
 
 
+def test_what_comes_out_goes_in_again_without_a_copy():
+  kind = tff.TensorType(np.float32, [3])
+  double = tff.tensorflow.computation(lambda x: 2 * x, kind)
+  context = in_process.InProcessContext()
+
+  once = context.invoke(double, np.float32([1, 2, 3]))
+
+  taken = client_records.to_tensor(once, kind)
+  assert np.shares_memory(np.asarray(taken), once)
+  with pytest.raises(ValueError, match='read-only'):
+    once[:] = 0
+  part = once[1:]
+  assert context.invoke(double, once).tolist() == [4, 8, 12]
+  del once, taken
+  gc.collect()
+  assert part.tolist() == [4, 6]
+  before = len(client_records._VIEWED)
+  del part
+  gc.collect()
+  assert len(client_records._VIEWED) == before - 1
+
+
 def test_named_tuples_in_another_order_are_refused():
   pair = collections.namedtuple('Pair', ['y', 'x'])
   dataset = tf.data.Dataset.from_tensors(pair(1.0, 2.0))

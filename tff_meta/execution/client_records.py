@@ -28,6 +28,8 @@ _OTHER_NODES = frozenset(['Const', 'Identity', '_Retval'])
 # The most elements, and shapes in a row, of a data set that is kept as tensors.
 _MAX_ELEMENTS = 4096
 _MAX_RUNS = 64
+# The tensors that arrays are views of, by the id of the array, while it lives.
+_VIEWED = {}
 
 
 @dataclasses.dataclass
@@ -321,6 +323,22 @@ def elements(value: Any, type_signature: tff.StructType):
   return [(part, kind) for part, (_, kind) in zip(parts, kinds, strict=True)]
 
 
+def to_array(tensor: tf.Tensor) -> np.ndarray:
+  """Returns a tensor as an array that nobody can write to, without copying it.
+
+  Args:
+    tensor: Of any dtype but string.
+
+  Returns:
+    A view of it; `to_tensor` gives the tensor back, so that what goes into a
+    round as it came out of another is never copied.
+  """
+  array = np.asarray(tensor)
+  _VIEWED[id(array)] = tensor
+  weakref.finalize(array, _VIEWED.pop, id(array)).atexit = False
+  return array
+
+
 def to_tensor(value: Any, type_signature: tff.TensorType) -> tf.Tensor:
   """Converts a value to a tensor of a type.
 
@@ -336,8 +354,8 @@ def to_tensor(value: Any, type_signature: tff.TensorType) -> tf.Tensor:
     TypeError: If the value is of another shape or dtype, or out of range.
   """
   dtype = tf.as_dtype(type_signature.dtype)
-  found = value
-  if not isinstance(value, tf.Tensor):
+  found = _VIEWED.get(id(value), value)
+  if not isinstance(found, tf.Tensor):
     array = np.asarray(value)
     if _holds(dtype, value, array):
       array = array.astype(dtype.as_numpy_dtype)

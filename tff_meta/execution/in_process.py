@@ -300,7 +300,11 @@ def _to_python(type_signature, leaves, num_clients):
     return structures.to_dataset(
         tensorflow_block.Sequence(leaf), type_signature.element
     )
-  return leaf.numpy() if isinstance(leaf, tf.Tensor) else leaf  # A column's.
+  if not isinstance(leaf, tf.Tensor):
+    return leaf  # A column's.
+  if not leaf.shape.rank or leaf.dtype == tf.string:
+    return leaf.numpy()  # A NumPy scalar, or Python bytes.
+  return client_records.to_array(leaf)
 
 
 def _to_container(container, elements):
