@@ -52,6 +52,12 @@ def test_no_leaves():
   assert bool(weights_lib.all_finite({}))
 
 
+def test_the_largest_numbers_are_finite_and_infinities_do_not_cancel():
+  largest = tf.fill([1000], tf.float32.max)
+  assert weights_lib.all_finite([largest, -largest])
+  assert not weights_lib.all_finite(tf.constant([np.inf, -np.inf]))
+
+
 @pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
 def test_one_bad_entry_clears_everything(bad):
   weights = make_weights(1.0, bad, 3.0)

@@ -35,6 +35,30 @@ def test_gradient_is_prediction_minus_target():
   np.testing.assert_allclose(tape.gradient(loss, logits), expected, atol=1e-12)
 
 
+def test_first_and_second_derivatives_are_the_bits_of_tensorflow():
+  def plain(logits):
+    losses = -tf.reduce_sum(tf.one_hot(Y, 3) * tf.nn.log_softmax(logits), 1)
+    mask = tf.cast(MASK, tf.float32)
+    return cross_entropy.masked_mean(losses, mask)
+
+  def derivatives(loss_fn):
+    logits = tf.constant(LOGITS, tf.float32)
+    with tf.GradientTape() as outer:
+      outer.watch(logits)
+      with tf.GradientTape() as inner:
+        inner.watch(logits)
+        loss = 3.0 * loss_fn(logits)
+      gradient = inner.gradient(loss, logits)
+      length = tf.reduce_sum(gradient**2)
+    return loss, gradient, outer.gradient(length, logits)
+
+  ours = derivatives(
+      lambda logits: cross_entropy.softmax_cross_entropy(logits, Y, MASK)
+  )
+  for actual, expected in zip(ours, derivatives(plain), strict=True):
+    np.testing.assert_array_equal(actual, expected)
+
+
 def test_no_examples_have_no_loss():
   nothing = cross_entropy.softmax_cross_entropy(
       tf.zeros([0, 3]), tf.zeros([0], tf.int32), tf.zeros([0])

@@ -11,7 +11,7 @@ def softmax_cross_entropy(
   Args:
     logits: [n, C].
     y: int32 [n], labels in 0..C-1.
-    mask: [n], 1 for an example and 0 for padding.
+    mask: [n], 1 for an example and 0 for padding; no gradient reaches it.
 
   Returns:
     A scalar in the dtype of the logits, in nats.
@@ -27,13 +27,14 @@ def softmax_cross_entropy(
     losses = -tf.reduce_sum(target * log_softmax, 1)
     mean = tf.math.divide_no_nan(tf.reduce_sum(losses * mask), num_examples)
 
-    # TensorFlow's own gradient has the same factors in the same order, and 28
-    # operations, which are a fifth of what a step of a small network runs.
+    # TensorFlow's own gradient has the same factors in the same order, and 20
+    # operations instead of 8: a small network's step has less than 100.
+    # (Second derivatives differ in rounding where they are of a function of the
+    # gradient and the loss together, as no algorithm here has.)
     def gradient(dy):
       d_losses = -tf.math.divide_no_nan(dy, num_examples) * mask
-      d_log_softmax = tf.expand_dims(d_losses, 1) * target
-      total = tf.reduce_sum(d_log_softmax, 1, keepdims=True)
-      return d_log_softmax - tf.exp(log_softmax) * total
+      total = tf.expand_dims(d_losses, 1)
+      return total * target - tf.exp(log_softmax) * total
 
     return mean, gradient
 
