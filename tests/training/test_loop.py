@@ -427,6 +427,15 @@ def _train_stateful(stateful, root, **options):
   )
 
 
+def test_client_states_go_with_the_checkpoint_that_needed_them(
+    stateful, tmp_path
+):
+  _train_stateful(stateful, tmp_path / 'run', rounds=13)
+  store = client_state_store.SqliteStore(tmp_path / 'run/client_states.sqlite')
+  with contextlib.closing(store):
+    assert [r for r in range(14) if store.holds(r)] == [9, 12, 13]
+
+
 def test_labels_of_no_class_are_reported_once(stateful, tmp_path):
   """One of the clients, who take turns, has a label of 7 where 0 is all."""
 

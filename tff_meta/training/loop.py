@@ -222,12 +222,11 @@ class _Recorder:
 
   def save(self, trained: Trained) -> None:
     """Writes a checkpoint, after everything that it relies on."""
-    # Not those that could not be gone on from, which are later.
-    kept_rounds = {trained.rounds, *self._store.rounds(trained.rounds)}
     if trained.best is not None:
       self._best_rounds[trained.rounds] = trained.best.rounds
-    best_rounds = {r for k, r in self._best_rounds.items() if k in kept_rounds}
-    self._client_states.commit(kept_rounds | best_rounds)
+    # Not those that could not be gone on from, which are later.
+    earlier = self._store.rounds(trained.rounds)
+    self._commit_client_states({trained.rounds, *earlier})
     self._events.flush()
     self._timings.check()
     position = checkpoints.Position(
@@ -243,6 +242,12 @@ class _Recorder:
             best=trained.best,
         )
     )
+    # Without what the oldest one needed, which is gone now.
+    self._commit_client_states(set(self._store.rounds(trained.rounds)))
+
+  def _commit_client_states(self, kept_rounds: set[int]) -> None:
+    best_rounds = {r for k, r in self._best_rounds.items() if k in kept_rounds}
+    self._client_states.commit(kept_rounds | best_rounds)
 
   def check(self) -> None:
     """Raises if metrics.csv, which is read next, is not what was written."""
