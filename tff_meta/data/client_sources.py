@@ -665,15 +665,36 @@ def _deal(partition, keys, num_clients, seed):
         f'Expected `partition` to return the rows of {num_clients} clients'
         f' (`num_clients`), found {len(dealt)}.'
     )
+  # Of a `functools.partial`, that of its function.
+  may_share = getattr(
+      getattr(partition, 'func', partition), 'shares_rows', False
+  )
+  if not _are_rows_of_nobody_else(dealt, len(keys)):
+    _check_rows(dealt, len(keys), may_share)
+  return [rows.astype(np.int64) for rows in dealt]
+
+
+def _are_rows_of_nobody_else(dealt, num_rows) -> bool:
+  """Whether all is well, found without looking at clients one by one."""
+  if any(r.ndim != 1 or r.dtype.kind not in 'iu' for r in dealt):
+    return False
+  rows = np.concatenate(dealt).astype(np.int64)
+  if len(rows) and not (0 <= rows.min() and rows.max() < num_rows):
+    return False
+  return np.bincount(rows, minlength=1).max() <= 1
+
+
+def _check_rows(dealt, num_rows, may_share):
+  """Raises a ValueError that says what is wrong with the rows, if anything."""
   for k, rows in enumerate(dealt):
     if rows.ndim != 1 or (len(rows) and rows.dtype.kind not in 'iu'):
       raise ValueError(
           f'Expected `partition` to return a vector of row numbers for client'
           f' {k}, found {rows.dtype} of shape {rows.shape}.'
       )
-    if len(rows) and not (0 <= rows.min() and rows.max() < len(keys)):
+    if len(rows) and not (0 <= rows.min() and rows.max() < num_rows):
       raise ValueError(
-          f'Expected `partition` to return rows in 0..{len(keys) - 1} for'
+          f'Expected `partition` to return rows in 0..{num_rows - 1} for'
           f' client {k}, found {rows.min()}..{rows.max()}.'
       )
     if len(np.unique(rows)) < len(rows):
@@ -682,17 +703,9 @@ def _deal(partition, keys, num_clients, seed):
           ' might train on one copy and be tested on another, found'
           f' {len(rows) - len(np.unique(rows))} rows more than once.'
       )
-  dealt = [rows.astype(np.int64) for rows in dealt]
-  # Of a `functools.partial`, that of its function.
-  if not getattr(getattr(partition, 'func', partition), 'shares_rows', False):
-    _check_no_row_is_shared(dealt, len(keys))
-  return dealt
-
-
-def _check_no_row_is_shared(dealt, num_rows):
-  """Raises a ValueError if a row is dealt to two clients."""
   owner = np.full(num_rows, -1)
-  for k, rows in enumerate(dealt):
+  for k, rows in enumerate([] if may_share else dealt):
+    rows = rows.astype(np.int64)  # Without any it may be of another dtype.
     shared = rows[owner[rows] >= 0]
     if len(shared):
       raise ValueError(
