@@ -11,6 +11,7 @@ attribute `is_fixed` that is True is taken at its word.
 
 import collections
 import dataclasses
+import functools
 import itertools
 import threading
 from typing import Any, NamedTuple
@@ -114,7 +115,7 @@ class ClientRecords:
         packed = tf.raw_ops.Pack(values=nothing, axis=0)
         return packed[:num_clients, tf.newaxis]
       packed = tf.raw_ops.Pack(values=records, axis=0)
-      return tf.reshape(packed, [num_clients, len(requests)])
+      return tf.reshape(packed, _shape(num_clients, len(requests)))
 
   def _record(self, request, leaves, types):
     """The record of one client for a request."""
@@ -263,6 +264,13 @@ def is_fixed(dataset: tf.data.Dataset) -> bool:
   )
 
 
+@functools.lru_cache
+def _shape(*dims: int) -> tf.Tensor:
+  """A shape as a tensor, which takes long to make."""
+  with tf.init_scope():
+    return tf.constant(dims)
+
+
 def argument_leaves(value: Any, type_signature: tff.Type):
   """Yields the leaves of an argument, in the order of its type.
 
@@ -297,10 +305,10 @@ def elements(value: Any, type_signature: tff.StructType):
     TypeError: If the structure is not that of the type.
   """
   kinds = structures.elements_of(type_signature)
-  names = [name for name, _ in kinds]
+  names, all_names = structures.names_of(type_signature)
   # TFF's ways to ask what a container is take long.
-  if isinstance(value, dict | collections.abc.Mapping):
-    if set(value) != set(names):
+  if isinstance(value, dict) or isinstance(value, collections.abc.Mapping):
+    if value.keys() != all_names:
       raise TypeError(f'Expected the fields {names}, found {list(value)}.')
     parts = [value[name] for name in names]
   elif isinstance(value, tuple):

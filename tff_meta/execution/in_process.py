@@ -12,7 +12,7 @@ that cannot change.
 
 import asyncio
 import collections
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import threading
 from typing import Any
@@ -155,6 +155,7 @@ class _CompiledComputation:
     self._batched_clients = batched_clients
     self._records = records
     self._type = computation.type_signature
+    self._read = _reader(self._type.result)
     graph = graph_lib.ComputationGraph(computation)
     self._client_types = [
         argument.type_signature
@@ -183,7 +184,7 @@ class _CompiledComputation:
           self._num_devices,
       )
     leaves = iter(self._function(server_leaves, records, batches))
-    return _to_python(self._type.result, leaves, num_clients)
+    return self._read(leaves, num_clients)
 
   def _split(self, value, kind, server_leaves, client_values):
     """Sorts an argument into the server's leaves and the clients' values."""
@@ -276,49 +277,77 @@ def _to_server_leaf(value, type_signature):
   return client_records.to_tensor(value, type_signature)
 
 
-def _to_python(type_signature, leaves, num_clients):
-  """Turns the leaves of a result into NumPy arrays in the type's containers."""
+def _reader(type_signature) -> Callable[[Iterator[Any], int], Any]:
+  """Returns what makes the Python value of a type.
+
+  What a type is takes long to ask, so it is asked once, not in every round.
+
+  Args:
+    type_signature: The type.
+
+  Returns:
+    `(leaves, num_clients) -> value`, NumPy arrays in the type's containers.
+  """
   if isinstance(type_signature, tff.FederatedType):
+    read = _reader(type_signature.member)
     if type_signature.all_equal:
-      return _to_python(type_signature.member, leaves, num_clients)
+      return read
     kinds = structures.leaf_types(type_signature.member)
-    columns = [
-        _client_column(next(leaves), kind, num_clients) for kind in kinds
-    ]
-    return [
-        _to_python(type_signature.member, iter(row), num_clients)
-        for row in zip(*columns, strict=True)
-    ]
+
+    def read_clients(leaves, num_clients):
+      columns = [
+          _client_column(next(leaves), kind, num_clients) for kind in kinds
+      ]
+      return [
+          read(iter(row), num_clients) for row in zip(*columns, strict=True)
+      ]
+
+    return read_clients
   if isinstance(type_signature, tff.StructType):
-    elements = [
-        (name, _to_python(element, leaves, num_clients))
-        for name, element in structures.elements_of(type_signature)
+    names = [name for name, _ in structures.elements_of(type_signature)]
+    readers = [
+        _reader(element)
+        for _, element in structures.elements_of(type_signature)
     ]
-    return _to_container(type_signature.python_container, elements)
-  leaf = next(leaves)
-  if isinstance(type_signature, tff.SequenceType):
-    return structures.to_dataset(
-        tensorflow_block.Sequence(leaf), type_signature.element
+    pack = _packer(type_signature.python_container, names)
+    return lambda leaves, num_clients: pack(
+        [read(leaves, num_clients) for read in readers]
     )
-  if not isinstance(leaf, tf.Tensor):
-    return leaf  # A column's.
-  if not leaf.shape.rank or leaf.dtype == tf.string:
-    return leaf.numpy()  # A NumPy scalar, or Python bytes.
-  return client_records.to_array(leaf)
+  if isinstance(type_signature, tff.SequenceType):
+    element = type_signature.element
+    return lambda leaves, _: structures.to_dataset(
+        tensorflow_block.Sequence(next(leaves)), element
+    )
+  # For the others `numpy` gives NumPy's scalars, and Python's bytes.
+  is_string = tf.as_dtype(type_signature.dtype) == tf.string
+  is_array = bool(type_signature.shape) and not is_string
+  to_python = client_records.to_array if is_array else _numpy
+
+  def read_leaf(leaves, _):
+    leaf = next(leaves)
+    # One of a client's column is NumPy's already.
+    return to_python(leaf) if isinstance(leaf, tf.Tensor) else leaf
+
+  return read_leaf
 
 
-def _to_container(container, elements):
-  """Returns a container of pairs of a name, which may be None, and a value."""
-  has_names = any(name is not None for name, _ in elements)
+def _numpy(tensor):
+  return tensor.numpy()
+
+
+def _packer(container, names) -> Callable[[list[Any]], Any]:
+  """Returns what puts values with these names, or None, into a container."""
+  has_names = any(name is not None for name in names)
   if container is None:
     container = collections.OrderedDict if has_names else tuple
   if container is tff.structure.Struct:
-    return tff.structure.Struct(elements)
+    return lambda values: container(zip(names, values, strict=True))
   if not has_names:
-    return container(value for _, value in elements)
+    return container
   if issubclass(container, dict):
-    return container(elements)
-  return container(**dict(elements))  # Named tuples and attrs classes.
+    return lambda values: container(zip(names, values, strict=True))
+  # Named tuples and attrs classes.
+  return lambda values: container(**dict(zip(names, values, strict=True)))
 
 
 def _client_column(tensor, type_signature, num_clients):

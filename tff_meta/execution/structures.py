@@ -27,6 +27,13 @@ def elements_of(
 
 
 @functools.lru_cache(maxsize=_REMEMBERED_TYPES)
+def names_of(type_signature: tff.StructType) -> tuple[list, frozenset]:
+  """The names of the elements of a type, None for those without; twice."""
+  names = [name for name, _ in elements_of(type_signature)]
+  return names, frozenset(names)
+
+
+@functools.lru_cache(maxsize=_REMEMBERED_TYPES)
 def leaf_types(type_signature: tff.Type) -> tuple[tff.Type, ...]:
   """The types of the tensors and sequences of a type, in order."""
   if not isinstance(type_signature, tff.StructType):
