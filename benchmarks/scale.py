@@ -41,7 +41,7 @@ from tff_meta.training import run_directory  # noqa: E402
 _SHAPE = (8, 8, 1)
 _NUM_CLASSES = 10
 _EXAMPLES = 20
-_MEGABYTE = 2**20
+_MEGABYTE = 10**6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _measure(name: str, num_rounds: int) -> list[str]:
       first, *later = (float(row['seconds']) for row in csv.DictReader(file))
     checkpoints = _megabytes(directory.checkpoints.iterdir())
     kept = _megabytes([directory.client_states])
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MEGABYTE
   return [
       name,
       f'{dealt:.2f}',
@@ -190,6 +190,8 @@ def main() -> None:
   parser.add_argument('--rounds', type=int, default=7)
   parser.add_argument('--only', choices=CASES)
   arguments = parser.parse_args()
+  if arguments.rounds < 2:
+    parser.error(f'Expected --rounds of at least 2, found {arguments.rounds}.')
   if arguments.only:
     _print_row(_measure(arguments.only, arguments.rounds))
     native.end_process(0)

@@ -339,12 +339,15 @@ def test_a_round_costs_the_same_however_many_clients_there_are(tmp_path):
     for k in range(num_clients):
       store.write(f'client_{k}', 1, state(k))
     store.commit([1])
+    for k in range(num_clients):  # Two states each, as after a best round.
+      store.write(f'client_{k}', 2, state(k))
+    store.commit([1, 2])
 
     def one_round(store=store):
       for k in (3, 11, 24):
         found = store.read(f'client_{k}')
-        store.write(f'client_{k}', 2, found)
-      store.commit([1, 2])
+        store.write(f'client_{k}', 3, found)
+      store.commit([1, 3])
 
     costs.append(_operations(store._database, one_round))
     store.close()

@@ -22,9 +22,11 @@ clients.
 """
 
 import abc
+import collections
 from collections.abc import Collection, Iterator, Mapping
 import contextlib
 import hashlib
+import itertools
 import pathlib
 import sqlite3
 
@@ -237,7 +239,11 @@ class SqliteStore(ClientStateStore):
       ClientStateError: If that is not possible.
     """
     self._path = path
-    self._several = set()  # Clients that may have more states than needed.
+    # Clients whose states may not all be needed after the next commit: those
+    # written since the last one, and by each kept round those of which it needs
+    # an older state, and no later one does.
+    self._written = set()
+    self._held_by = collections.defaultdict(set)
     self._place = None
     with self._errors():
       for suffix in _SIDE_FILES:
@@ -278,7 +284,7 @@ class SqliteStore(ClientStateStore):
     if not self._has_digests():
       self._database.execute('ALTER TABLE states ADD COLUMN digest BLOB')
     self._digest_column = 'digest'
-    self._several = {
+    self._written = {
         client_id
         for (client_id,) in self._database.execute(
             'SELECT client_id FROM states GROUP BY client_id'
@@ -354,23 +360,25 @@ class SqliteStore(ClientStateStore):
       )
     if before is not None:
       self._now ^= self._number(*before)
-      self._several.add(client_id)
     self._now ^= self._number(client_id, round_num, digest)
+    self._written.add(client_id)
 
   def commit(self, kept_rounds):
     """See base class."""
     self.check_in_place()
     with self._errors():
       self._begin()
-      for client_id in list(self._several):
+      lost = set(self._held_by).difference(kept_rounds)
+      for client_id in self._written.union(*(self._held_by[r] for r in lost)):
         rows = self._database.execute(
             'SELECT round FROM states WHERE client_id = ?', (client_id,)
         )
-        written = {r for (r,) in rows}
-        needed = written & _needed(written, kept_rounds)
-        if len(needed) == 1:
-          self._several.remove(client_id)
-        for r in written - needed:
+        written = sorted(r for (r,) in rows)
+        needed = _needed(written, kept_rounds)
+        for r, later in itertools.pairwise(r for r in written if r in needed):
+          last = max((k for k in kept_rounds if r <= k < later), default=later)
+          self._held_by[last].add(client_id)
+        for r in set(written) - needed:
           self._database.execute(
               'DELETE FROM states WHERE client_id = ? AND round = ?',
               (client_id, r),
@@ -381,6 +389,9 @@ class SqliteStore(ClientStateStore):
           [(r,) for r in kept_rounds],
       )
       self._database.execute('COMMIT')
+    self._written.clear()
+    for r in lost:
+      del self._held_by[r]
 
   def holds(self, round_num):
     """See base class."""
@@ -440,11 +451,14 @@ class SqliteStore(ClientStateStore):
 
   def close(self):
     """See base class; the file gives back the pages that it does not need."""
-    if not self._database.in_transaction:
-      with self._errors():
+    try:
+      if not self._database.in_transaction:
         # A script, as `execute` ends after the first page.
         self._database.executescript('PRAGMA incremental_vacuum')
-    self._database.close()
+    except sqlite3.Error:
+      pass  # It only stays larger, on a full disk for instance.
+    finally:
+      self._database.close()
 
   def _begin(self):
     if not self._database.in_transaction:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import os
 import pathlib
 
+_THREADS = 'TF_NUM_INTEROP_THREADS'
 # As a container sees its own limit: version 2 of cgroups, then version 1.
 _CGROUP_LIMITS = (
     '/sys/fs/cgroup/memory.max',
@@ -11,9 +12,11 @@ _CGROUP_LIMITS = (
 )
 
 
-# How many clients, or groups, are computed at the same time, each by one
-# thread. What is computed does not depend on it.
-PARALLEL = min(16, max(2, len(os.sched_getaffinity(0))))
+# How many clients, or groups, are computed at the same time: as many as there
+# are cores, or operations that TensorFlow is told to run, but 2 to 16. What is
+# computed does not depend on it.
+_CORES = len(os.sched_getaffinity(0))
+PARALLEL = min(16, max(2, int(os.environ.get(_THREADS) or _CORES)))
 
 
 def total_bytes(limit_files: Sequence[str] = _CGROUP_LIMITS) -> int:

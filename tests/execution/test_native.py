@@ -113,14 +113,17 @@ def test_localhost_is_never_proxied(monkeypatch):
   assert os.environ['TF_CPP_MIN_LOG_LEVEL'] == '0'
 
 
-def test_onednn_is_on_unless_it_is_set(monkeypatch):
-  monkeypatch.delenv('TF_ENABLE_ONEDNN_OPTS', raising=False)
+@pytest.mark.parametrize(
+    'name', ['TF_ENABLE_ONEDNN_OPTS', 'TF_NUM_INTRAOP_THREADS']
+)
+def test_onednn_is_on_with_one_thread_unless_they_are_set(monkeypatch, name):
+  monkeypatch.delenv(name, raising=False)
   native.prepare_environment()
-  assert os.environ['TF_ENABLE_ONEDNN_OPTS'] == '1'
+  assert os.environ[name] == '1'
 
-  monkeypatch.setenv('TF_ENABLE_ONEDNN_OPTS', '0')
+  monkeypatch.setenv(name, '0')
   native.prepare_environment()
-  assert os.environ['TF_ENABLE_ONEDNN_OPTS'] == '0'
+  assert os.environ[name] == '0'
 
 
 def test_tensorflow_has_onednn_then():

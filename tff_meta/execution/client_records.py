@@ -342,6 +342,7 @@ def to_array(tensor: tf.Tensor) -> np.ndarray:
     round as it came out of another is never copied.
   """
   array = np.asarray(tensor)
+  array.flags.writeable = False  # Of bfloat16 it would be.
   _VIEWED[id(array)] = tensor
   weakref.finalize(array, _VIEWED.pop, id(array)).atexit = False
   return array

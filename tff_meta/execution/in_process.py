@@ -28,6 +28,7 @@ from tff_meta.execution import computation_graph as graph_lib
 from tff_meta.execution import round_function
 from tff_meta.execution import structures
 from tff_meta.execution import tensorflow_block
+from tff_meta.execution import vectorization
 
 
 class InProcessContext(tff.framework.SyncContext):
@@ -96,7 +97,8 @@ class InProcessContext(tff.framework.SyncContext):
 
     Raises:
       UnsupportedComputationError: If it cannot run here; nothing has run then.
-      TypeError, ValueError: If the argument does not fit.
+      TypeError, ValueError: If the argument does not fit, or clients that were
+        to be computed together are not alike.
     """
     return self._compile(comp)(arg)
 
@@ -153,6 +155,8 @@ class _CompiledComputation:
   ):
     self._num_devices = len(devices)
     self._batched_clients = batched_clients
+    # See `RoundFunction`: batches do not bear others at the same time.
+    self._turn = threading.Lock() if batched_clients > 1 else None
     self._records = records
     self._type = computation.type_signature
     self._read = _reader(self._type.result)
@@ -183,8 +187,23 @@ class _CompiledComputation:
           self._batched_clients,
           self._num_devices,
       )
-    leaves = iter(self._function(server_leaves, records, batches))
+    leaves = iter(self._compute(server_leaves, records, batches))
     return self._read(leaves, num_clients)
+
+  def _compute(self, server_leaves, records, batches):
+    if batches is None:
+      return self._function(server_leaves, records)
+    try:
+      with self._turn:
+        return self._function(server_leaves, records, batches)
+    except tf.errors.InvalidArgumentError as error:
+      if vectorization.NOT_ALIKE not in str(error):
+        raise
+      raise ValueError(
+          'Expected clients of a batch to be alike, found that something'
+          ' differs in size, such as where one has a label of no class. Tip:'
+          ' --batched_clients=1.'
+      ) from None
 
   def _split(self, value, kind, server_leaves, client_values):
     """Sorts an argument into the server's leaves and the clients' values."""

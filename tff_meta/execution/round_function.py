@@ -3,11 +3,13 @@
 The server's part is traced as it is, the clients' as a loop over the cohort
 whose length is an argument: a cohort of another size needs no new trace. An
 iteration takes one client from its data to its contribution to every aggregate.
-Or it takes a batch of clients that are alike, if that is wanted: what they
-compute becomes one graph for all of them (`vectorization`).
 So clients of any sizes follow each other without padding, only as many as run
 at the same time are in memory, and sums are taken in the order of the cohort,
 which makes them the same bits in every run.
+
+Or, where that is wanted, an iteration takes a batch of clients that are alike
+and makes one graph of what they compute (`vectorization`); sums are then taken
+batch by batch, and a whole batch is in memory.
 
 What a client brings are its *records*: scalar variants that hold tensors of any
 shapes. The trace asks for records as it comes upon them, so a data set that
@@ -158,8 +160,8 @@ class RoundFunction:
           loop = _BatchLoop(*args, batches)
         else:
           loop = _ClientLoop(*args)
-        # oneDNN's batch normalisation does not bear batches of several sizes
-        # at the same time.
+        # TensorFlow's kernel of oneDNN's batch normalisation keeps the number
+        # of channels, so it does not bear batches of several sizes at a time.
         parallel = 1 if self._in_batches else self._parallel_clients
         total, new_lists = loop.run(aggregations, kept, parallel)
       totals.append(total)

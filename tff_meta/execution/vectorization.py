@@ -18,6 +18,7 @@ Nothing is computed for one client after the other but random numbers.
 """
 
 import importlib
+import threading
 from unittest import mock
 
 import tensorflow as tf
@@ -30,6 +31,9 @@ from tensorflow.python.framework import function_def_to_graph
 _pfor = importlib.import_module('tensorflow.python.ops.parallel_for.pfor')
 
 _THEIRS = dict(_pfor._pfor_converter_registry)
+# What the graph says where clients turn out to differ.
+NOT_ALIKE = 'Expected clients of a batch to be alike'
+_PATCHING = threading.RLock()  # The converters are TensorFlow's, and global.
 _CALLS = 'PartitionedCall', 'StatefulPartitionedCall'
 _CONDITIONS = 'If', 'StatelessIf'
 _LOOPS = 'StatelessWhile', 'While'
@@ -92,6 +96,7 @@ class Many:
     whole = _pfor.PFor(number, self._num, [], fallback_to_while_loop=False)
     converters = _CONVERTERS | _calling_converters(_Library(self.graph))
     with (
+        _PATCHING,
         mock.patch.dict(_pfor._pfor_converter_registry, converters),
         # What it logs, it raises, too.
         mock.patch.object(_pfor, 'logging'),
@@ -105,7 +110,9 @@ class Many:
           TypeError,
           ValueError,
       ) as error:
-        raise CannotVectorizeError(str(error).splitlines()[0]) from error
+        raise CannotVectorizeError(
+            (str(error) or repr(error)).splitlines()[0]
+        ) from error
       return [_as_stacked(result, whole) for result in results]
 
 
@@ -165,7 +172,7 @@ def _same_for_all(value):
     return value
   check = tf.debugging.Assert(
       tf.reduce_all(tf.equal(value.t, value.t[:1])),
-      ['Expected clients of a batch to be alike, found', value.t],
+      [f'{NOT_ALIKE}, found', value.t],
   )
   with tf.control_dependencies([check]):
     return _wrap(tf.identity(value.t[0]), False)
