@@ -119,6 +119,33 @@ def test_what_no_kept_round_needs_any_more_goes_and_so_do_its_bytes(tmp_path):
   assert path.stat().st_size < 11 * 2**20
 
 
+def test_a_store_closes_on_a_full_disk(tmp_path):
+  """A process of its own, whose files may have two megabytes from then on."""
+  script = """
+import pathlib, resource, sys
+import numpy as np
+from tff_meta import client_state_store
+
+store = client_state_store.SqliteStore(pathlib.Path(sys.argv[1]))
+for round_num in (1, 2):
+  for k in range(10):
+    store.write(str(k), round_num, {'x': np.zeros(2**18, np.float32)})
+  store.commit([1, round_num])
+store.commit([2])
+store._database.execute('PRAGMA wal_checkpoint(TRUNCATE)')
+resource.setrlimit(resource.RLIMIT_FSIZE, (2**21, 2**21))
+store.close()
+"""
+  path = tmp_path / 'states.sqlite'
+  command = [sys.executable, '-c', script, str(path)]
+  subprocess.run(command, check=True)
+
+  store = client_state_store.SqliteStore(path, read_only=True)
+  with contextlib.closing(store):
+    assert len(store.client_ids()) == 10
+    assert store.read('9')['x'].shape == (2**18,)
+
+
 def test_pages_are_large_but_in_a_file_that_has_others(tmp_path):
   def pages(path):
     client_state_store.SqliteStore(path).close()
