@@ -2,7 +2,7 @@
 
   python -m benchmarks.scale [--rounds=7] [--only='clients a round=1000']
 
-prints the table of docs/scale.md. Each row is a run in a process of its own, as
+prints a table in Markdown. Each row is a run in a process of its own, as
 `binaries.train` does it: FedAvg of a perceptron, or Ditto, whose clients keep a
 model of their own; 20 random images of 8x8 a client, one epoch in minibatches
 of ten, and a checkpoint after every second round.
