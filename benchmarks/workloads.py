@@ -138,16 +138,8 @@ def best_bare_round(
   All of the round in one `tf.function`: a loop over clients who have equally
   many examples, stacked, of which two are trained at the same time. Variables
   that are assigned in place, and clients one behind the other in the graph
-  instead of a loop, were not faster.
-
-  Args:
-    network: The network.
-    setting: The workload.
-    weights: The initial weights.
-    clients: As `examples` returns them.
-
-  Returns:
-    A function that does a round and returns the new weights.
+  instead of a loop, were not faster. Arguments and result are those of
+  `bare_round`.
   """
   xs, ys = (tf.stack(parts) for parts in zip(*clients, strict=True))
   weights = tf.nest.map_structure(tf.constant, weights)

@@ -369,7 +369,8 @@ class SqliteStore(ClientStateStore):
     with self._errors():
       self._begin()
       lost = set(self._held_by).difference(kept_rounds)
-      for client_id in self._written.union(*(self._held_by[r] for r in lost)):
+      let_go = [self._held_by.pop(r) for r in lost]
+      for client_id in self._written.union(*let_go):
         rows = self._database.execute(
             'SELECT round FROM states WHERE client_id = ?', (client_id,)
         )
@@ -390,8 +391,6 @@ class SqliteStore(ClientStateStore):
       )
       self._database.execute('COMMIT')
     self._written.clear()
-    for r in lost:
-      del self._held_by[r]
 
   def holds(self, round_num):
     """See base class."""
