@@ -1,7 +1,9 @@
 """What is wrong with the environment when TensorFlow Federated fails in it."""
 
+import gc
 import importlib.metadata
 import re
+import sys
 import types
 
 _DISTRIBUTION = 'tff-meta'
@@ -12,7 +14,10 @@ def import_tff() -> types.ModuleType:
   """Imports TensorFlow Federated, or says why it cannot be imported.
 
   TFF imports packages that change under it (jax, protobuf, numpy), each of
-  which fails in its own way when its version is not the pinned one.
+  which fails in its own way when its version is not the pinned one. Its modules
+  make hundreds of thousands of objects that stay: Python's garbage collector is
+  kept from looking through them, while they are made and later, which takes
+  more than a second of a program's start.
 
   Returns:
     The module `tensorflow_federated`.
@@ -21,6 +26,10 @@ def import_tff() -> types.ModuleType:
     ImportError: If the import fails; names the packages of other versions than
       requirements.txt pins.
   """
+  if 'tensorflow_federated' in sys.modules:
+    return sys.modules['tensorflow_federated']
+  collecting = gc.isenabled()
+  gc.disable()
   try:
     import tensorflow_federated
   except Exception as error:
@@ -32,6 +41,10 @@ def import_tff() -> types.ModuleType:
         ' requirements.txt` at the root of the repository or of the source'
         ' distribution: a wheel does not have that file.'
     ) from error
+  finally:
+    if collecting:
+      gc.enable()
+  gc.freeze()
   return tensorflow_federated
 
 

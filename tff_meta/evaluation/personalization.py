@@ -282,15 +282,15 @@ def ask_clients(
 
 
 def _any_number(arguments):
-  """Returns what is to be traced: any number of clients and examples."""
-  weights, bank, *of_clients = tf.nest.map_structure(
+  """Returns what is to be traced: any number of clients, rows and memories."""
+  weights, *of_clients = tf.nest.map_structure(
       tf.TensorSpec.from_tensor, arguments
   )
   of_clients = tf.nest.map_structure(
       lambda spec: tf.TensorSpec([None, *spec.shape[1:]], spec.dtype),
       of_clients,
   )
-  return weights, bank, *of_clients
+  return weights, *of_clients
 
 
 def evaluate_clients(
