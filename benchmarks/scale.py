@@ -23,9 +23,11 @@ import time
 
 import numpy as np
 
+from tff_meta import installation
 from tff_meta.execution import native
 
 native.prepare_environment()
+installation.import_tff()  # As programs do.
 
 from tff_meta import client_state_store  # noqa: E402
 from tff_meta import registry  # noqa: E402

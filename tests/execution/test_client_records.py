@@ -57,14 +57,65 @@ def test_what_comes_twice_is_read_once_and_kept():
   assert records.kept_bytes == 4 * 4
 
 
-def test_what_says_that_it_is_fixed_is_kept_at_once():
+def test_what_says_what_its_only_element_is_is_kept_at_once():
   records, total = _context()
-  data = [_batches([1, 2, 3]), _batches([4])]
-  data[0].is_fixed = True
+  data = [_batches([1, 2, 3], batch_size=3), _batches([4])]
+  data[0].only_element = tf.constant([1.0, 2.0, 3.0])
 
   assert total(data) == (10, 4)
 
   assert records.kept_bytes == 3 * 4
+
+
+def _add(dataset, start):
+  return dataset.reduce(
+      (start, tf.zeros([0, 1])),
+      lambda state, e: (state[0] + e['n'], tf.concat([state[1], e['x']], 0)),
+  )
+
+
+def _count_of_pairs(dataset):
+  return dataset.reduce(
+      tf.constant(0, tf.int64),
+      lambda number, _: number + dataset.reduce(number, lambda n, _: n + 1),
+  )
+
+
+@pytest.mark.parametrize(
+    'compute',
+    [
+        lambda dataset: _add(dataset, 5),
+        lambda dataset: (_add(dataset, 1), _add(dataset.repeat(2), 1)),
+        lambda dataset: (_add(dataset, 1), _count_of_pairs(dataset)),
+        lambda dataset: dataset.get_single_element(),
+    ],
+)
+def test_an_only_element_is_read_as_its_data_set_is(compute):
+  """Also where something else is computed of it."""
+  element = collections.OrderedDict(x=tf.constant([[1.0], [2.0]]), n=3)
+  plain, told = (tf.data.Dataset.from_tensors(element) for _ in range(2))
+  told.only_element = tf.nest.map_structure(tf.constant, element)
+  kind = tff.SequenceType(tff.types.tensorflow_to_type(plain.element_spec))
+  of_one = tff.tensorflow.computation(compute, kind)
+
+  @tff.federated_computation(tff.FederatedType(kind, tff.CLIENTS))
+  def of_all(data):
+    return tff.federated_map(of_one, data)
+
+  expected, found = in_process.InProcessContext().invoke(of_all, [plain, told])
+  tf.nest.map_structure(np.testing.assert_array_equal, expected, found)
+
+
+def test_data_sets_that_end_take_only_their_own_with_them():
+  records, total = _context()
+  data = [_batches([1, 2]), _batches([3]), _batches([4, 5, 6])]
+  for _ in range(2):
+    total(data)
+
+  del data[1]
+  assert records.kept_bytes == 5 * 4
+  data.clear()
+  assert records.kept_bytes == 0
 
 
 def test_a_client_of_one_batch_is_kept_without_a_copy():

@@ -77,6 +77,10 @@ class FederatedDataset:
     self._clients_by_role = {
         role: tuple(clients_by_role.get(role, ())) for role in corpus_lib.ROLES
     }
+    self._batch_spec = collections.OrderedDict(
+        x=tf.TensorSpec((None, *self.input_shape), tf.float32),
+        y=tf.TensorSpec((None,), tf.int32),
+    )
     self._all_ids = frozenset().union(*self._clients_by_role.values())
     self._source = source
     self._cache_bytes = cache_bytes
@@ -144,9 +148,13 @@ class FederatedDataset:
     self._check_client(client_id, part)
     held = self._hold(client_id)
     if part not in held.tff_data:
+      x, y = getattr(held.tensors, part)
+      salt = tf.constant(self.salt(client_id), tf.int32)
       held.tff_data[part] = collections.OrderedDict(
-          examples=_one_batch(getattr(held.tensors, part)),
-          salt=_fixed(tf.constant(self.salt(client_id), tf.int32)),
+          examples=_one_element(
+              collections.OrderedDict(x=x, y=y), self._batch_spec
+          ),
+          salt=_one_element(salt, tf.TensorSpec((), tf.int32)),
       )
     return held.tff_data[part]
 
@@ -560,26 +568,20 @@ def _to_held(examples):
   return _HeldClient(tensors, tf.nest.map_structure(np.asarray, tensors), {})
 
 
-def _fixed(value):
-  """Returns a data set of one element, whose tensors are not copied."""
+def _one_element(element, spec):
+  """Returns a data set of one element, whose tensors are not copied.
+
+  Args:
+    element: A structure of tensors.
+    spec: Its type, whose sizes may be open.
+  """
   with tf.device('/device:CPU:0'):
-    dataset = tf.data.Dataset.from_tensors(value)
-  dataset.is_fixed = True  # Spares the runtime to look into it.
-  return dataset
-
-
-def _one_batch(tensors):
-  """Returns a data set of one batch whose size its type leaves open."""
-  x, y = tensors
-  batch = _fixed(collections.OrderedDict(x=x, y=y))
-  spec = collections.OrderedDict(
-      x=tf.TensorSpec((None, *x.shape[1:]), tf.float32),
-      y=tf.TensorSpec((None,), tf.int32),
-  )
-  # Widening the type of the variant costs nothing; batching anew would copy.
-  variant = tf.data.experimental.to_variant(batch)
-  dataset = tf.data.experimental.from_variant(variant, spec)
-  dataset.is_fixed = True
+    variant = tf.raw_ops.TensorDataset(
+        components=tf.nest.flatten(element),
+        output_shapes=[leaf.shape for leaf in tf.nest.flatten(spec)],
+    )
+    dataset = tf.data.experimental.from_variant(variant, spec)
+  dataset.only_element = element  # Spares the runtime to look for it.
   return dataset
 
 

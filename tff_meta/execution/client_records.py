@@ -6,7 +6,8 @@ lives and the memory budget lasts. It is kept only if it cannot change: data
 sets made of tensors by pure operations are read once, those that shuffle, draw
 random numbers, call Python or read files are read anew in every round. To find
 out takes as long as to copy the data several times; a data set that has an
-attribute `is_fixed` that is True is taken at its word.
+attribute `only_element`, the structure of tensors that is its only element, is
+taken at its word.
 """
 
 import collections
@@ -35,11 +36,20 @@ _VIEWED = {}
 
 @dataclasses.dataclass
 class _Known:
-  """What is known of a data set: types that fit it, and whether it is fixed."""
+  """What is known of a data set.
+
+  Attributes:
+    forget: Ends what is known with the data set.
+    types: Types that fit it.
+    is_fixed: Whether it has the same elements whenever it is read; None where
+      that has not been looked at.
+    kept: Keys of what may be kept of it.
+  """
 
   forget: weakref.ref
   types: set[tff.Type]
-  is_fixed: bool | None = None
+  is_fixed: bool | None
+  kept: set[tuple[int, int]] = dataclasses.field(default_factory=set)
 
 
 class _Kept(NamedTuple):
@@ -158,9 +168,9 @@ class ClientRecords:
       check_type(dataset, type_signature)
     if known is None:
       forget = weakref.ref(dataset, lambda _: self._forget(0, key))
-      says_so = getattr(dataset, 'is_fixed', False)
-      self._known[key] = _Known(forget, {type_signature}, says_so or None)
-      return says_so
+      is_fixed_one = hasattr(dataset, 'only_element')
+      self._known[key] = _Known(forget, {type_signature}, is_fixed_one or None)
+      return is_fixed_one
     known.types.add(type_signature)
     if known.is_fixed is None:
       known.is_fixed = is_fixed(dataset)
@@ -197,6 +207,7 @@ class ClientRecords:
       if key in self._kept or num_bytes > self._budget_bytes:
         return
       self._kept[key] = _Kept(record, num_bytes, dies_with)
+      self._known[key[0]].kept.add(key)
       self._used_bytes += num_bytes
       while self._used_bytes > self._budget_bytes:
         _, dropped = self._kept.popitem(last=False)
@@ -206,8 +217,10 @@ class ClientRecords:
     """Drops what is kept of a data set (part 0) or for a reader (1)."""
     with self._lock:
       if part == 0:
-        self._known.pop(one_id, None)
-      for key in [key for key in self._kept if key[part] == one_id]:
+        keys = self._known.pop(one_id).kept & self._kept.keys()
+      else:
+        keys = [key for key in self._kept if key[1] == one_id]
+      for key in keys:
         self._used_bytes -= self._kept.pop(key).num_bytes
 
 

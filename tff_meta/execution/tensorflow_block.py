@@ -9,6 +9,7 @@ Values are nested tuples whose leaves are tensors and `Sequence`s.
 """
 
 from collections.abc import Iterable, Iterator
+import functools
 import hashlib
 import itertools
 from typing import Any
@@ -131,7 +132,7 @@ class DenseReader:
       placeholder: Name of the data set's variant tensor.
       tensors: What to compute of it.
     """
-    self.names = [tensor.name for tensor in tensors]
+    self.names = names = [tensor.name for tensor in tensors]
     self.specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
 
     @tf.function(
@@ -139,33 +140,69 @@ class DenseReader:
     )
     def read(variant):
       with tf.device(_CPU):
-        return _read(graph_def, {placeholder: variant}, self.names)
+        return _read(graph_def, {placeholder: variant}, names)
 
     self._read = read.get_concrete_function()
+    reductions = _reductions(graph_def, names)
+    self._reads_elements = all(
+        name.split(':')[0] in reductions for name in names
+    ) and all(
+        first == placeholder
+        and placeholder.split(':')[0]
+        not in _ancestors(graph_def, others, set())
+        for first, *others in reductions.values()
+    )
+
+    @tf.function(autograph=False)
+    def read_element(*element):
+      with tf.device(_CPU):
+        return _read(graph_def, {placeholder: element}, names)
+
+    self._read_element = functools.cache(
+        lambda *dtypes: read_element.get_concrete_function(
+            *(tf.TensorSpec(None, dtype) for dtype in dtypes)
+        )
+    )
 
   def __call__(self, dataset: tf.data.Dataset) -> list[tf.Tensor]:
-    """Computes the tensors of an eager data set."""
-    return self._read(tf.data.experimental.to_variant(dataset))
+    """Computes the tensors of an eager data set.
+
+    Args:
+      dataset: Any. Of one with an attribute `only_element`, its only element,
+        reductions are computed without an iterator, which takes ten times as
+        long to make as a client's data to read.
+    """
+    element = getattr(dataset, 'only_element', None)
+    if element is None or not self._reads_elements:
+      return self._read(tf.data.experimental.to_variant(dataset))
+    parts = tf.nest.flatten(element)
+    return self._read_element(*(part.dtype for part in parts))(*parts)
 
 
-def _read(graph_def, feeds: dict[str, tf.Tensor], names: list[str]):
+def _reductions(graph_def, names: list[str]) -> dict[str, list[str]]:
+  """The inputs of the reductions of data sets that compute some tensors."""
+  operations = {name.split(':')[0] for name in names}
+  return {
+      node.name: [_full_name(i) for i in node.input if not i.startswith('^')]
+      for node in graph_def.node
+      if node.op == 'ReduceDataset' and node.name in operations
+  }
+
+
+def _read(graph_def, feeds: dict[str, Any], names: list[str]):
   """Imports what computes tensors of a data set, its reductions as loops.
 
   Args:
     graph_def: The graph.
-    feeds: Name -> the data set's variant.
+    feeds: Name -> the data set's variant, or the tensors of its only element
+      where all is computed by reductions of the data set itself.
     names: Of the tensors, as `_dense_tensors` finds them: no reduction is made
       of another, or waits for more than constants.
 
   Returns:
     The tensors.
   """
-  operations = {name.split(':')[0] for name in names}
-  reductions = {
-      node.name: [_full_name(i) for i in node.input if not i.startswith('^')]
-      for node in graph_def.node
-      if node.op == 'ReduceDataset' and node.name in operations
-  }
+  reductions = _reductions(graph_def, names)
   plain = [name for name in names if name.split(':')[0] not in reductions]
   wanted = dict.fromkeys([*plain, *itertools.chain(*reductions.values())])
   fetches = [name for name in wanted if name not in feeds]
@@ -181,7 +218,7 @@ def _read(graph_def, feeds: dict[str, tf.Tensor], names: list[str]):
   return [tensors[name] for name in names]
 
 
-def _reduce(node, inputs: list[tf.Tensor], library) -> list[tf.Tensor]:
+def _reduce(node, inputs: list[Any], library) -> list[tf.Tensor]:
   """Returns the outputs of a `ReduceDataset`, by a loop over its elements.
 
   The operation itself prepares its function anew in every execution, which for
@@ -189,13 +226,16 @@ def _reduce(node, inputs: list[tf.Tensor], library) -> list[tf.Tensor]:
 
   Args:
     node: Its node.
-    inputs: The data set's variant, the initial state, other arguments.
+    inputs: The data set's variant or its only element, the initial state, other
+      arguments.
     library: The graph's functions.
   """
   function = node.attr['f'].func.name
   num_state = len(node.attr['Tstate'].list.type)
   variant, state = inputs[0], inputs[1 : 1 + num_state]
   others = inputs[1 + num_state :]
+  if isinstance(variant, tuple):
+    return _call(function, [*state, *variant, *others], num_state, library)
   signatures = {f.signature.name: f.signature for f in library.function}
   # The function takes the state, an element's parts and the other arguments.
   taken = [tf.as_dtype(a.type) for a in signatures[function].input_arg]
