@@ -73,9 +73,12 @@ def split_rows(
   # 0.29 * 100 is 28.999999999999996.
   num_test = int(test_fraction * len(rows) + 1e-9)
   num_validation = int(validation_fraction * len(rows) + 1e-9)
-  bounds = (num_test, num_test + num_validation)
-  test, validation, train = np.split(order, bounds)
-  return ClientRows(train, validation, test)
+  held_out = num_test + num_validation
+  return ClientRows(
+      train=order[held_out:],
+      validation=order[num_test:held_out],
+      test=order[:num_test],
+  )
 
 
 def examples_digest(examples: ClientExamples) -> bytes:
