@@ -1,6 +1,6 @@
 """How time, memory and disk grow with cohorts, clients, models and memories.
 
-  python -m benchmarks.scale [--rounds=7] [--only='clients a round=1000']
+  python -m benchmarks.scale [--only='clients a round=1000']
 
 prints a table in Markdown. Each row is a run in a process of its own, as
 `binaries.train` does it: FedAvg of a perceptron, or Ditto, whose clients keep a
@@ -55,35 +55,45 @@ class Case:
     cohort: Clients of a round.
     weights: Of the model, about.
     algorithm: Name in the registry.
+    rounds: How many, at least 2.
   """
 
   population: int = 100
   cohort: int = 10
   weights: int = 100_000
   algorithm: str = 'fed_avg'
+  rounds: int = 41
 
 
 CASES = {
     **{
-        f'clients a round={n}': Case(population=max(n, 100), cohort=n)
-        for n in (10, 100, 1000, 10_000)
+        f'clients a round={n}': Case(max(n, 100), n, rounds=rounds)
+        for n, rounds in ((10, 41), (100, 41), (1000, 7), (10_000, 7))
     },
     **{
         f'clients in all={n}': Case(population=n)
         for n in (100, 10_000, 100_000, 1_000_000)
     },
     **{
-        f'weights of the model={n}': Case(weights=n)
-        for n in (100_000, 1_000_000, 10_000_000, 100_000_000)
+        f'weights of the model={n}': Case(weights=n, rounds=rounds)
+        for n, rounds in (
+            (100_000, 41),
+            (1_000_000, 41),
+            (10_000_000, 7),
+            (100_000_000, 7),
+        )
     },
     **{
         f'MB that a client keeps={n}': Case(
-            population=20, weights=n * 1_000_000 // 4, algorithm='ditto'
+            population=20,
+            weights=n * 1_000_000 // 4,
+            algorithm='ditto',
+            rounds=7,
         )
         for n in (1, 10, 100)
     },
 }
-_COLUMNS = (
+COLUMNS = (
     'run',
     'clients dealt, s',
     'fingerprint, s',
@@ -125,7 +135,7 @@ def _build_process(case):
   return spec.build(network, config, num_classes=_NUM_CLASSES)
 
 
-def _measure(name: str, num_rounds: int) -> list[str]:
+def measure(name: str) -> list[str]:
   """Does one run; returns its row."""
   case = CASES[name]
   clock = time.perf_counter
@@ -156,7 +166,7 @@ def _measure(name: str, num_rounds: int) -> list[str]:
           client_states=states,
           directory=directory,
           config={},
-          schedule=loop.Schedule(num_rounds, checkpoint_every=2, eval_every=0),
+          schedule=loop.Schedule(case.rounds, checkpoint_every=2, eval_every=0),
           checkpoint=None,
           should_stop=lambda: False,
           report=print,
@@ -189,19 +199,16 @@ def _print_row(cells) -> None:
 def main() -> None:
   """Prints the table, or the row that is asked for."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument('--rounds', type=int, default=7)
   parser.add_argument('--only', choices=CASES)
-  arguments = parser.parse_args()
-  if arguments.rounds < 2:
-    parser.error(f'Expected --rounds of at least 2, found {arguments.rounds}.')
-  if arguments.only:
-    _print_row(_measure(arguments.only, arguments.rounds))
+  only = parser.parse_args().only
+  if only:
+    _print_row(measure(only))
     native.end_process(0)
-  _print_row(_COLUMNS)
-  _print_row(['---'] + ['---:'] * (len(_COLUMNS) - 1))
+  _print_row(COLUMNS)
+  _print_row(['---'] + ['---:'] * (len(COLUMNS) - 1))
   for name in CASES:
     command = [sys.executable, '-m', 'benchmarks.scale', f'--only={name}']
-    subprocess.run([*command, f'--rounds={arguments.rounds}'], check=True)
+    subprocess.run(command, check=True)
 
 
 if __name__ == '__main__':

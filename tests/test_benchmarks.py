@@ -5,6 +5,7 @@ import pytest
 
 from benchmarks import devices
 from benchmarks import onednn
+from benchmarks import scale
 from benchmarks import workloads
 from tff_meta.execution import in_process
 
@@ -65,3 +66,15 @@ def test_rounds_with_and_without_onednn_are_compared(monkeypatch, capfd):
   pattern = f'fedmeta_per +{number} ms with +{number} ms without, +{number} x'
   on, off, ratio = map(float, re.fullmatch(pattern, line).groups())
   assert ratio == pytest.approx(off / on, abs=0.02)
+
+
+@pytest.mark.slow
+def test_what_a_large_model_takes_is_measured():
+  """A million weights of four bytes, in each of the checkpoints."""
+  name = 'weights of the model=1000000'
+  row = dict(zip(scale.COLUMNS, scale.measure(name), strict=True))
+  assert row.pop('run') == name
+  numbers = {column: float(cell) for column, cell in row.items()}
+  assert float(numbers['checkpoints, MB']) == pytest.approx(12, rel=0.05)
+  assert numbers['peak MB'] > 300
+  assert numbers['ms a client'] > 0 and numbers['first round, s'] > 0
