@@ -200,15 +200,16 @@ def main() -> None:
   """Prints the table, or the row that is asked for."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--only', choices=CASES)
-  only = parser.parse_args().only
-  if only:
-    _print_row(measure(only))
+  parser.add_argument('--in_this_process', action='store_true')
+  arguments = parser.parse_args()
+  if arguments.in_this_process:
+    _print_row(measure(arguments.only))
     native.end_process(0)
   _print_row(COLUMNS)
   _print_row(['---'] + ['---:'] * (len(COLUMNS) - 1))
-  for name in CASES:
+  for name in [arguments.only] if arguments.only else CASES:
     command = [sys.executable, '-m', 'benchmarks.scale', f'--only={name}']
-    subprocess.run(command, check=True)
+    subprocess.run([*command, '--in_this_process'], check=True)
 
 
 if __name__ == '__main__':

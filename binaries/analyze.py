@@ -30,7 +30,6 @@ from binaries import flag_kinds
 from tff_meta import datasets
 from tff_meta import installation
 from tff_meta import plain_files
-from tff_meta.execution import native
 
 ANALYSIS = flags.DEFINE_enum(
     'analysis',
@@ -466,7 +465,6 @@ _ANALYSES = {
 
 def main() -> int:
   """Runs the program and returns its exit code."""
-  native.prepare_environment()
   with command_line.reported_errors():
     _check_flags()
     name = ANALYSIS.value

@@ -172,7 +172,16 @@ def _keep_interrupt(unraisable) -> None:
 
 
 def run(main: Callable[[], int]) -> None:
-  """Parses the flags and runs a program, which returns its exit code."""
+  """Parses the flags and runs a program, which returns its exit code.
+
+  TensorFlow may be imported by the program, not before.
+  """
+
+  def prepared_main(_) -> int:
+    with reported_errors():
+      native.prepare_environment()
+    return main()
+
   sys.unraisablehook = _keep_interrupt
   for stream in (sys.stdout, sys.stderr):
     # What an output's encoding lacks is written as \\u2013, not an error. One
@@ -183,7 +192,7 @@ def run(main: Callable[[], int]) -> None:
     signal.signal(signal.SIGINT, _interrupt)
   logging.set_verbosity(logging.WARNING)  # TFDS tells what it opens.
   try:
-    app.run(lambda _: main(), flags_parser=_parse)
+    app.run(prepared_main, flags_parser=_parse)
   except KeyboardInterrupt:
     report('Interrupted.')
     sys.exit(INTERRUPTED)

@@ -26,7 +26,6 @@ from binaries import flag_groups
 from binaries import flag_kinds
 from tff_meta import plain_files
 from tff_meta.comparison import tables
-from tff_meta.execution import native
 
 EXPERIMENT = flags.DEFINE_string(
     'experiment', None, 'What to run; --list shows all.'
@@ -248,7 +247,6 @@ def main() -> int:
     kept = KEEP.value and pathlib.Path(KEEP.value).resolve()
     program, places, data_dir = _program(), _places(root), _data_dir()
     cells = [_with_flag_files(cell) for cell in cells]
-    native.prepare_environment()
     from tff_meta.comparison import record
     from tff_meta.comparison import report
     from tff_meta.comparison import results

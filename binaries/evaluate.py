@@ -19,7 +19,6 @@ from binaries import flag_groups
 from binaries import flag_kinds
 from tff_meta import installation
 from tff_meta import plain_files
-from tff_meta.execution import native
 
 RUN_DIR = flag_kinds.define_path(
     'run_dir', None, 'Directory of the run: --output_dir of binaries.train.'
@@ -112,7 +111,6 @@ def _evaluate(stack):
 
 def main() -> int:
   """Runs the program and returns its exit code."""
-  native.prepare_environment()
   with contextlib.ExitStack() as stack:
     _evaluate(stack)
   return 0

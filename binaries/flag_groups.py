@@ -24,6 +24,7 @@ EVAL_GROUPS = flag_kinds.define_whole_number(
     None,
     'Groups to evaluate in; by default training takes 100, and evaluation as'
     ' many as the run.',
+    least=1,
 )
 WAY = flag_kinds.define_whole_number(
     'way',

@@ -23,7 +23,6 @@ from tff_meta import datasets
 from tff_meta import installation
 from tff_meta import registry
 from tff_meta.comparison import runner
-from tff_meta.execution import native
 from tff_meta.training import hyperparameters
 from tff_meta.training import partitions
 
@@ -113,7 +112,10 @@ VALIDATION_FRACTION = flag_kinds.define_number(
     ' published training part before it is dealt.',
 )
 NUM_CLIENTS = flag_kinds.define_whole_number(
-    'num_clients', None, 'Training clients; by default what suits the data.'
+    'num_clients',
+    None,
+    'Training clients; by default what suits the data.',
+    least=1,
 )
 NUM_NEW_CLIENTS = flag_kinds.define_whole_number(
     'num_new_clients',
@@ -139,11 +141,13 @@ ROUNDS = flag_kinds.define_whole_number(
     200,
     'Communication rounds of the whole run (an FRL episode with R = 3 takes 4).'
     ' Raise it to extend a finished run.',
+    least=1,
 )
 CLIENTS_PER_ROUND = flag_kinds.define_whole_number(
     'clients_per_round',
     None,
     'Clients of a round; by default what suits the data.',
+    least=1,
 )
 SEED = flag_kinds.define_whole_number(
     'seed', 0, 'Of everything random in the run; 0 to 2**31 - 1.'
@@ -169,6 +173,7 @@ BATCHED_CLIENTS = flag_kinds.define_whole_number(
     ' meant for GPUs, slower on CPUs and to start. Only clients that have as'
     ' many examples, dealt over classes alike, are; the others are computed'
     ' alone. Results differ by rounding, so a run keeps to its number.',
+    least=1,
 )
 MIXED_PRECISION = flags.DEFINE_bool(
     'mixed_precision',
@@ -176,7 +181,10 @@ MIXED_PRECISION = flags.DEFINE_bool(
     'Let TensorFlow compute on GPUs in float16 where it holds it safe.',
 )
 CHECKPOINT_EVERY = flag_kinds.define_whole_number(
-    'checkpoint_every', 20, 'Rounds from one checkpoint to the next.'
+    'checkpoint_every',
+    20,
+    'Rounds from one checkpoint to the next.',
+    least=1,
 )
 EVAL_EVERY = flag_kinds.define_whole_number(
     'eval_every',
@@ -211,7 +219,10 @@ PATIENCE = flag_kinds.define_whole_number(
     ' often since the best one; needs --select_best. 0 for never.',
 )
 VALIDATION_GROUPS = flag_kinds.define_whole_number(
-    'validation_groups', 20, 'Groups of an evaluation on the way.'
+    'validation_groups',
+    20,
+    'Groups of an evaluation on the way.',
+    least=1,
 )
 LIST = flags.DEFINE_bool(
     'list',
@@ -340,7 +351,6 @@ def _config():
 
 def main() -> int:
   """Runs the program and returns its exit code."""
-  native.prepare_environment()
   if LIST.value:
     with command_line.reported_errors():
       if ALGORITHM.value:

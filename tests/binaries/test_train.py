@@ -153,7 +153,8 @@ def test_a_run_leaves_everything_a_reader_needs(call, tmp_path, monkeypatch):
   assert content['num_client_values'] == 0
   assert content['versions']['tensorflow-federated'] == '0.87.0'
   assert content['environment'] == {
-      'TF_ENABLE_ONEDNN_OPTS': os.environ['TF_ENABLE_ONEDNN_OPTS']
+      name: os.environ[name]
+      for name in ('TF_ENABLE_ONEDNN_OPTS', 'TF_NUM_INTRAOP_THREADS')
   }
   config = run_config.from_json(content['config'])
   assert config.to_json() == content['config']

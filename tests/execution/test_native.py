@@ -126,6 +126,13 @@ def test_onednn_is_on_with_one_thread_unless_they_are_set(monkeypatch, name):
   assert os.environ[name] == '0'
 
 
+@pytest.mark.parametrize('name', ['INTRAOP', 'INTEROP'])
+def test_a_number_of_threads_is_a_number(monkeypatch, name):
+  monkeypatch.setenv(f'TF_NUM_{name}_THREADS', 'two')
+  with pytest.raises(ValueError, match=f"{name}_THREADS .* found 'two'"):
+    native.prepare_environment()
+
+
 def test_tensorflow_has_onednn_then():
   """In a program of its own, as TensorFlow reads the setting only once."""
   script = (

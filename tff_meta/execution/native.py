@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from tff_meta import installation
 
+_THREADS = 'TF_NUM_INTRAOP_THREADS', 'TF_NUM_INTEROP_THREADS'
 _LOCAL_HOSTS = ('localhost', '127.0.0.1')
 _START_TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.02
@@ -51,7 +52,18 @@ def prepare_environment() -> None:
   do not depend on how many cores a machine has. All but the proxies stay as
   they are where they are set already. Has to run before the first import of
   either.
+
+  Raises:
+    ValueError: If a number of threads is set to something else; TensorFlow
+      would take its own then.
   """
+  for name in _THREADS:
+    value = os.environ.get(name)
+    if value and not value.isdecimal():
+      raise ValueError(
+          f'Expected the environment variable {name} to be a whole number,'
+          f' found {value!r}.'
+      )
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
   os.environ.setdefault('TF_NUM_INTRAOP_THREADS', '1')

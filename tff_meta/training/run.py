@@ -31,7 +31,8 @@ from tff_meta.training import sealed_json
 from tff_meta.training import stop_signals
 
 _VERSIONS_OF = ('tensorflow', 'tensorflow-federated', 'numpy')
-_ONEDNN = 'TF_ENABLE_ONEDNN_OPTS'
+# Other kernels, or sums in another order: other last digits.
+_ENVIRONMENT = 'TF_ENABLE_ONEDNN_OPTS', 'TF_NUM_INTRAOP_THREADS'
 _SHOWN_DIFFERENCES = 5
 _TIP = (
     'Nothing was changed. Tip: put the file back, give another --output_dir, or'
@@ -568,8 +569,8 @@ def _config_file(experiment, process) -> dict[str, Any]:
           'tff_meta': tff_meta.__version__,
           **{name: importlib.metadata.version(name) for name in _VERSIONS_OF},
       },
-      # Other kernels, other last digits. Null: as TensorFlow sees fit.
-      'environment': {_ONEDNN: os.environ.get(_ONEDNN)},
+      # Null: as TensorFlow sees fit.
+      'environment': {name: os.environ.get(name) for name in _ENVIRONMENT},
       'git_commit': _git_commit(),
   }
 
