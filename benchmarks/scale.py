@@ -5,7 +5,10 @@
 prints a table in Markdown. Each row is a run in a process of its own, as
 `binaries.train` does it: FedAvg of a perceptron, or Ditto, whose clients keep a
 model of their own; 20 random images of 8x8 a client, one epoch in minibatches
-of ten, and a checkpoint after every second round.
+of ten, and a checkpoint after every second round. The time a client is the
+median round's without its checkpoint, and depends on how many of the clients
+are in memory from rounds before (`known`); the last column is all of the run
+from the first round on, checkpoints too.
 """
 
 import argparse
@@ -93,15 +96,18 @@ CASES = {
         for n in (1, 10, 100)
     },
 }
-COLUMNS = (
+_COLUMNS = (
     'run',
     'clients dealt, s',
     'fingerprint, s',
+    'rounds',
     'first round, s',
+    'known, %',
     'ms a client',
     'peak MB',
     'checkpoints, MB',
     'states, MB',
+    'run, s',
 )
 
 
@@ -135,7 +141,7 @@ def _build_process(case):
   return spec.build(network, config, num_classes=_NUM_CLASSES)
 
 
-def measure(name: str) -> list[str]:
+def _measure(name: str) -> list[str]:
   """Does one run; returns its row."""
   case = CASES[name]
   clock = time.perf_counter
@@ -146,6 +152,7 @@ def measure(name: str) -> list[str]:
   dataset.fingerprint()
   fingerprint = clock() - started
   in_process.set_in_process_context()
+  started = clock()
   with tempfile.TemporaryDirectory() as scratch:
     directory = run_directory.RunDirectory(scratch)
     states = client_state_store.SqliteStore(directory.client_states)
@@ -172,19 +179,25 @@ def measure(name: str) -> list[str]:
           report=print,
       )
     with open(directory.timings, newline='', encoding='utf-8') as file:
-      first, *later = (float(row['seconds']) for row in csv.DictReader(file))
+      rows = list(csv.DictReader(file))
     checkpoints = _megabytes(directory.checkpoints.iterdir())
     kept = _megabytes([directory.client_states])
+  whole = clock() - started
+  first, *later = (float(row['seconds']) for row in rows)
+  known = statistics.median(float(row['cached']) for row in rows[1:])
   peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _MEGABYTE
   return [
       name,
-      f'{dealt:.2f}',
-      f'{fingerprint:.2f}',
+      f'{dealt:.2g}',
+      f'{fingerprint:.2g}',
+      str(case.rounds),
       f'{first:.2f}',
+      f'{100 * known:.0f}',
       f'{1e3 * statistics.median(later) / case.cohort:.2f}',
       f'{peak:.0f}',
       f'{checkpoints:.1f}',
       f'{kept:.1f}',
+      f'{whole:.0f}',
   ]
 
 
@@ -200,13 +213,15 @@ def main() -> None:
   """Prints the table, or the row that is asked for."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument('--only', choices=CASES)
-  parser.add_argument('--in_this_process', action='store_true')
+  parser.add_argument(
+      '--in_this_process', action='store_true', help='a row alone; with --only'
+  )
   arguments = parser.parse_args()
   if arguments.in_this_process:
-    _print_row(measure(arguments.only))
+    _print_row(_measure(arguments.only))
     native.end_process(0)
-  _print_row(COLUMNS)
-  _print_row(['---'] + ['---:'] * (len(COLUMNS) - 1))
+  _print_row(_COLUMNS)
+  _print_row(['---'] + ['---:'] * (len(_COLUMNS) - 1))
   for name in [arguments.only] if arguments.only else CASES:
     command = [sys.executable, '-m', 'benchmarks.scale', f'--only={name}']
     subprocess.run([*command, '--in_this_process'], check=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import gc
 import io
 import operator
 import re
@@ -134,6 +135,10 @@ def set_execution_context(
   # Here, because it imports TensorFlow.
   from tff_meta.execution import in_process
 
+  # The collector need not look again for garbage among TensorFlow's and TFF's
+  # modules, which stay; in programs of others that is theirs to decide.
+  if not gc.get_freeze_count():
+    gc.freeze()
   devices = in_process.use_device(device, mixed_precision)
   if execution == 'native':
     native.set_native_context()

@@ -31,12 +31,14 @@ WAY = flag_kinds.define_whole_number(
     None,
     'Classes of a group; by default training takes what suits the data set, and'
     " evaluation the run's.",
+    least=2,
 )
 GROUP_CLIENTS = flag_kinds.define_whole_number(
     'group_clients',
     None,
     'Clients of a group; by default training takes what suits the data set, and'
     " evaluation the run's.",
+    least=1,
 )
 EVAL_SUPPORT_FRACTION = flag_kinds.define_number(
     'eval_support_fraction',

@@ -87,6 +87,24 @@ def test_failing_import_of_tff_is_explained(tmp_path):
   assert 'pip install --no-deps -r requirements.txt' in last_line
 
 
+def test_garbage_is_collected_again_after_the_import(tmp_path):
+  package = tmp_path / 'tensorflow_federated'
+  package.mkdir()
+  for end in '', 'raise ImportError\n':
+    (package / '__init__.py').write_text(
+        'import gc\nassert not gc.isenabled()\n' + end
+    )
+    code, _ = _run(
+        'import contextlib, gc\n'
+        'from tff_meta import installation\n'
+        'with contextlib.suppress(ImportError):\n'
+        '  installation.import_tff()\n'
+        'assert gc.isenabled()\n',
+        PYTHONPATH=str(tmp_path),
+    )
+    assert code == 0
+
+
 @pytest.mark.parametrize(
     ('setup', 'expected'),
     [

@@ -3,7 +3,6 @@
 import gc
 import importlib.metadata
 import re
-import sys
 import types
 
 _DISTRIBUTION = 'tff-meta'
@@ -15,9 +14,8 @@ def import_tff() -> types.ModuleType:
 
   TFF imports packages that change under it (jax, protobuf, numpy), each of
   which fails in its own way when its version is not the pinned one. Its modules
-  make hundreds of thousands of objects that stay: Python's garbage collector is
-  kept from looking through them, while they are made and later, which takes
-  more than a second of a program's start.
+  make hundreds of thousands of objects that stay: Python's garbage collector
+  does not look through them meanwhile, which would take most of a second.
 
   Returns:
     The module `tensorflow_federated`.
@@ -26,8 +24,6 @@ def import_tff() -> types.ModuleType:
     ImportError: If the import fails; names the packages of other versions than
       requirements.txt pins.
   """
-  if 'tensorflow_federated' in sys.modules:
-    return sys.modules['tensorflow_federated']
   collecting = gc.isenabled()
   gc.disable()
   try:
@@ -44,7 +40,6 @@ def import_tff() -> types.ModuleType:
   finally:
     if collecting:
       gc.enable()
-  gc.freeze()
   return tensorflow_federated
 
 

@@ -256,6 +256,20 @@ def test_clients_answer_with_their_classes(client_use, pools):
   assert client_use.test.experimental_get_tracing_count() == 1
 
 
+def test_a_longer_bank_needs_no_new_trace(client_use, pools):
+  """With every memory twice the first of equals is taken, as before."""
+  if not client_use.personalizer.uses_bank:
+    pytest.skip('New clients are given no memories.')
+  task, bank = client_use.task(pools), client_use.memory()
+  twice = tree.map_structure(lambda leaf: np.concatenate([leaf, leaf]), bank)
+  tree.map_structure(
+      np.testing.assert_array_equal,
+      client_use.ask(task, twice),
+      client_use.ask(task),
+  )
+  assert client_use.test.experimental_get_tracing_count() == 1
+
+
 def test_a_curve_goes_from_the_start_to_what_adaptation_gives(
     client_use, pools
 ):

@@ -121,15 +121,16 @@ def test_onednn_is_on_with_one_thread_unless_they_are_set(monkeypatch, name):
   native.prepare_environment()
   assert os.environ[name] == '1'
 
-  monkeypatch.setenv(name, '0')
+  monkeypatch.setenv(name, '2')
   native.prepare_environment()
-  assert os.environ[name] == '0'
+  assert os.environ[name] == '2'
 
 
 @pytest.mark.parametrize('name', ['INTRAOP', 'INTEROP'])
-def test_a_number_of_threads_is_a_number(monkeypatch, name):
-  monkeypatch.setenv(f'TF_NUM_{name}_THREADS', 'two')
-  with pytest.raises(ValueError, match=f"{name}_THREADS .* found 'two'"):
+@pytest.mark.parametrize('value', ['two', '', '0', '10000'])
+def test_a_number_of_threads_is_a_number(monkeypatch, name, value):
+  monkeypatch.setenv(f'TF_NUM_{name}_THREADS', value)
+  with pytest.raises(ValueError, match=f"{name}_THREADS .* found '{value}'"):
     native.prepare_environment()
 
 

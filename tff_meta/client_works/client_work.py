@@ -258,7 +258,10 @@ def memory_dataset(initial_memory: Any, value: Any | None) -> tf.data.Dataset:
   """
   if value is None:
     return tf.data.Dataset.from_tensors(initial_memory).take(0)
-  return tf.data.Dataset.from_tensors(value)
+  value = tf.nest.map_structure(tf.convert_to_tensor, value)
+  dataset = tf.data.Dataset.from_tensors(value)
+  dataset.only_element = value  # For the in-process runtime, which reads it.
+  return dataset
 
 
 def _to_memory(dataset: tf.data.Dataset, initial_memory: Any) -> ClientMemory:

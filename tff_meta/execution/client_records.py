@@ -48,7 +48,7 @@ class _Known:
 
   forget: weakref.ref
   types: set[tff.Type]
-  is_fixed: bool | None
+  is_fixed: bool | None = None
   kept: set[tuple[int, int]] = dataclasses.field(default_factory=set)
 
 
@@ -159,8 +159,8 @@ class ClientRecords:
   def _look_at(self, dataset, type_signature) -> bool:
     """Whether to keep what is read; checks the type of a new data set.
 
-    A data set is looked into when it comes for the second time, since many come
-    once, unless it says that it is fixed.
+    A data set is looked into, and kept, when it comes for the second time,
+    since many come once.
     """
     key = id(dataset)
     known = self._known.get(key)
@@ -168,12 +168,11 @@ class ClientRecords:
       check_type(dataset, type_signature)
     if known is None:
       forget = weakref.ref(dataset, lambda _: self._forget(0, key))
-      is_fixed_one = hasattr(dataset, 'only_element')
-      self._known[key] = _Known(forget, {type_signature}, is_fixed_one or None)
-      return is_fixed_one
+      self._known[key] = _Known(forget, {type_signature})
+      return False
     known.types.add(type_signature)
     if known.is_fixed is None:
-      known.is_fixed = is_fixed(dataset)
+      known.is_fixed = hasattr(dataset, 'only_element') or is_fixed(dataset)
     return known.is_fixed
 
   def _materialize(self, dataset):
@@ -242,6 +241,28 @@ def check_type(
     raise TypeError(
         f'Expected a data set of type {type_signature}, found elements of type'
         f' {found}.'
+    )
+  if hasattr(dataset, 'only_element'):
+    _check_only_element(dataset)
+
+
+def _check_only_element(dataset):
+  """Raises a TypeError unless that is an element as the data set says."""
+  spec, element = dataset.element_spec, dataset.only_element
+  try:
+    tf.nest.assert_same_structure(spec, element)
+    fits = all(
+        isinstance(part, tf.Tensor) and kind.is_compatible_with(part)
+        for kind, part in zip(
+            tf.nest.flatten(spec), tf.nest.flatten(element), strict=True
+        )
+    )
+  except (TypeError, ValueError):
+    fits = False
+  if not fits:
+    raise TypeError(
+        f'Expected `only_element` of a data set to be tensors like {spec},'
+        f' found {element!r:.200}.'
     )
 
 

@@ -11,6 +11,7 @@ import atexit
 from collections.abc import Sequence
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from typing import NoReturn
 from tff_meta import installation
 
 _THREADS = 'TF_NUM_INTRAOP_THREADS', 'TF_NUM_INTEROP_THREADS'
+_NUMBER_OF_THREADS = re.compile('[1-9][0-9]{0,3}')
 _LOCAL_HOSTS = ('localhost', '127.0.0.1')
 _START_TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.02
@@ -54,15 +56,15 @@ def prepare_environment() -> None:
   either.
 
   Raises:
-    ValueError: If a number of threads is set to something else; TensorFlow
-      would take its own then.
+    ValueError: If a number of threads is set to something else, where
+      TensorFlow would take one of its own.
   """
   for name in _THREADS:
     value = os.environ.get(name)
-    if value and not value.isdecimal():
+    if value is not None and not _NUMBER_OF_THREADS.fullmatch(value):
       raise ValueError(
-          f'Expected the environment variable {name} to be a whole number,'
-          f' found {value!r}.'
+          f'Expected the environment variable {name} to be a whole number from'
+          f' 1 to 9999, found {value!r}. Tip: leave it unset.'
       )
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')

@@ -135,14 +135,6 @@ class DenseReader:
     self.names = names = [tensor.name for tensor in tensors]
     self.specs = [tf.TensorSpec(t.shape, t.dtype) for t in tensors]
 
-    @tf.function(
-        input_signature=[tf.TensorSpec([], tf.variant)], autograph=False
-    )
-    def read(variant):
-      with tf.device(_CPU):
-        return _read(graph_def, {placeholder: variant}, names)
-
-    self._read = read.get_concrete_function()
     reductions = _reductions(graph_def, names)
     self._reads_elements = all(
         name.split(':')[0] in reductions for name in names
@@ -154,13 +146,17 @@ class DenseReader:
     )
 
     @tf.function(autograph=False)
-    def read_element(*element):
+    def read(fed):
       with tf.device(_CPU):
-        return _read(graph_def, {placeholder: element}, names)
+        return _read(graph_def, {placeholder: fed}, names)
 
+    # Traced when they are used first, which takes a tenth of a second.
+    self._read_variant = functools.cache(
+        lambda: read.get_concrete_function(tf.TensorSpec([], tf.variant))
+    )
     self._read_element = functools.cache(
-        lambda *dtypes: read_element.get_concrete_function(
-            *(tf.TensorSpec(None, dtype) for dtype in dtypes)
+        lambda *dtypes: read.get_concrete_function(
+            tuple(tf.TensorSpec(None, dtype) for dtype in dtypes)
         )
     )
 
@@ -172,10 +168,9 @@ class DenseReader:
         reductions are computed without an iterator, which takes ten times as
         long to make as a client's data to read.
     """
-    element = getattr(dataset, 'only_element', None)
-    if element is None or not self._reads_elements:
-      return self._read(tf.data.experimental.to_variant(dataset))
-    parts = tf.nest.flatten(element)
+    if not self._reads_elements or not hasattr(dataset, 'only_element'):
+      return self._read_variant()(tf.data.experimental.to_variant(dataset))
+    parts = tuple(tf.nest.flatten(dataset.only_element))
     return self._read_element(*(part.dtype for part in parts))(*parts)
 
 

@@ -59,8 +59,9 @@ def open_models(
   Args:
     experiment: What the run's configuration stands for.
     directory: The run's directory.
-    report: Called with a line for every checkpoint that is passed over, and if
-      the run has learned nothing.
+    report: Called with a line for every checkpoint that is passed over, if
+      there are other packages or kernels than in training, and if the run has
+      learned nothing.
 
   Yields:
     The models; what clients have kept is read when asked for.
@@ -88,6 +89,7 @@ def open_models(
           f'Expected a checkpoint in {directory.checkpoints}, found none.'
           ' Tip: a new run writes its first after --checkpoint_every rounds.'
       )
+    run.report_other_environment(directory, report)
     state = checkpoints.from_arrays(template, checkpoint.server_state)
     rounds = checkpoint.position.rounds
     # What is opened does not need the metrics.

@@ -518,19 +518,43 @@ def _read_config_file(
 
 def _report_other_code(old_file, new_file, report):
   """Says so if a run goes on with other code, or kernels, than so far."""
-  changes = [
-      change
-      for part in ('versions', 'environment', 'git_commit')
-      for change in run_directory.differences(
-          {part: (old_file or {}).get(part)}, {part: new_file[part]}
-      )
-  ]
+  changes = _changes(
+      old_file or {}, new_file, 'versions', 'environment', 'git_commit'
+  )
   if changes:
     report(
-        f'Note: the code or its environment has changed since'
-        f' ({"; ".join(changes)}), so the results may not be those of an'
-        ' uninterrupted run.'
+        f'Note: the code or its environment has changed since ({changes}), so'
+        ' the results may not be those of an uninterrupted run.'
     )
+
+
+def report_other_environment(
+    directory: run_directory.RunDirectory, report: Callable[[str], None]
+) -> None:
+  """Says so if a run was made with other packages or kernels than there are.
+
+  Args:
+    directory: The run's directory.
+    report: Called with a line if they differ.
+  """
+  file = directory.read_config() or {}
+  changes = _changes(file, _surroundings(), 'versions', 'environment')
+  if changes:
+    report(
+        f'Note: the environment is another than in training ({changes}), so'
+        ' results may differ a little from those of the run.'
+    )
+
+
+def _changes(old_file, new_file, *parts) -> str:
+  """Returns what differs, of what the old file has recorded."""
+  changes = []
+  for part in parts:
+    old, new = old_file.get(part), new_file[part]
+    if isinstance(old, dict) and isinstance(new, dict):
+      new = {name: value for name, value in new.items() if name in old}
+    changes += run_directory.differences({part: old}, {part: new})
+  return '; '.join(changes)
 
 
 def _write_config(experiment, process, directory) -> None:
@@ -564,6 +588,14 @@ def _config_file(experiment, process) -> dict[str, Any]:
       'num_model_parameters': network.num_parameters(),
       'num_server_parameters': _num_values(on_server),
       'num_client_values': _num_values(of_client),
+      **_surroundings(),
+      'git_commit': _git_commit(),
+  }
+
+
+def _surroundings() -> dict[str, Any]:
+  """Returns what of the machine decides the last digits of results."""
+  return {
       'versions': {
           'python': platform.python_version(),
           'tff_meta': tff_meta.__version__,
@@ -571,7 +603,6 @@ def _config_file(experiment, process) -> dict[str, Any]:
       },
       # Null: as TensorFlow sees fit.
       'environment': {name: os.environ.get(name) for name in _ENVIRONMENT},
-      'git_commit': _git_commit(),
   }
 
 
