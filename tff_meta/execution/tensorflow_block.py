@@ -146,17 +146,22 @@ class DenseReader:
     )
 
     @tf.function(autograph=False)
-    def read(fed):
+    def read(variant):
       with tf.device(_CPU):
-        return _read(graph_def, {placeholder: fed}, names)
+        return _read(graph_def, {placeholder: variant}, names)
+
+    @tf.function(autograph=False)
+    def read_element(*parts):
+      with tf.device(_CPU):
+        return _read(graph_def, {placeholder: parts}, names)
 
     # Traced when they are used first, which takes a tenth of a second.
     self._read_variant = functools.cache(
         lambda: read.get_concrete_function(tf.TensorSpec([], tf.variant))
     )
     self._read_element = functools.cache(
-        lambda *dtypes: read.get_concrete_function(
-            tuple(tf.TensorSpec(None, dtype) for dtype in dtypes)
+        lambda *dtypes: read_element.get_concrete_function(
+            *(tf.TensorSpec(None, dtype) for dtype in dtypes)
         )
     )
 
@@ -170,7 +175,7 @@ class DenseReader:
     """
     if not self._reads_elements or not hasattr(dataset, 'only_element'):
       return self._read_variant()(tf.data.experimental.to_variant(dataset))
-    parts = tuple(tf.nest.flatten(dataset.only_element))
+    parts = tf.nest.flatten(dataset.only_element)
     return self._read_element(*(part.dtype for part in parts))(*parts)
 
 
