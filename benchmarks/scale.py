@@ -217,6 +217,8 @@ def main() -> None:
       '--in_this_process', action='store_true', help='a row alone; with --only'
   )
   arguments = parser.parse_args()
+  if arguments.in_this_process and not arguments.only:
+    parser.error('Expected --only with --in_this_process, found none.')
   if arguments.in_this_process:
     _print_row(_measure(arguments.only))
     native.end_process(0)
