@@ -49,6 +49,11 @@ class DistanceClassifier:
   exclude_true_class: bool = False
   squared: bool = True
 
+  @property
+  def num_prototypes(self) -> int:
+    """Number of classes that have a prototype."""
+    return self.num_classes
+
   def initialize(self, seed: tf.Tensor):
     """Returns initial weights, whose head is empty."""
     return self.model.without_head().initialize(seed)
@@ -61,8 +66,8 @@ class DistanceClassifier:
   def no_prototypes(self) -> prototypical.Prototypes:
     """Returns the prototypes before the first round: of no class."""
     return prototypical.Prototypes(
-        tf.zeros([self.num_classes, self.model.embedding_size]),
-        tf.zeros([self.num_classes]),
+        tf.zeros([self.num_prototypes, self.model.embedding_size]),
+        tf.zeros([self.num_prototypes]),
     )
 
   def prototypes(self, weights, examples) -> prototypical.Prototypes:
@@ -129,6 +134,11 @@ class LinearClassifier:
 
   model: model_lib.Model
   num_classes: int
+
+  @property
+  def num_prototypes(self) -> int:
+    """Number of classes that have a prototype: none."""
+    return 0
 
   def initialize(self, seed: tf.Tensor):
     """Returns initial weights with a head of `num_classes` outputs."""
@@ -219,16 +229,18 @@ def as_it_is(weights: Any, examples: Any, seed: tf.Tensor) -> Any:
 
 def build_client_personalizer(
     classifier: LinearClassifier,
-    start: Callable[[Any, Any], Any],
-    train: Callable[[Any, Any, tf.Tensor], Any],
+    start: Callable[[Any, Any], Any] = lambda weights, memory: weights,
+    train: Callable[[Any, Any, tf.Tensor], Any] = lambda weights, *_: weights,
 ) -> personalizer.ClientPersonalizer:
   """A client takes a body and a head, trains them and classifies with them.
 
   Args:
     classifier: What predicts.
-    start: `(weights, memory) -> OrderedDict(body, head)`.
+    start: `(weights, memory) -> OrderedDict(body, head)`; by default the
+      server's weights.
     train: `(OrderedDict(body, head), examples, seed) -> OrderedDict(body,
-      head)`; gives back what it gets where there are no examples.
+      head)`; gives back what it gets where there are no examples. By default
+      nothing is trained.
 
   Returns:
     A `ClientPersonalizer`.
