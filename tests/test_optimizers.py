@@ -64,3 +64,48 @@ def test_hyperparameters_can_be_replaced():
   state = adam.set_hparams(state, hparams | dict(learning_rate=0.3))
   _, w = adam.next(state, tf.zeros([1]), tf.constant([2.0]))
   np.testing.assert_allclose(w, [-0.3 * 2.0 / 2.5], rtol=1e-6)
+
+
+def steps(optimizer, gradients):
+  """Where an optimizer takes a weight of 1 by these gradients."""
+  state = optimizer.initialize(tf.TensorSpec([], tf.float32))
+  w = tf.constant(1.0)
+  for gradient in gradients:
+    state, w = optimizer.next(state, w, tf.constant(gradient))
+  return float(w)
+
+
+def test_optimizers_by_name():
+  """SGD: 1 - .1 (2 + 4). Momentum: v = 2, .5 * 2 + 4 = 5: 1 - .1 * 7.
+
+  Adam's first step is the rate times the sign of the gradient, to within
+  epsilon = 1e-8 relative to the gradient. RMSprop's is ten
+  times that, for its mean square is .01 g^2; then .99 * .04 + .01 * 16.
+  """
+  build_optimizer = optimizers.build_optimizer
+  assert steps(build_optimizer('sgd', 0.1), [2.0, 4.0]) == pytest.approx(0.4)
+  assert steps(build_optimizer('sgd', 0.1, 0.5), [2.0, 4.0]) == pytest.approx(
+      0.3
+  )
+  assert steps(build_optimizer('sgd', 0.0), [2.0]) == 1
+  for gradient in (3.0, 1e-3):
+    moved = steps(build_optimizer('adam', 0.1), [gradient])
+    assert moved == pytest.approx(0.9, abs=1e-4)
+  moved = steps(build_optimizer('rmsprop', 0.01), [2.0, 4.0])
+  assert moved == pytest.approx(1 - 0.1 - 0.04 / 0.1996**0.5, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    'arguments, message',
+    [
+        (('adagrad', 0.1), "'adam' or 'rmsprop', found 'adagrad'"),
+        (('adam', 0.1, 0.5), "`momentum` with 'adam', .* found 0.5"),
+        (('sgd', 0.1, 1.0), '`momentum`.*found 1.0'),
+        (('sgd', 0.1, -0.5), '`momentum`.*found -0.5'),
+        (('sgd', -0.1), 'learning_rate.*found -0.1'),
+    ],
+    ids=str,
+)
+def test_impossible_optimizers_are_named(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    optimizers.build_optimizer(*arguments)

@@ -36,47 +36,6 @@ def robust_factory() -> tff.aggregators.WeightedAggregationFactory:
   return tff.learning.robust_aggregator()
 
 
-def build_optimizer(
-    name: str, learning_rate: float, momentum: float = 0.0
-) -> tff.learning.optimizers.Optimizer:
-  """A TFF optimizer by name.
-
-  Args:
-    name: `'sgd'`; `'adam'` with moments 0.9 and 0.999; or `'rmsprop'` with mean
-      squares of decay 0.99. The latter two add an epsilon of 1e-8 to the root,
-      Adam to that of the corrected moment. All three compute what PyTorch's
-      optimizers of these names do by default.
-    learning_rate: At least 0.
-    momentum: Of SGD, in `[0, 1)`.
-
-  Returns:
-    A `tff.learning.optimizers.Optimizer` without weight decay: coupled decay is
-    an argument of `local_sgd`.
-
-  Raises:
-    ValueError: If a name is unknown, momentum is out of its range or asked of
-      another than SGD.
-  """
-  if not 0 <= momentum < 1:
-    raise ValueError(
-        f'Expected `momentum` of at least 0 and below 1, found {momentum}.'
-    )
-  if name == 'sgd':
-    return tff.learning.optimizers.build_sgdm(learning_rate, momentum or None)
-  if momentum:
-    raise ValueError(
-        f'Expected no `momentum` with {name!r}, only with SGD, found'
-        f' {momentum}.'
-    )
-  if name == 'adam':
-    return optimizers.Adam(learning_rate)
-  if name == 'rmsprop':
-    return tff.learning.optimizers.build_rmsprop(learning_rate, 0.99, 1e-8)
-  raise ValueError(
-      f"Expected optimizer 'sgd', 'adam' or 'rmsprop', found {name!r}."
-  )
-
-
 def train_epochs(
     loss_fn: Callable[[Any, episodes.Examples], tf.Tensor],
     config: Any,
@@ -105,7 +64,9 @@ def train_epochs(
       loss_fn,
       weights,
       examples,
-      build_optimizer(config.optimizer, config.learning_rate, config.momentum),
+      optimizers.build_optimizer(
+          config.optimizer, config.learning_rate, config.momentum
+      ),
       batch_size=config.batch_size or None,
       num_epochs=num_epochs,
       seed=seed,
@@ -320,6 +281,42 @@ def _compose_next_with_memory(
     return output, memory
 
   return next_with_memory
+
+
+def build_stateless_finalizer(
+    state_type: tff.Type,
+    update_type: tff.Type,
+    next_state: Callable[[Any, Any], Any],
+) -> tff.learning.templates.FinalizerProcess:
+  """Builds a finalizer without a state or measurements of its own.
+
+  Args:
+    state_type: Unplaced type of the global state (TFF's "model weights").
+    update_type: Unplaced type of the aggregated update.
+    next_state: `(state, update) -> state` in pure TensorFlow.
+
+  Returns:
+    A `FinalizerProcess`.
+  """
+  next_tf = tff.tensorflow.computation(next_state, (state_type, update_type))
+
+  @tff.federated_computation
+  def init_fn():
+    return tff.federated_value((), tff.SERVER)
+
+  @tff.federated_computation(
+      init_fn.type_signature.result,
+      tff.FederatedType(state_type, tff.SERVER),
+      tff.FederatedType(update_type, tff.SERVER),
+  )
+  def next_fn(state, global_state, update):
+    return tff.templates.MeasuredProcessOutput(
+        state,
+        tff.federated_map(next_tf, (global_state, update)),
+        tff.federated_value((), tff.SERVER),
+    )
+
+  return tff.learning.templates.FinalizerProcess(init_fn, next_fn)
 
 
 def with_model_weights(

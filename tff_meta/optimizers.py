@@ -1,4 +1,4 @@
-"""Optimizers that TFF has in a form other than the papers' code."""
+"""Optimizers by name, and those that TFF has otherwise than the papers."""
 
 import collections
 from typing import Any
@@ -121,3 +121,44 @@ class Adam(tff.learning.optimizers.Optimizer):
   def set_hparams(self, state: Any, hparams: Any) -> Any:
     """Returns the state with hyperparameters such as `get_hparams` returns."""
     return self._tff_adam.set_hparams(state, hparams)
+
+
+def build_optimizer(
+    name: str, learning_rate: float, momentum: float = 0.0
+) -> tff.learning.optimizers.Optimizer:
+  """A TFF optimizer by name.
+
+  Args:
+    name: `'sgd'`; `'adam'` with moments 0.9 and 0.999; or `'rmsprop'` with mean
+      squares of decay 0.99. The latter two add an epsilon of 1e-8 to the root,
+      Adam to that of the corrected moment. All three compute what PyTorch's
+      optimizers of these names do by default.
+    learning_rate: At least 0.
+    momentum: Of SGD, in `[0, 1)`.
+
+  Returns:
+    A `tff.learning.optimizers.Optimizer` without weight decay: coupled decay is
+    an argument of `local_sgd`.
+
+  Raises:
+    ValueError: If a name is unknown, momentum is out of its range or asked of
+      another than SGD.
+  """
+  if not 0 <= momentum < 1:
+    raise ValueError(
+        f'Expected `momentum` of at least 0 and below 1, found {momentum}.'
+    )
+  if name == 'sgd':
+    return tff.learning.optimizers.build_sgdm(learning_rate, momentum or None)
+  if momentum:
+    raise ValueError(
+        f'Expected no `momentum` with {name!r}, only with SGD, found'
+        f' {momentum}.'
+    )
+  if name == 'adam':
+    return Adam(learning_rate)
+  if name == 'rmsprop':
+    return tff.learning.optimizers.build_rmsprop(learning_rate, 0.99, 1e-8)
+  raise ValueError(
+      f"Expected optimizer 'sgd', 'adam' or 'rmsprop', found {name!r}."
+  )

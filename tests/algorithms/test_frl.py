@@ -13,6 +13,7 @@ import tensorflow as tf
 from tff_meta import episodes
 from tff_meta.algorithms import frl
 from tff_meta.client_works import client_work
+from tff_meta.learners import classifiers
 from tff_meta.learners import few_round
 from tff_meta.losses import prototypical
 
@@ -421,7 +422,7 @@ def state_in(config, phase):
 
 def eager_update(config, phase, classifier=None, state=None):
   """The update of client 1 outside of TFF."""
-  classifier = classifier or few_round.DistanceClassifier(
+  classifier = classifier or classifiers.DistanceClassifier(
       oracle.build_model(),
       oracle.NUM_CLASSES,
       local_weight=config.local_weight,
@@ -472,7 +473,7 @@ def test_the_stored_prototypes_are_those_uploaded_last():
   """Bit for bit, although the client stores nothing and replays its round."""
   seen = []
 
-  class Recording(few_round.DistanceClassifier):
+  class Recording(classifiers.DistanceClassifier):
 
     def loss(self, weights, batch, global_prototypes, local_prototypes=None):
       seen.append(local_prototypes)

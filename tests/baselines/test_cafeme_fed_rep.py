@@ -12,7 +12,7 @@ import tensorflow as tf
 from tff_meta import composition
 from tff_meta import models
 from tff_meta.baselines import cafeme_fed_rep
-from tff_meta.learners import few_round
+from tff_meta.learners import classifiers
 from tff_meta.learners import personal_layers
 from tff_meta.models import layers
 
@@ -80,7 +80,7 @@ def build(config):
   process = cafeme_fed_rep.build_cafeme_fed_rep(
       model, config, num_classes=oracle.NUM_CLASSES, seed=oracle.RUN_SEED
   )
-  return process, few_round.LinearClassifier(model, oracle.NUM_CLASSES)
+  return process, classifiers.LinearClassifier(model, oracle.NUM_CLASSES)
 
 
 def naive_client(classifier, start, client, config, round_num, states):

@@ -12,7 +12,6 @@ import tensorflow_federated as tff
 from tff_meta import composition
 from tff_meta.baselines import fed_proto
 from tff_meta.baselines import local
-from tff_meta.learners import few_round
 from tff_meta.losses import prototypical
 
 CLIENTS = oracle.CLIENTS
@@ -241,7 +240,7 @@ def test_a_class_may_have_a_weight_of_its_own():
       tf.constant([[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]]),
       tf.constant([1.0, 1.0, 0.0]),
   )
-  sums = few_round.weigh_prototypes(prototypes, tf.constant([2.0, 5.0, 0.0]))
+  sums = prototypical.weigh_prototypes(prototypes, tf.constant([2.0, 5.0, 0.0]))
   np.testing.assert_array_equal(sums.means, [[2, 4], [15, 20], [0, 0]])
   np.testing.assert_array_equal(sums.class_weight, [2, 5, 0])
 

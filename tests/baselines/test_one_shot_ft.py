@@ -15,6 +15,7 @@ from tff_meta.baselines import fed_avg
 from tff_meta.baselines import one_shot_ft
 from tff_meta.data import few_round_groups
 from tff_meta.evaluation import few_round as evaluation
+from tff_meta.learners import classifiers
 from tff_meta.learners import few_round
 
 CONFIG = one_shot_ft.OneShotFtConfig(
@@ -234,7 +235,7 @@ def test_the_best_are_kept_and_of_equals_the_smallest_ranks():
 
 def test_scores_are_accuracies_on_what_is_held_out():
   """0 with nothing held out; -1 for a client that does not count."""
-  classifier = few_round.LinearClassifier(oracle.build_model(), WAY)
+  classifier = classifiers.LinearClassifier(oracle.build_model(), WAY)
   weights = [classifier.initialize(tf.constant([1, s])) for s in range(5)]
   held_out, _ = stack(CLIENTS)
   nobody = tf.constant([1.0, 1, 1, 0, 1])[:, tf.newaxis]
@@ -260,7 +261,7 @@ def test_scores_are_accuracies_on_what_is_held_out():
 @pytest.mark.parametrize('network', ['conv4', 'lenet'])
 def test_convolutions_score_a_client_that_holds_out_nothing(network):
   shape = (16, 16, 1)
-  classifier = few_round.LinearClassifier(models.build(network, shape, 2), 2)
+  classifier = classifiers.LinearClassifier(models.build(network, shape, 2), 2)
   weights = classifier.initialize(tf.constant([1, 2]))
   uploads = few_round.ClientUpload(
       tf.nest.map_structure(lambda w: tf.stack([w, w]), weights),

@@ -12,8 +12,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta.baselines import pfedhn
+from tff_meta.learners import classifiers
 from tff_meta.learners import cyclic_batches
-from tff_meta.learners import few_round
 
 CLIENTS = oracle.CLIENTS
 # A client alone, as in the paper; several; one that comes back.
@@ -251,7 +251,7 @@ def test_with_one_local_step_it_is_gradient_descent_through_the_hypernetwork():
 
   phi = tf.nest.map_structure(tf.constant, result.weights[0])
   v = tf.constant(first_embedding(client))
-  classifier = few_round.LinearClassifier(
+  classifier = classifiers.LinearClassifier(
       oracle.build_model(), oracle.NUM_CLASSES
   )
   with tf.GradientTape() as tape:

@@ -18,9 +18,10 @@ import tree
 
 from tff_meta import composition
 from tff_meta import models
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
-from tff_meta.learners import few_round
+from tff_meta.learners import classifiers
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personal_head
 from tff_meta.training import checkpoints
@@ -191,7 +192,7 @@ def leaky_process():
   leaks nothing, n has the n-th leak.
   """
   model = models.build('mlp', (8, 8, 1), None)
-  classifier = few_round.LinearClassifier(model, 3)
+  classifier = classifiers.LinearClassifier(model, 3)
 
   def initialize():
     return classifier.initialize(composition.initial_seed(7))
@@ -201,7 +202,7 @@ def leaky_process():
         classifier.loss,
         personal_head.merge(weights, client.memory.value),
         client.examples,
-        composition.build_optimizer('sgd', 0.0),
+        optimizers.build_optimizer('sgd', 0.0),
         batch_size=4,
         num_epochs=1,
         seed=client.seed,

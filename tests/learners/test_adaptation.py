@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta import episodes
 from tff_meta import models
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.learners import adaptation
 from tff_meta.losses import cross_entropy
@@ -118,7 +118,7 @@ def test_a_step_of_fresh_adam_is_its_rate_in_every_coordinate():
   gradient = tf.constant([3.0, -1e-4, 0.0, 1e-8])
   moved = adaptation.outer_step(tf.zeros(4), gradient, 0.3, fresh_adam=True)
   np.testing.assert_allclose(moved, [-0.3, 0.3, 0, -0.15], rtol=2e-4)
-  adam = composition.build_optimizer('adam', 0.3)
+  adam = optimizers.build_optimizer('adam', 0.3)
   state = adam.initialize(tf.TensorSpec([4]))
   _, expected = adam.next(state, tf.zeros(4), gradient)
   np.testing.assert_allclose(moved, expected, rtol=1e-6)

@@ -286,3 +286,12 @@ def test_a_network_trains_inside_a_tff_graph(name, optimizer):
   before = loss_fn(model.initialize(SEED), examples)
   assert loss_fn(weights, examples) < 0.7 * before
   assert report.num_examples.numpy() == 50
+
+
+@pytest.mark.parametrize(
+    'num_examples, uniform, expected',
+    [(7, False, 7), (7, True, 1), (0, False, 0), (0, True, 0)],
+)
+def test_client_weights(num_examples, uniform, expected):
+  weight = local_sgd.client_weight(tf.constant(num_examples), uniform)
+  assert weight.dtype == tf.float32 and weight == expected

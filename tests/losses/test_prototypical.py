@@ -209,3 +209,37 @@ def test_squared_and_plain_distance_predict_the_same():
       prototypical.nearest_prototype(tf.constant(E), prototypes),
       np.argmax(plain, 1),
   )
+
+
+def averaged(uploads, over='holders'):
+  """Averages label -> value uploads of one dimension with weights."""
+  sums = [
+      prototypical.weigh_prototypes(
+          prototypical.Prototypes(
+              tf.constant([[held.get(c, 0.0)] for c in range(3)]),
+              tf.constant([float(c in held) for c in range(3)]),
+          ),
+          tf.constant(weight),
+      )
+      for held, weight in uploads
+  ]
+  total = tf.nest.map_structure(lambda *s: sum(s), *sums)
+  means, present = prototypical.divide_prototypes(total, over)
+  return means[:, 0].numpy().tolist(), present.numpy().tolist()
+
+
+def test_prototypes_are_averaged_over_their_holders():
+  """.25 * 0 + .75 * 4 = 3; class 1 is that of its holder.
+
+  Over all clients class 1, of weight 1/4, would be a quarter of it.
+  """
+  uploads = [({0: 0.0, 1: 8.0}, 0.25), ({0: 4.0}, 0.75)]
+  assert averaged(uploads) == ([3, 8, 0], [1, 1, 0])
+  assert averaged(uploads, 'all') == ([3, 2, 0], [1, 1, 0])
+
+
+def test_a_client_of_weight_zero_holds_nothing():
+  assert averaged([({0: 5.0, 1: 5.0}, 0.0), ({0: 4.0}, 2.0)]) == (
+      [4, 0, 0],
+      [1, 0, 0],
+  )

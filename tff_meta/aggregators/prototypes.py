@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import tensorflow_federated as tff
 
-from tff_meta.learners import few_round
 from tff_meta.losses import prototypical
 
 
@@ -48,7 +47,7 @@ class ModelAndPrototypesFactory(tff.aggregators.WeightedAggregationFactory):
       model_factory: Aggregates the field `model` of the updates.
       sum_factory: Sums the prototypes; by default
         `tff.aggregators.SumFactory()`, replaceable by a secure sum.
-      over: `'holders'` or `'all'`, see `few_round.divide_prototypes`.
+      over: `'holders'` or `'all'`, see `prototypical.divide_prototypes`.
 
     Raises:
       ValueError: If `over` is neither.
@@ -70,13 +69,13 @@ class ModelAndPrototypesFactory(tff.aggregators.WeightedAggregationFactory):
 
     @tff.tensorflow.computation(value_type.prototypes, weight_type)
     def summand(prototypes, weight):
-      return few_round.weigh_prototypes(prototypes, weight)
+      return prototypical.weigh_prototypes(prototypes, weight)
 
     sum_process = self._sum_factory.create(summand.type_signature.result)
 
     @tff.tensorflow.computation(summand.type_signature.result)
     def divide(total):
-      return few_round.divide_prototypes(total, over)
+      return prototypical.divide_prototypes(total, over)
 
     @tff.federated_computation
     def init_fn():

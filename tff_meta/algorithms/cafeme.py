@@ -23,6 +23,7 @@ import tensorflow_federated as tff
 from tff_meta import composition
 from tff_meta import config_checks
 from tff_meta import episodes
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import adaptation
@@ -271,7 +272,7 @@ def build_cafeme(
     ValueError: If the model has no modulator.
   """
   network = build_network(model, config, num_classes)
-  optimizer = composition.build_optimizer('adam', config.outer_learning_rate)
+  optimizer = optimizers.build_optimizer('adam', config.outer_learning_rate)
   options = dict(
       num_rounds=config.batch_position, adam=config.client_adam_state
   )

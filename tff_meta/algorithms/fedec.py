@@ -24,9 +24,9 @@ import tensorflow_federated as tff
 from tff_meta import composition
 from tff_meta import config_checks
 from tff_meta import episodes
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
-from tff_meta.learners import few_round
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
 from tff_meta.losses import cross_entropy
@@ -85,7 +85,7 @@ class FedEcConfig:
 
   def __post_init__(self):
     config_checks.check_fields(self)
-    composition.build_optimizer(
+    optimizers.build_optimizer(
         self.optimizer, self.inner_learning_rate, self.momentum
     )
 
@@ -174,7 +174,7 @@ def inner_update(
       ),
       initial,
       examples,
-      composition.build_optimizer(
+      optimizers.build_optimizer(
           config.optimizer, config.inner_learning_rate, config.momentum
       ),
       batch_size=config.batch_size or None,
@@ -240,7 +240,7 @@ def build_fedec(
     update = weights_lib.subtract(weights, trained)
     return client_work.ClientOutput(
         update=update,
-        update_weight=few_round.client_weight(
+        update_weight=local_sgd.client_weight(
             tf.size(client.examples.y), uniform=True
         ),
         report=report,

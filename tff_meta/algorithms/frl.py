@@ -28,10 +28,11 @@ import tensorflow_federated as tff
 from tff_meta import composition
 from tff_meta import config_checks
 from tff_meta import episodes
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.aggregators import prototypes as prototypes_lib
 from tff_meta.client_works import client_work as client_work_lib
-from tff_meta.finalizers import stateless
+from tff_meta.learners import classifiers
 from tff_meta.learners import few_round
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
@@ -159,11 +160,11 @@ class FrlState(NamedTuple):
 
 def build_classifier(
     model: model_lib.Model, config: FrlConfig, num_classes: int
-) -> few_round.Classifier:
+) -> classifiers.Classifier:
   """Returns what is trained, for that many classes."""
   if config.classifier == 'linear':
-    return few_round.LinearClassifier(model, num_classes)
-  return few_round.DistanceClassifier(
+    return classifiers.LinearClassifier(model, num_classes)
+  return classifiers.DistanceClassifier(
       model,
       num_classes,
       local_weight=config.local_weight,
@@ -184,7 +185,7 @@ def _round_settings(
     config: FrlConfig, learning_rate: float, batch_size: int
 ) -> few_round.RoundSettings:
   return few_round.RoundSettings(
-      optimizer=composition.build_optimizer('sgd', learning_rate),
+      optimizer=optimizers.build_optimizer('sgd', learning_rate),
       batch_size=batch_size,
       num_epochs=config.epochs,
       weight_decay=config.weight_decay,
@@ -257,7 +258,7 @@ def meta_steps(
 
 
 def build_client_update(
-    classifier: few_round.Classifier, config: FrlConfig, num_classes: int
+    classifier: classifiers.Classifier, config: FrlConfig, num_classes: int
 ):
   """A client's work in any phase: `(FrlState, seed, data) -> output`.
 
@@ -296,7 +297,7 @@ def build_client_update(
       update = prototypes_lib.ModelAndPrototypes(
           weights_lib.subtract(state.theta, upload.weights), upload.prototypes
       )
-      learned = few_round.learns_from(
+      learned = classifiers.learns_from(
           classifier,
           support,
           state.prototypes,
@@ -322,14 +323,14 @@ def build_client_update(
       phi_k, report = meta_steps(
           loss_fn, config, state.phi, state.theta, query, round_seed
       )
-      weight = few_round.client_weight(
+      weight = local_sgd.client_weight(
           tf.size(support.y) + tf.size(query.y), config.uniform
       )
       update = prototypes_lib.ModelAndPrototypes(
           weights_lib.subtract(state.phi, phi_k), classifier.no_prototypes()
       )
       is_full = config.meta_update == 'single_full_query'
-      learned = few_round.learns_from(
+      learned = classifiers.learns_from(
           classifier,
           query,
           state.prototypes,
@@ -351,7 +352,7 @@ def build_client_update(
 def start_episode(
     phi: Any,
     episode: tf.Tensor,
-    classifier: few_round.Classifier,
+    classifier: classifiers.Classifier,
     config: FrlConfig,
 ) -> FrlState:
   """The state in phase 0: theta^0 = phi, no prototypes."""
@@ -363,7 +364,7 @@ def start_episode(
 def next_state(
     state: FrlState,
     update: prototypes_lib.ModelAndPrototypes,
-    classifier: few_round.Classifier,
+    classifier: classifiers.Classifier,
     config: FrlConfig,
 ) -> FrlState:
   """The server's part of a round: Algorithm 1, lines 13, 14 and 21."""
@@ -428,7 +429,7 @@ def build_frl(
       tff.learning.templates.build_broadcast_process(state_type),
       work,
       update_process,
-      stateless.build_stateless_finalizer(
+      composition.build_stateless_finalizer(
           state_type,
           update_process.next.type_signature.result.result.member,
           lambda state, update: next_state(state, update, classifier, config),

@@ -24,6 +24,7 @@ import tensorflow_federated as tff
 from tff_meta import composition
 from tff_meta import config_checks
 from tff_meta import episodes
+from tff_meta import optimizers
 from tff_meta.aggregators import margins as margins_lib
 from tff_meta.client_works import client_work as client_work_lib
 from tff_meta.learners import local_sgd
@@ -311,9 +312,9 @@ def build_server_optimizer(
 ) -> tff.learning.optimizers.Optimizer:
   """What the server does with the mean update, see `local_update`."""
   if config.local_update == 'model':
-    return composition.build_optimizer('sgd', 1.0)
+    return optimizers.build_optimizer('sgd', 1.0)
   rate = config.learning_rate
-  optimizer = composition.build_optimizer(config.optimizer, rate)
+  optimizer = optimizers.build_optimizer(config.optimizer, rate)
   if not config.halving_rounds:
     return optimizer
 

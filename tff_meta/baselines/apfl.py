@@ -25,10 +25,11 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
-from tff_meta.learners import few_round
-from tff_meta.learners import personal_head
+from tff_meta.learners import classifiers
+from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
@@ -65,7 +66,7 @@ class ApflConfig:
     config_checks.check_fields(self)
     if self.mixing > 1:
       raise ValueError(f'Expected `mixing` in [0, 1], found {self.mixing}.')
-    composition.build_optimizer(
+    optimizers.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
 
@@ -109,7 +110,7 @@ def build_apfl(
     model and that of the mixture. A client's memory is its own model, at first
     the run's initial weights.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def initial_weights():
     return classifier.initialize(composition.initial_seed(seed))
@@ -126,7 +127,7 @@ def build_apfl(
     )
     return client_work.ClientOutput(
         weights_lib.subtract(weights, trained),
-        few_round.client_weight(tf.size(client.examples.y), config.uniform),
+        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
         report,
         memory=own,
     )
@@ -192,10 +193,10 @@ def build_apfl_known_client(
     mixture = _mixture(config, memory.value, weights)
     return memory._replace(value=mixture).value_or(weights)
 
-  return personal_head.build_client_personalizer(
-      few_round.LinearClassifier(model, num_classes),
+  return classifiers.build_client_personalizer(
+      classifiers.LinearClassifier(model, num_classes),
       start,
-      personal_head.as_it_is,
+      classifiers.as_it_is,
   )
 
 
@@ -215,7 +216,7 @@ def build_apfl_new_client(
   Returns:
     A `ClientPersonalizer` that uses no memory.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def train(weights, examples, seed):
     _, own, _ = _train(
@@ -229,6 +230,6 @@ def build_apfl_new_client(
     )
     return _mixture(config, own, weights)
 
-  return personal_head.build_client_personalizer(
+  return classifiers.build_client_personalizer(
       classifier, lambda weights, memory: weights, train
   )

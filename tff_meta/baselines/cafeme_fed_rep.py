@@ -24,9 +24,10 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
-from tff_meta.learners import few_round
+from tff_meta.learners import classifiers
 from tff_meta.learners import fine_tuning
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personal_layers
@@ -75,7 +76,7 @@ class CafemeFedRepConfig:
 
 
 def _build_optimizer(config):
-  return composition.build_optimizer('adam', config.learning_rate)
+  return optimizers.build_optimizer('adam', config.learning_rate)
 
 
 # The code on rotated MNIST; the paper says nothing of what its FedRep does. The
@@ -121,7 +122,7 @@ def build_cafeme_fed_rep(
     ValueError: The network has fewer dense layers than `head_layers`, or no
       other.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
   optimizer = _build_optimizer(config)
   head = head_parameters(model, config, num_classes)
   persists = config.client_optimizer_state == 'persist'
@@ -167,7 +168,7 @@ def build_cafeme_fed_rep(
       reports.append(report)
     return client_work.ClientOutput(
         weights_lib.subtract(weights, merge(parts)),
-        few_round.client_weight(tf.size(client.examples.y), uniform=True),
+        local_sgd.client_weight(tf.size(client.examples.y), uniform=True),
         weights_lib.add(*reports),
         memory=new_states if persists else (),
     )
@@ -223,5 +224,5 @@ def build_cafeme_fed_rep_client(
   """
   return fine_tuning.build_classifier_personalizer(
       fine_tuning.of_config(config),
-      few_round.LinearClassifier(model, num_classes),
+      classifiers.LinearClassifier(model, num_classes),
   )

@@ -27,12 +27,12 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
-from tff_meta.learners import few_round
+from tff_meta.learners import classifiers
 from tff_meta.learners import fine_tuning
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personal_head
 from tff_meta.learners import personalizer
 from tff_meta.losses import proximal
 from tff_meta.models import model as model_lib
@@ -87,7 +87,7 @@ class DittoConfig:
       config_checks.check_at_least_one(self, name)
     config_checks.check_client_optimizer_state(self)
     config_checks.check_pull(self, 'personal_learning_rate')
-    composition.build_optimizer(
+    optimizers.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
 
@@ -142,8 +142,8 @@ def build_ditto(
     at first the run's initial one, and the state of its optimizer; the latter
     is not there where it does not persist.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
-  optimizer = composition.build_optimizer(
+  classifier = classifiers.LinearClassifier(model, num_classes)
+  optimizer = optimizers.build_optimizer(
       config.optimizer, config.learning_rate, config.momentum
   )
   persists = config.client_optimizer_state == 'persist'
@@ -183,13 +183,13 @@ def build_ditto(
         _pulled_loss(classifier, config, weights),
         kept['personal'],
         client.examples,
-        composition.build_optimizer('sgd', config.personal_learning_rate),
+        optimizers.build_optimizer('sgd', config.personal_learning_rate),
         **minibatches,
         **local_sgd.length_of(config.personal_epochs, config.local_unit),
     )
     return client_work.ClientOutput(
         weights_lib.subtract(weights, trained),
-        few_round.client_weight(tf.size(client.examples.y), config.uniform),
+        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
         report,
         memory=memory_of(personal, state),
     )
@@ -235,10 +235,10 @@ def build_ditto_known_client(
     personal = memory.value['personal']
     return memory._replace(value=personal).value_or(weights)
 
-  return personal_head.build_client_personalizer(
-      few_round.LinearClassifier(model, num_classes),
+  return classifiers.build_client_personalizer(
+      classifiers.LinearClassifier(model, num_classes),
       start,
-      personal_head.as_it_is,
+      classifiers.as_it_is,
   )
 
 
@@ -258,5 +258,5 @@ def build_ditto_new_client(
   """
   return fine_tuning.build_classifier_personalizer(
       fine_tuning.of_config(config),
-      few_round.LinearClassifier(model, num_classes),
+      classifiers.LinearClassifier(model, num_classes),
   )

@@ -23,8 +23,10 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
+from tff_meta.learners import classifiers
 from tff_meta.learners import few_round
 from tff_meta.learners import fine_tuning
 from tff_meta.learners import local_sgd
@@ -77,7 +79,7 @@ class FedAvgConfig:
       config_checks.check_at_least_one(self, name)
     if self.fine_tuning_steps:
       config_checks.check_at_least_one(self, 'deployment_batch_size')
-    composition.build_optimizer(
+    optimizers.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
 
@@ -113,7 +115,7 @@ def build_fed_avg(
   Returns:
     A `LearningProcess` on `<examples, salt>` client data.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
   settings = _round_settings(config, config.learning_rate, config.batch_size)
 
   def client_update(weights, client):
@@ -141,7 +143,7 @@ def build_fed_avg(
 
 def _round_settings(config, learning_rate, batch_size):
   return few_round.RoundSettings(
-      optimizer=composition.build_optimizer(
+      optimizer=optimizers.build_optimizer(
           config.optimizer, learning_rate, config.momentum
       ),
       batch_size=batch_size,
@@ -165,7 +167,7 @@ def build_fine_tuning_group_personalizer(
     A `GroupPersonalizer`.
   """
   return few_round.build_group_personalizer(
-      few_round.LinearClassifier(model, way),
+      classifiers.LinearClassifier(model, way),
       _round_settings(
           config,
           config.deployment_learning_rate,
@@ -188,7 +190,7 @@ def build_from_scratch_group_personalizer(
   Returns:
     A `GroupPersonalizer` that ignores the weights it is given.
   """
-  classifier = few_round.LinearClassifier(model, way)
+  classifier = classifiers.LinearClassifier(model, way)
   tuned = build_fine_tuning_group_personalizer(model, config, way=way)
 
   def adapt(weights, support, salts, seed):
@@ -218,7 +220,7 @@ def build_global_client_personalizer(
     from the client's examples.
   """
   del config  # Nothing is trained.
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def start(weights, memory):
     del memory  # Clients keep none.
@@ -248,7 +250,7 @@ def build_fine_tuning_client_personalizer(
     A `ClientPersonalizer`, for known and new clients alike; with
     `config.fine_tuning_steps` it has a curve of that many points and one.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
   none = build_global_client_personalizer(
       model, config, num_classes=num_classes
   )
@@ -269,7 +271,7 @@ def build_fine_tuning_client_personalizer(
         classifier.loss,
         weights,
         examples,
-        composition.build_optimizer(
+        optimizers.build_optimizer(
             config.optimizer, config.deployment_learning_rate, config.momentum
         ),
         batch_size=config.deployment_batch_size or None,

@@ -21,11 +21,11 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
-from tff_meta.learners import few_round
+from tff_meta.learners import classifiers
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personal_head
 from tff_meta.learners import personalizer
 from tff_meta.learners import prototype_classifier
 from tff_meta.models import model as model_lib
@@ -68,7 +68,7 @@ class FedBabuConfig:
 
   def __post_init__(self):
     config_checks.check_fields(self)
-    composition.build_optimizer(
+    optimizers.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
 
@@ -106,14 +106,14 @@ def build_fed_babu(
   Returns:
     A `LearningProcess` whose head is the same in all rounds.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def client_update(weights, client):
     trained, report = local_sgd.local_sgd(
         classifier.loss,
         weights,
         client.examples,
-        composition.build_optimizer(
+        optimizers.build_optimizer(
             config.optimizer, _rate(config, client.message), config.momentum
         ),
         batch_size=config.batch_size or None,
@@ -124,7 +124,7 @@ def build_fed_babu(
     )
     return client_work.ClientOutput(
         weights_lib.subtract(weights, trained),
-        few_round.client_weight(tf.size(client.examples.y), config.uniform),
+        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
         report,
     )
 
@@ -174,7 +174,7 @@ def build_fed_babu_client(
   Returns:
     A `ClientPersonalizer` that uses no memory.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def start(weights, memory):
     del memory  # Clients keep nothing.
@@ -185,7 +185,7 @@ def build_fed_babu_client(
         classifier.loss,
         weights,
         examples,
-        composition.build_optimizer(
+        optimizers.build_optimizer(
             config.optimizer, config.fine_tuning_learning_rate, config.momentum
         ),
         batch_size=config.fine_tuning_batch_size or None,
@@ -196,7 +196,7 @@ def build_fed_babu_client(
     )
     return tuned
 
-  return personal_head.build_client_personalizer(classifier, start, train)
+  return classifiers.build_client_personalizer(classifier, start, train)
 
 
 def build_fed_babu_proto_client(

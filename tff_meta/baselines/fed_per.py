@@ -23,9 +23,11 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
-from tff_meta.learners import few_round
+from tff_meta.learners import classifiers
+from tff_meta.learners import local_sgd
 from tff_meta.learners import personal_head
 from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
@@ -66,7 +68,7 @@ class FedPerConfig:
 
   def __post_init__(self):
     config_checks.check_fields(self)
-    composition.build_optimizer(
+    optimizers.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
 
@@ -116,7 +118,7 @@ def build_fed_per(
   Returns:
     A `StatefulLearningProcess` whose clients' memory is their head.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def initial_weights():
     return classifier.initialize(composition.initial_seed(seed))
@@ -133,7 +135,7 @@ def build_fed_per(
     )
     return client_work.ClientOutput(
         weights_lib.subtract(weights, _server_part(config, trained)),
-        few_round.client_weight(tf.size(client.examples.y), config.uniform),
+        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
         report,
         memory=trained['head'],
     )
@@ -173,7 +175,7 @@ def _build_client(classifier, config, start, num_epochs):
     )
     return trained
 
-  return personal_head.build_client_personalizer(classifier, start, train)
+  return classifiers.build_client_personalizer(classifier, start, train)
 
 
 def build_fed_per_known_client(
@@ -196,7 +198,7 @@ def build_fed_per_known_client(
     return personal_head.merge(weights, memory.value)
 
   return _build_client(
-      few_round.LinearClassifier(model, num_classes),
+      classifiers.LinearClassifier(model, num_classes),
       config,
       start,
       config.fine_tuning_epochs,
@@ -230,7 +232,7 @@ def build_fed_per_new_client(
 
   new_client_epochs = 0 if averaged else config.new_client_epochs
   return _build_client(
-      few_round.LinearClassifier(model, num_classes),
+      classifiers.LinearClassifier(model, num_classes),
       config,
       start,
       new_client_epochs + config.fine_tuning_epochs,

@@ -26,10 +26,11 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
-from tff_meta.learners import few_round
-from tff_meta.learners import personal_head
+from tff_meta.learners import classifiers
+from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
 from tff_meta.learners import prototype_classifier
 from tff_meta.losses import cross_entropy
@@ -68,7 +69,7 @@ class FedProtoConfig:
 
   def __post_init__(self):
     config_checks.check_fields(self)
-    composition.build_optimizer(
+    optimizers.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
 
@@ -142,8 +143,8 @@ def build_fed_proto(
     model and the prototypes that it received last. One without a memory trains
     the server's model.
   """
-  network = few_round.LinearClassifier(model, num_classes)
-  by_distance = few_round.DistanceClassifier(model, num_classes)
+  network = classifiers.LinearClassifier(model, num_classes)
+  by_distance = classifiers.DistanceClassifier(model, num_classes)
 
   def initial_weights():
     return network.initialize(composition.initial_seed(seed))
@@ -169,9 +170,9 @@ def build_fed_proto(
       class_weight = tf.reduce_sum(tf.one_hot(examples.y, num_classes), axis=0)
     return client_work.ClientOutput(
         weights_lib.zeros_like(weights),
-        few_round.client_weight(tf.size(examples.y), uniform=True),
+        local_sgd.client_weight(tf.size(examples.y), uniform=True),
         report,
-        signal=few_round.weigh_prototypes(
+        signal=prototypical.weigh_prototypes(
             by_distance.prototypes(trained, examples), class_weight
         ),
         memory=collections.OrderedDict(
@@ -180,7 +181,7 @@ def build_fed_proto(
     )
 
   def next_prototypes(old, sums):
-    new = few_round.divide_prototypes(sums)
+    new = prototypical.divide_prototypes(sums)
     return prototypical.Prototypes(
         tf.where(new.present[:, tf.newaxis] > 0, new.means, old.means),
         tf.maximum(new.present, old.present),
@@ -222,10 +223,10 @@ def build_fed_proto_known_client(
     A `ClientPersonalizer` that trains nothing.
   """
   if config.classifier == 'head':
-    return personal_head.build_client_personalizer(
-        few_round.LinearClassifier(model, num_classes),
+    return classifiers.build_client_personalizer(
+        classifiers.LinearClassifier(model, num_classes),
         _own_weights,
-        personal_head.as_it_is,
+        classifiers.as_it_is,
     )
   by_means = prototype_classifier.build_client_personalizer(
       model, num_classes=num_classes

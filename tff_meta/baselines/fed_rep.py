@@ -23,9 +23,10 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
-from tff_meta.learners import few_round
+from tff_meta.learners import classifiers
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personal_head
 from tff_meta.learners import personalizer
@@ -65,7 +66,7 @@ class FedRepConfig:
 
   def __post_init__(self):
     config_checks.check_fields(self)
-    composition.build_optimizer(
+    optimizers.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
 
@@ -107,7 +108,7 @@ def build_fed_rep(
   Returns:
     A `StatefulLearningProcess` whose clients' memory is their head.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def initial_parts():
     weights = classifier.initialize(composition.initial_seed(seed))
@@ -121,7 +122,7 @@ def build_fed_rep(
     uploaded, head = personal_head.split(trained)
     return client_work.ClientOutput(
         weights_lib.subtract(weights, uploaded),
-        few_round.client_weight(tf.size(client.examples.y), config.uniform),
+        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
         report,
         memory=head,
     )
@@ -141,7 +142,7 @@ def build_fed_rep(
 def _options(config, part, seed):
   """How the head or the body is trained."""
   return dict(
-      optimizer=composition.build_optimizer(
+      optimizer=optimizers.build_optimizer(
           config.optimizer, config.learning_rate, config.momentum
       ),
       batch_size=config.batch_size or None,
@@ -170,7 +171,7 @@ def _train_head_then_body(classifier, config, weights, examples, seed):
 
 def _build_client_with_head(model, config, num_classes, start, num_epochs):
   """A client that trains a head of its own, from `start(weights, memory)`."""
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def train(weights, examples, seed):
     trained, _ = local_sgd.local_sgd(
@@ -182,7 +183,7 @@ def _build_client_with_head(model, config, num_classes, start, num_epochs):
     )
     return trained
 
-  return personal_head.build_client_personalizer(classifier, start, train)
+  return classifiers.build_client_personalizer(classifier, start, train)
 
 
 def build_fed_rep_known_client(

@@ -20,12 +20,13 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.aggregators import clusters
 from tff_meta.client_works import client_work
-from tff_meta.learners import few_round
+from tff_meta.learners import classifiers
 from tff_meta.learners import fine_tuning
-from tff_meta.learners import personal_head
+from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
@@ -68,7 +69,7 @@ class IfcaConfig:
     config_checks.check_fields(self)
     for name in ('clusters', 'fine_tuning_decay_steps'):
       config_checks.check_at_least_one(self, name)
-    composition.build_optimizer(
+    optimizers.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
 
@@ -133,7 +134,7 @@ def build_ifca(
     A `LearningProcess` on `<examples, salt>` client data. Its model weights
     have a leading axis of k models.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def initial_weights():
     seed_of_all = composition.initial_seed(seed)
@@ -162,7 +163,7 @@ def build_ifca(
             _stack([change] * config.clusters),
             tf.one_hot(index, config.clusters),
         ),
-        few_round.client_weight(tf.size(client.examples.y), config.uniform),
+        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
         report,
         change=change,
     )
@@ -194,9 +195,9 @@ def build_ifca_client(
     A `ClientPersonalizer` that trains nothing. It has no model before it has
     seen examples.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
-  plain = personal_head.build_client_personalizer(
-      classifier, lambda weights, memory: weights, personal_head.as_it_is
+  classifier = classifiers.LinearClassifier(model, num_classes)
+  plain = classifiers.build_client_personalizer(
+      classifier, lambda weights, memory: weights, classifiers.as_it_is
   )
   return _with_choice(plain, classifier, config)
 
@@ -219,7 +220,7 @@ def build_ifca_ft_client(
     ValueError: If the configuration has no batch size.
   """
   config_checks.check_at_least_one(config, 'batch_size')
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
   tuned = fine_tuning.build_classifier_personalizer(
       fine_tuning.of_config(config), classifier
   )

@@ -29,9 +29,11 @@ import tensorflow_federated as tff
 from tff_meta import composition
 from tff_meta import config_checks
 from tff_meta import episodes
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
-from tff_meta.learners import few_round
+from tff_meta.learners import classifiers
+from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
 from tff_meta.losses import prototypical
 from tff_meta.models import model as model_lib
@@ -80,7 +82,7 @@ class KnnPerConfig:
           'Expected `hold_out_every` of at least 2, found'
           f' {self.hold_out_every}.'
       )
-    composition.build_optimizer(
+    optimizers.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
 
@@ -132,7 +134,7 @@ def build_knn_per(
     A `LearningProcess`, in which a client trains on the examples that it does
     not hold out. Its data should have them in one order in all rounds.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def client_update(weights, client):
     kept, _ = _hold_out(client.examples, config.hold_out_every)
@@ -141,7 +143,7 @@ def build_knn_per(
     )
     return client_work.ClientOutput(
         weights_lib.subtract(weights, trained),
-        few_round.client_weight(tf.size(client.examples.y), config.uniform),
+        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
         report,
     )
 

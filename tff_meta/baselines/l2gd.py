@@ -31,11 +31,11 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
-from tff_meta.learners import few_round
+from tff_meta.learners import classifiers
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personal_head
 from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
@@ -77,7 +77,7 @@ class L2gdConfig:
           'Expected `averaging_probability` from 0.0001 to 0.9999, found'
           f' {self.averaging_probability}.'
       )
-    composition.build_optimizer('sgd', self.learning_rate, self.momentum)
+    optimizers.build_optimizer('sgd', self.learning_rate, self.momentum)
     if self.pull > 1:
       raise ValueError(
           'Expected an averaging step, `learning_rate` * `penalty_weight` *'
@@ -182,7 +182,7 @@ def build_l2gd(
     tosses the coin. A client's memory is its own model, at first the run's
     initial weights, and what it uploads.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def initial_weights():
     return classifier.initialize(composition.initial_seed(seed))
@@ -199,7 +199,7 @@ def build_l2gd(
     )
     return client_work.ClientOutput(
         weights_lib.subtract(weights, trained),
-        few_round.client_weight(tf.size(client.examples.y), uniform=True),
+        local_sgd.client_weight(tf.size(client.examples.y), uniform=True),
         report,
         memory=trained,
     )
@@ -243,7 +243,7 @@ def _train(classifier, config, weights, examples, seed, num_epochs):
       classifier.loss,
       weights,
       examples,
-      composition.build_optimizer('sgd', config.learning_rate, config.momentum),
+      optimizers.build_optimizer('sgd', config.learning_rate, config.momentum),
       batch_size=config.batch_size or None,
       num_epochs=num_epochs,
       seed=seed,
@@ -282,10 +282,10 @@ def build_l2gd_known_client(
     A `ClientPersonalizer` that trains nothing.
   """
   del config
-  return personal_head.build_client_personalizer(
-      few_round.LinearClassifier(model, num_classes),
+  return classifiers.build_client_personalizer(
+      classifiers.LinearClassifier(model, num_classes),
       lambda weights, memory: memory.value_or(weights),
-      personal_head.as_it_is,
+      classifiers.as_it_is,
   )
 
 
@@ -304,7 +304,7 @@ def build_l2gd_new_client(
   Returns:
     A `ClientPersonalizer` that uses no memory.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def train(weights, examples, seed):
     trained, _ = _train(
@@ -312,6 +312,6 @@ def build_l2gd_new_client(
     )
     return trained
 
-  return personal_head.build_client_personalizer(
+  return classifiers.build_client_personalizer(
       classifier, lambda weights, memory: weights, train
   )

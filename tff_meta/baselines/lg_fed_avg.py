@@ -24,10 +24,11 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
-from tff_meta.learners import few_round
-from tff_meta.learners import personal_head
+from tff_meta.learners import classifiers
+from tff_meta.learners import local_sgd
 from tff_meta.learners import personal_layers
 from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
@@ -66,7 +67,7 @@ class LgFedAvgConfig:
   def __post_init__(self):
     config_checks.check_fields(self)
     config_checks.check_at_least_one(self, 'shared_layers')
-    composition.build_optimizer(
+    optimizers.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
 
@@ -117,7 +118,7 @@ def build_lg_fed_avg(
     ValueError: The network has fewer dense layers than `shared_layers`, or no
       other.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
   shared = _shared_parameters(model, config, num_classes)
 
   def initial_weights():
@@ -150,7 +151,7 @@ def build_lg_fed_avg(
     layers = weights_lib.scale(layers, tf.cast(1 - is_local, tf.float32))
     return client_work.ClientOutput(
         personal_layers.merge(layers, last),
-        few_round.client_weight(tf.size(client.examples.y), config.uniform),
+        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
         report,
         memory=collections.OrderedDict(
             layers=personal_layers.split(trained, shared)[0],
@@ -203,10 +204,10 @@ def build_lg_fed_avg_known_client(
     A `ClientPersonalizer` that trains nothing.
   """
   shared = _shared_parameters(model, config, num_classes)
-  return personal_head.build_client_personalizer(
-      few_round.LinearClassifier(model, num_classes),
+  return classifiers.build_client_personalizer(
+      classifiers.LinearClassifier(model, num_classes),
       lambda weights, memory: _with_own_layers(weights, shared, **memory.value),
-      personal_head.as_it_is,
+      classifiers.as_it_is,
   )
 
 
@@ -225,7 +226,7 @@ def build_lg_fed_avg_new_client(
   Returns:
     A `ClientPersonalizer` that uses no memory.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def train(weights, examples, seed):
     trained, _ = composition.train_epochs(
@@ -238,6 +239,6 @@ def build_lg_fed_avg_new_client(
     )
     return trained
 
-  return personal_head.build_client_personalizer(
+  return classifiers.build_client_personalizer(
       classifier, lambda weights, memory: weights, train
   )

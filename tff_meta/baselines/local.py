@@ -22,11 +22,11 @@ import tensorflow_federated as tff
 from tff_meta import composition
 from tff_meta import config_checks
 from tff_meta import episodes
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
-from tff_meta.learners import few_round
+from tff_meta.learners import classifiers
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personal_head
 from tff_meta.learners import personalizer
 from tff_meta.learners import prototype_classifier
 from tff_meta.losses import prototypical
@@ -68,7 +68,7 @@ class LocalConfig:
   def __post_init__(self):
     config_checks.check_fields(self)
     config_checks.check_at_least_one(self, 'shots')
-    composition.build_optimizer(
+    optimizers.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
 
@@ -110,7 +110,7 @@ def build_local(
   if config.training == 'episodes':
     network = model.without_head()
   else:
-    network = few_round.LinearClassifier(model, num_classes)
+    network = classifiers.LinearClassifier(model, num_classes)
   train = _build_training(model, config, num_classes)
 
   def initialize():
@@ -122,7 +122,7 @@ def build_local(
     )
     return client_work.ClientOutput(
         update=weights_lib.zeros_like(weights),
-        update_weight=few_round.client_weight(
+        update_weight=local_sgd.client_weight(
             tf.size(client.examples.y), uniform=True
         ),
         report=report,
@@ -148,14 +148,14 @@ def _build_training(model, config, num_classes):
     loss = _build_episode_loss(model, config, num_classes)
   else:
     batch_size, num_epochs = config.batch_size or None, config.epochs
-    loss = few_round.LinearClassifier(model, num_classes).loss
+    loss = classifiers.LinearClassifier(model, num_classes).loss
 
   def train(weights, examples, seed):
     return local_sgd.local_sgd(
         loss,
         weights,
         examples,
-        composition.build_optimizer(
+        optimizers.build_optimizer(
             config.optimizer, config.learning_rate, config.momentum
         ),
         batch_size=batch_size,
@@ -218,8 +218,8 @@ def what_is_missing(config: LocalConfig, class_sizes: np.ndarray) -> str | None:
 def _build_client_personalizer(model, config, num_classes, start, train):
   """A client trains what it starts from; with episodes it adds prototypes."""
   if config.training == 'epochs':
-    classifier = few_round.LinearClassifier(model, num_classes)
-    return personal_head.build_client_personalizer(classifier, start, train)
+    classifier = classifiers.LinearClassifier(model, num_classes)
+    return classifiers.build_client_personalizer(classifier, start, train)
   by_prototypes = prototype_classifier.build_client_personalizer(
       model, num_classes=num_classes
   )
@@ -249,7 +249,7 @@ def build_local_known_client(
       config,
       num_classes,
       lambda weights, memory: memory.value_or(weights),
-      personal_head.as_it_is,
+      classifiers.as_it_is,
   )
 
 

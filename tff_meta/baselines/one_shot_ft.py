@@ -26,9 +26,12 @@ import tensorflow_federated as tff
 from tff_meta import composition
 from tff_meta import config_checks
 from tff_meta import episodes
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
+from tff_meta.learners import classifiers
 from tff_meta.learners import few_round
+from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
@@ -82,7 +85,7 @@ class OneShotFtConfig:
           'Expected `held_out_share` below 1, so that clients have something to'
           f' train on, found {self.held_out_share}.'
       )
-    composition.build_optimizer(
+    optimizers.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
 
@@ -125,7 +128,7 @@ def build_one_shot_ft(
   Returns:
     A `LearningProcess` on `<examples, salt>` client data, FedAvg's.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def client_update(weights, client):
     trained, report = composition.train_epochs(
@@ -138,7 +141,7 @@ def build_one_shot_ft(
     )
     return client_work.ClientOutput(
         weights_lib.subtract(weights, trained),
-        few_round.client_weight(tf.size(client.examples.y), config.uniform),
+        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
         report,
     )
 
@@ -192,7 +195,7 @@ def hold_out(
 
 
 def score(
-    classifier: few_round.LinearClassifier,
+    classifier: classifiers.LinearClassifier,
     uploads: few_round.ClientUpload,
     held_out: episodes.Examples,
 ) -> tf.Tensor:
@@ -280,9 +283,9 @@ def build_one_shot_ft_personalizer(
     than `config.kept_clients` clients. What a client holds out is the same in
     all rounds: it never trains on it.
   """
-  classifier = few_round.LinearClassifier(model, way)
+  classifier = classifiers.LinearClassifier(model, way)
   settings = few_round.RoundSettings(
-      optimizer=composition.build_optimizer(
+      optimizer=optimizers.build_optimizer(
           config.optimizer, config.deployment_learning_rate, config.momentum
       ),
       batch_size=config.deployment_batch_size,

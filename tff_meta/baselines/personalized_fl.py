@@ -22,8 +22,10 @@ import tensorflow_federated as tff
 from tff_meta import composition
 from tff_meta import config_checks
 from tff_meta import episodes
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
+from tff_meta.learners import classifiers
 from tff_meta.learners import few_round
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
@@ -88,15 +90,15 @@ DEMO = dataclasses.replace(
 )
 
 
-def _build_classifier(model, config, num_classes) -> few_round.Classifier:
+def _build_classifier(model, config, num_classes) -> classifiers.Classifier:
   if config.classifier == 'linear':
-    return few_round.LinearClassifier(model, num_classes)
-  return few_round.DistanceClassifier(model, num_classes)
+    return classifiers.LinearClassifier(model, num_classes)
+  return classifiers.DistanceClassifier(model, num_classes)
 
 
 def _round_settings(config, learning_rate, batch_size, num_epochs):
   return few_round.RoundSettings(
-      optimizer=composition.build_optimizer('sgd', learning_rate),
+      optimizer=optimizers.build_optimizer('sgd', learning_rate),
       batch_size=batch_size,
       num_epochs=num_epochs,
       weight_decay=config.weight_decay,
@@ -106,7 +108,7 @@ def _round_settings(config, learning_rate, batch_size, num_epochs):
 
 
 def build_client_update(
-    classifier: few_round.Classifier,
+    classifier: classifiers.Classifier,
     config: PersonalizedFlConfig,
     num_classes: int,
 ):
@@ -147,7 +149,7 @@ def build_client_update(
         config.meta_learning_rate,
     )
     num_query = tf.size(query.y)
-    weight = few_round.client_weight(
+    weight = local_sgd.client_weight(
         tf.size(support.y) + num_query, config.uniform
     )
     num_query = tf.cast(num_query, tf.float32)
@@ -156,7 +158,7 @@ def build_client_update(
         delta,
         weight,
         report,
-        learned=few_round.learns_from(classifier, query, none),
+        learned=classifiers.learns_from(classifier, query, none),
     )
 
   return client_update

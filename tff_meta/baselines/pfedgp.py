@@ -25,9 +25,9 @@ import tensorflow_federated as tff
 from tff_meta import composition
 from tff_meta import config_checks
 from tff_meta import episodes
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
-from tff_meta.learners import few_round
 from tff_meta.learners import gp_classifier
 from tff_meta.learners import gp_tree
 from tff_meta.learners import local_sgd
@@ -82,7 +82,7 @@ class PFedGPConfig:
         raise ValueError(
             f'Expected `{name}` above 0, found {getattr(self, name)}.'
         )
-    composition.build_optimizer('sgd', self.learning_rate, self.momentum)
+    optimizers.build_optimizer('sgd', self.learning_rate, self.momentum)
 
   @property
   def process(self) -> gp_classifier.GaussianProcess:
@@ -162,7 +162,7 @@ def build_client_update(
   examples count alike, those of one class, whose gradient is that of the weight
   decay, included.
   """
-  optimizer = composition.build_optimizer(
+  optimizer = optimizers.build_optimizer(
       'sgd', config.learning_rate, config.momentum
   )
 
@@ -203,7 +203,7 @@ def build_client_update(
     scored = prototypical.num_scored(held_out.y, held_out.mask, tree.present)
     return client_work.ClientOutput(
         weights_lib.subtract(weights, trained),
-        few_round.client_weight(count, uniform=True),
+        local_sgd.client_weight(count, uniform=True),
         local_sgd.LocalReport(loss_sum, config.inner_steps * count),
         learned=scored > 0,
     )

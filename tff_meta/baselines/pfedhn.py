@@ -26,13 +26,13 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
+from tff_meta.learners import classifiers
 from tff_meta.learners import cyclic_batches
-from tff_meta.learners import few_round
 from tff_meta.learners import fine_tuning
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personal_head
 from tff_meta.learners import personalizer
 from tff_meta.models import hypernetwork as hypernetwork_lib
 from tff_meta.models import model as model_lib
@@ -161,7 +161,7 @@ def build_pfedhn(
     both float32 `[config.embedding_size]`; the initial one is zeros, in place
     of which a client draws its first embedding from a normal distribution.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
   hypernetwork = build_hypernetwork(model, config, num_classes)
 
   def initial_weights():
@@ -183,7 +183,7 @@ def build_pfedhn(
         classifier.loss,
         received,
         client.examples,
-        composition.build_optimizer(
+        optimizers.build_optimizer(
             'sgd', config.learning_rate, config.momentum
         ),
         batch_size=config.batch_size,
@@ -206,7 +206,7 @@ def build_pfedhn(
     velocity = config.server_momentum * kept['velocity'] + of_embedding
     embedding -= config.server_learning_rate * velocity
     memory = _memory(embedding, velocity)
-    weight = few_round.client_weight(tf.size(client.examples.y), True)
+    weight = local_sgd.client_weight(tf.size(client.examples.y), True)
     return client_work.ClientOutput(of_phi, weight, report, memory=memory)
 
   return composition.build_learning_process(
@@ -217,7 +217,7 @@ def build_pfedhn(
       seed=seed,
       aggregator=aggregator,
       server_optimizer=server_optimizer
-      or composition.build_optimizer(
+      or optimizers.build_optimizer(
           'sgd', config.server_learning_rate, config.server_momentum
       ),
       memory=initial_memory,
@@ -240,10 +240,10 @@ def build_pfedhn_known_client(
     A `ClientPersonalizer` that trains nothing.
   """
   hypernetwork = build_hypernetwork(model, config, num_classes)
-  return personal_head.build_client_personalizer(
-      few_round.LinearClassifier(model, num_classes),
+  return classifiers.build_client_personalizer(
+      classifiers.LinearClassifier(model, num_classes),
       lambda phi, memory: hypernetwork.generate(phi, memory.value['embedding']),
-      personal_head.as_it_is,
+      classifiers.as_it_is,
   )
 
 
@@ -261,7 +261,7 @@ def build_pfedhn_new_client(
     A `ClientPersonalizer` that uses no memory; its curve has
     `fine_tuning_steps + 1` points.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
   hypernetwork = build_hypernetwork(model, config, num_classes)
   settings = fine_tuning.FineTuning(
       config.fine_tuning_steps,

@@ -24,9 +24,8 @@ from tff_meta import config_checks
 from tff_meta import episodes
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
-from tff_meta.learners import few_round
+from tff_meta.learners import classifiers
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personal_head
 from tff_meta.learners import personalizer
 from tff_meta.losses import proximal
 from tff_meta.models import model as model_lib
@@ -106,7 +105,7 @@ def build_pfedme(
     A `LearningProcess`, whose loss is that of the personal models, before each
     of their steps.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def client_update(weights, client):
     trained, _, report = _train(
@@ -114,7 +113,7 @@ def build_pfedme(
     )
     return client_work.ClientOutput(
         weights_lib.subtract(weights, trained),
-        few_round.client_weight(tf.size(client.examples.y), config.uniform),
+        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
         report,
     )
 
@@ -195,13 +194,13 @@ def build_pfedme_client(
   Returns:
     A `ClientPersonalizer` that uses no memory.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def train(weights, examples, seed):
     # Adaptation's examples may be padded; minibatches are drawn from all.
     examples = episodes.drop_padding(examples)
     return _train(classifier, config, weights, examples, seed)[1]
 
-  return personal_head.build_client_personalizer(
+  return classifiers.build_client_personalizer(
       classifier, lambda weights, memory: weights, train
   )

@@ -26,9 +26,8 @@ from tff_meta import composition
 from tff_meta import config_checks
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
-from tff_meta.learners import few_round
+from tff_meta.learners import classifiers
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personal_head
 from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
@@ -132,7 +131,7 @@ def build_scaffold(
     client's memory is its c_i, at first zero. It has to come back with the
     client: of a client that comes without, c gets the whole gradient again.
   """
-  classifier = few_round.LinearClassifier(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def initial_weights():
     return classifier.initialize(composition.initial_seed(seed))
@@ -166,7 +165,7 @@ def build_scaffold(
     )
     return client_work.ClientOutput(
         weights_lib.subtract(weights, trained),
-        few_round.client_weight(tf.size(examples.y), config.uniform),
+        local_sgd.client_weight(tf.size(examples.y), config.uniform),
         report,
         signal=weights_lib.subtract(mean, own),
         memory=mean,
@@ -208,8 +207,8 @@ def build_scaffold_client(
     A `ClientPersonalizer` that trains nothing and uses no memory.
   """
   del config
-  return personal_head.build_client_personalizer(
-      few_round.LinearClassifier(model, num_classes),
+  return classifiers.build_client_personalizer(
+      classifiers.LinearClassifier(model, num_classes),
       lambda weights, memory: weights,
-      personal_head.as_it_is,
+      classifiers.as_it_is,
   )

@@ -7,8 +7,8 @@ from typing import Any
 import tensorflow as tf
 
 from tff_meta import episodes
+from tff_meta.learners import classifiers
 from tff_meta.learners import cyclic_batches
-from tff_meta.learners import few_round
 from tff_meta.learners import personalizer
 
 
@@ -167,7 +167,7 @@ def build_client_personalizer(
 
 
 def build_classifier_personalizer(
-    settings: FineTuning, classifier: few_round.LinearClassifier
+    settings: FineTuning, classifier: classifiers.LinearClassifier
 ) -> personalizer.ClientPersonalizer:
   """A client takes a linear classifier and its body through SGD steps.
 

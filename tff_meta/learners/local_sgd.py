@@ -205,6 +205,12 @@ def length_of(number: int, unit: str) -> dict[str, int | None]:
   return dict(num_epochs=number, max_steps=number if unit == 'steps' else None)
 
 
+def client_weight(num_examples: tf.Tensor, uniform: bool) -> tf.Tensor:
+  """Returns lambda_k: the number of examples, or 1 for any client with some."""
+  num_examples = tf.cast(num_examples, tf.float32)
+  return tf.sign(num_examples) if uniform else num_examples
+
+
 def _partition(weights, trainable):
   """The parts that learn and the parts that do not."""
   if trainable is None:

@@ -7,13 +7,10 @@ its learning rates.
 """
 
 import collections
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
-from tff_meta.learners import few_round
-from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
 # Apart from the seeds of runs; see `unseen_head`.
@@ -62,35 +59,3 @@ def unseen_head(model: model_lib.Model, num_classes: int) -> Any:
     The parameters of a head.
   """
   return model.init_head(tf.constant(_UNSEEN_SEED, tf.int32), num_classes)
-
-
-def as_it_is(weights: Any, examples: Any, seed: tf.Tensor) -> Any:
-  """The `train` of a client that has its model already: returns `weights`."""
-  del examples, seed
-  return weights
-
-
-def build_client_personalizer(
-    classifier: few_round.LinearClassifier,
-    start: Callable[[Any, Any], Any],
-    train: Callable[[Any, Any, tf.Tensor], Any],
-) -> personalizer.ClientPersonalizer:
-  """A client takes a body and a head, trains them and classifies with them.
-
-  Args:
-    classifier: What predicts.
-    start: `(weights, memory) -> OrderedDict(body, head)`.
-    train: `(OrderedDict(body, head), examples, seed) -> OrderedDict(body,
-      head)`; gives back what it gets where there are no examples.
-
-  Returns:
-    A `ClientPersonalizer`.
-  """
-
-  def adapt(weights, memory, examples, seed):
-    return train(start(weights, memory), examples, seed)
-
-  def predict(adapted, query):
-    return classifier.predict(adapted, classifier.no_prototypes(), query)
-
-  return personalizer.ClientPersonalizer(start, adapt, predict)

@@ -175,6 +175,55 @@ def nearest_prototype(e: tf.Tensor, prototypes: Prototypes) -> tf.Tensor:
   return tf.argmax(logits, 1, output_type=tf.int32)
 
 
+class PrototypeSums(NamedTuple):
+  """What is summed over clients to average prototypes.
+
+  Attributes:
+    means: `lambda_k * means`, zero rows for absent classes; float `[C, D]`.
+    class_weight: `lambda_k` where the client holds the class; float `[C]`.
+    total_weight: `lambda_k`; float scalar, or `[C]` where each class has one.
+  """
+
+  means: tf.Tensor
+  class_weight: tf.Tensor
+  total_weight: tf.Tensor
+
+
+def weigh_prototypes(
+    prototypes: Prototypes, weight: tf.Tensor
+) -> PrototypeSums:
+  """Returns one client's summand, given its weight lambda_k.
+
+  Args:
+    prototypes: The client's, of C classes.
+    weight: At least 0; a scalar, or one for every class, `[C]`.
+  """
+  held = weight * prototypes.present
+  return PrototypeSums(held[:, tf.newaxis] * prototypes.means, held, weight)
+
+
+def divide_prototypes(sums: PrototypeSums, over: str = 'holders') -> Prototypes:
+  """The global prototypes from the summed `weigh_prototypes`.
+
+    Gamma(c) = sum_{k holds c} lambda_k Gamma_k(c) / sum_{k holds c} lambda_k
+
+  Args:
+    sums: Sums over the clients.
+    over: `'holders'` as above; `'all'` divides by the weight of all clients, so
+      that a class held by few shrinks towards 0 (the literal Algorithm 1).
+
+  Returns:
+    Means `[C, D]`, zero rows for classes nobody holds, and present `[C]`, 0/1.
+  """
+  weight = sums.class_weight if over == 'holders' else sums.total_weight
+  means = tf.math.divide_no_nan(
+      sums.means,
+      tf.broadcast_to(weight, tf.shape(sums.means)[:1])[:, tf.newaxis],
+  )
+  present = tf.cast(sums.class_weight > 0, sums.means.dtype)
+  return Prototypes(means, present)
+
+
 def _member(e, y, mask, num_classes):
   """[n, C]: the mask in the column of the label, zero elsewhere."""
   mask = tf.cast(mask, e.dtype)

@@ -1,1 +1,0 @@
-"""What the server does with an aggregate, as `FinalizerProcess`."""
