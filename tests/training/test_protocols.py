@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tree
 
-from tff_meta import client_state_store
 from tff_meta.data import few_round_groups
 from tff_meta.evaluation import normalized_variance
 from tff_meta.training import checkpoints
+from tff_meta.training import client_state_store
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
 from tff_meta.training import run_config

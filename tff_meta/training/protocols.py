@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import tensorflow_federated as tff
 
-from tff_meta import client_state_store
 from tff_meta import registry
 from tff_meta import spelling
 from tff_meta.data import few_round_groups
@@ -31,6 +30,7 @@ from tff_meta.evaluation import personalization
 from tff_meta.learners import personalizer as personalizer_lib
 from tff_meta.training import atomic_files
 from tff_meta.training import client_memories
+from tff_meta.training import client_state_store
 from tff_meta.training import embeddings
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import loop
