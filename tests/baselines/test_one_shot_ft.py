@@ -13,8 +13,8 @@ from tff_meta import episodes
 from tff_meta import models
 from tff_meta.baselines import fed_avg
 from tff_meta.baselines import one_shot_ft
-from tff_meta.data import few_round_groups
-from tff_meta.evaluation import few_round as evaluation
+from tff_meta.data import groups as groups_lib
+from tff_meta.evaluation import groups as group_evaluation
 from tff_meta.learners import classifiers
 from tff_meta.learners import few_round
 
@@ -329,10 +329,10 @@ def test_queries_do_not_matter_to_the_group_s_model():
   use = one_shot_ft.build_one_shot_ft_personalizer(
       oracle.build_model(), CONFIG, way=WAY
   )
-  ask = evaluation.build_group_test(use)
+  ask = group_evaluation.build_group_test(use)
 
   def answers(x, y):
-    group = few_round_groups.Group(
+    group = groups_lib.Group(
         *support[:3],
         query_x=tf.constant(x),
         query_y=tf.constant(y),

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import mutations
 import pytest
 
-from tff_meta import client_state_store
 from tff_meta.training import checkpoints
 from tff_meta.training import client_memories
+from tff_meta.training import client_state_store
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
 from tff_meta.training import restored_run

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tree
 
-from tff_meta import client_state_store
-from tff_meta.data import few_round_groups
+from tff_meta.data import groups as groups_lib
 from tff_meta.evaluation import normalized_variance
 from tff_meta.training import checkpoints
+from tff_meta.training import client_state_store
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
 from tff_meta.training import run_config
@@ -365,13 +365,13 @@ def test_clients_of_validation_classes_are_measured_on_the_way(monkeypatch):
   assert evaluation.names == (column, column + '_micro')
   assert evaluation.best_by == column
   drawn = []
-  sample = few_round_groups.sample_group
+  sample = groups_lib.sample_group
 
   def sample_group(*args, **options):
     drawn.append(sample(*args, **options))
     return drawn[-1]
 
-  monkeypatch.setattr(few_round_groups, 'sample_group', sample_group)
+  monkeypatch.setattr(groups_lib, 'sample_group', sample_group)
   measured = evaluation.measure(process.get_model_weights(state), None)
   split = experiment.dataset.class_pools.corpus.class_split
   assert len(drawn) == 2
@@ -383,7 +383,7 @@ def test_clients_of_validation_classes_are_measured_on_the_way(monkeypatch):
       config=dataclasses.replace(experiment.config, eval_groups=2),
   )
   monkeypatch.setattr(
-      few_round_groups,
+      groups_lib,
       'sample_group',
       lambda *args, **options: drawn[options['index']],
   )

@@ -19,18 +19,18 @@ from typing import Any, NamedTuple
 
 import tensorflow_federated as tff
 
-from tff_meta import client_state_store
 from tff_meta import registry
 from tff_meta import spelling
-from tff_meta.data import few_round_groups
+from tff_meta.data import groups as groups_lib
 from tff_meta.evaluation import accuracy
 from tff_meta.evaluation import client_metrics
-from tff_meta.evaluation import few_round
+from tff_meta.evaluation import clients as client_evaluation
+from tff_meta.evaluation import groups as group_evaluation
 from tff_meta.evaluation import normalized_variance
-from tff_meta.evaluation import personalization
 from tff_meta.learners import personalizer as personalizer_lib
 from tff_meta.training import atomic_files
 from tff_meta.training import client_memories
+from tff_meta.training import client_state_store
 from tff_meta.training import embeddings
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import loop
@@ -219,13 +219,13 @@ class Evaluator:
     return tuple(names)
 
   @property
-  def _pools(self) -> few_round_groups.ClassPools:
+  def _pools(self) -> groups_lib.ClassPools:
     return self._experiment.dataset.class_pools
 
-  def group_protocol(self, name: str) -> few_round.GroupProtocol:
+  def group_protocol(self, name: str) -> group_evaluation.GroupProtocol:
     """Returns the groups of a protocol of new groups or new classes."""
     config = self._config
-    return few_round.GroupProtocol(
+    return group_evaluation.GroupProtocol(
         role='meta_test',
         way=config.way,
         num_clients=config.group_clients,
@@ -235,9 +235,9 @@ class Evaluator:
         num_seen=config.way * 3 // 5 if name in _MIXED else 0,
     )
 
-  def client_protocol(self, name: str) -> personalization.ClientProtocol:
+  def client_protocol(self, name: str) -> client_evaluation.ClientProtocol:
     """Returns the clients of a protocol of single clients."""
-    return personalization.ClientProtocol(
+    return client_evaluation.ClientProtocol(
         role=_ROLES[name],
         part='test',
         support_fraction=self._config.eval_support_fraction,
@@ -465,14 +465,14 @@ class Evaluator:
   def _group_report(
       self, group_test, trained, protocol
   ) -> client_metrics.Report:
-    return few_round.evaluate_groups(
+    return group_evaluation.evaluate_groups(
         group_test, trained.weights, self._pools, protocol
     )
 
   @functools.cached_property
   def _own_test(self) -> Callable[..., Any]:
     """Asks a group what it learned with the algorithm's own personalizer."""
-    return few_round.build_group_test(
+    return group_evaluation.build_group_test(
         self._experiment.spec.build_group_personalizer(
             self._experiment.model, self._config.hparams, way=self._config.way
         )
@@ -484,7 +484,7 @@ class Evaluator:
     config = dataclasses.replace(
         self._config.reference_hparams, rounds=self._config.hparams.rounds
     )
-    return few_round.build_group_test(
+    return group_evaluation.build_group_test(
         registry.get(_SCRATCH).build_group_personalizer(
             self._experiment.model, config, way=self._config.way
         )
@@ -494,20 +494,24 @@ class Evaluator:
       self,
       name: str,
       trained: Model,
-      protocol: personalization.ClientProtocol | few_round.GroupProtocol | None,
+      protocol: (
+          client_evaluation.ClientProtocol
+          | group_evaluation.GroupProtocol
+          | None
+      ),
       with_curve: bool,
   ) -> client_metrics.Report:
     """Tests clients; `protocol` is for during training."""
     is_final = protocol is None
     personalizer, client_test = self._client_use(name, is_final, with_curve)
     if name == NEW_CLASS_CLIENTS:
-      tasks = personalization.new_class_tasks(
+      tasks = client_evaluation.new_class_tasks(
           self._pools, protocol or self.group_protocol(name)
       )
     else:
       protocol = protocol or self.client_protocol(name)
       tasks = protocol.tasks(self._experiment.dataset)
-    return personalization.evaluate_clients(
+    return client_evaluation.evaluate_clients(
         client_test,
         trained.weights,
         trained.memories.of if name == KNOWN_CLIENTS else lambda _: (),
@@ -542,7 +546,7 @@ class Evaluator:
       return self._client_use(name, final, shown)  # The same, traced once.
     if not final:
       personalizer = personalizer.during_training()
-    return personalizer, personalization.build_client_test(
+    return personalizer, client_evaluation.build_client_test(
         personalizer, with_curve=with_curve
     )
 

@@ -15,11 +15,11 @@ import tensorflow_federated as tff
 import tree
 
 import tff_meta
-from tff_meta import client_state_store
 from tff_meta import composition
 from tff_meta import plain_files
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
+from tff_meta.training import client_state_store
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import learning_curve
 from tff_meta.training import loop
