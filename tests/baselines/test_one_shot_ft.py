@@ -77,9 +77,8 @@ def fine_tune(config, clients):
       for name, value in dataclasses.asdict(config).items()
       if name in fields
   }
-  use = fed_avg.build_fine_tuning_group_personalizer(
-      oracle.build_model(), fed_avg.FedAvgConfig(**shared), way=WAY
-  )
+  config = fed_avg.FedAvgConfig(**shared)
+  use = fed_avg.fed_avg_ft(oracle.build_model(), config, WAY).group()
   adapted, _ = use.adapt(trained_weights(), *stack(clients), SEED)
   return adapted
 

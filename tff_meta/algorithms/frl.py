@@ -394,7 +394,8 @@ def frl(
   nearest global prototype.
   """
   classifier = build_classifier(model, config, num_classes)
-  num_rows, size = classifier.num_prototypes, model.embedding_size
+  num_rows = num_classes if config.classifier == 'distance' else 0
+  size = model.embedding_size
   spec = tf.TensorSpec
   prototypes = method.Channel(
       'class prototypes',

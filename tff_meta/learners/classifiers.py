@@ -49,11 +49,6 @@ class DistanceClassifier:
   exclude_true_class: bool = False
   squared: bool = True
 
-  @property
-  def num_prototypes(self) -> int:
-    """Number of classes that have a prototype."""
-    return self.num_classes
-
   def initialize(self, seed: tf.Tensor):
     """Returns initial weights, whose head is empty."""
     return self.model.without_head().initialize(seed)
@@ -66,8 +61,8 @@ class DistanceClassifier:
   def no_prototypes(self) -> prototypical.Prototypes:
     """Returns the prototypes before the first round: of no class."""
     return prototypical.Prototypes(
-        tf.zeros([self.num_prototypes, self.model.embedding_size]),
-        tf.zeros([self.num_prototypes]),
+        tf.zeros([self.num_classes, self.model.embedding_size]),
+        tf.zeros([self.num_classes]),
     )
 
   def prototypes(self, weights, examples) -> prototypical.Prototypes:
@@ -134,11 +129,6 @@ class LinearClassifier:
 
   model: model_lib.Model
   num_classes: int
-
-  @property
-  def num_prototypes(self) -> int:
-    """Number of classes that have a prototype: none."""
-    return 0
 
   def initialize(self, seed: tf.Tensor):
     """Returns initial weights with a head of `num_classes` outputs."""
