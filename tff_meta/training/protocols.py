@@ -66,13 +66,13 @@ _GROUP_COLUMNS = {
 _SCRATCH = 'fed_avg'
 # Where an algorithm has no use for what was trained.
 _UNUSED = {_SCRATCH: tuple(_DEPLOYMENTS), 'local': (NEW_CLIENTS,)}
-_TRAINED, _UNTRAINED = 'trained', 'untrained'
-_FROM_SCRATCH, _FED_AVG_FROM_SCRATCH = 'from_scratch', 'fed_avg_from_scratch'
+TRAINED, _UNTRAINED = 'trained', 'untrained'
+FROM_SCRATCH, _FED_AVG_FROM_SCRATCH = 'from_scratch', 'fed_avg_from_scratch'
 _ROUNDS = {'': '', '_best': ', best round'}
-_LABELS = {
-    _TRAINED: 'trained model',
+LABELS = {
+    TRAINED: 'trained model',
     _UNTRAINED: 'initial model, untrained',
-    _FROM_SCRATCH: 'from scratch',
+    FROM_SCRATCH: 'from scratch',
     _FED_AVG_FROM_SCRATCH: 'FedAvg from scratch',
 }
 
@@ -303,7 +303,7 @@ class Evaluator:
       `nvar`, too, see `normalized_variance`; None where that is not defined.
     """
     if self.starts_from_scratch(name):
-      report(f'Evaluating {name}: {_LABELS[_FROM_SCRATCH]}.')
+      report(f'Evaluating {name}: {LABELS[FROM_SCRATCH]}.')
       own = self._report(name, untrained, with_curve=self._config.curve)
       self._report_no_curve(name, own, report)
       return {suffix: (self._summary(name, own, {}), own) for suffix in trained}
@@ -314,7 +314,7 @@ class Evaluator:
       if done:
         results[suffix] = results[done[0]]
         continue
-      report(f'Evaluating {name}: {_LABELS[_TRAINED]}{_ROUNDS[suffix]}.')
+      report(f'Evaluating {name}: {LABELS[TRAINED]}{_ROUNDS[suffix]}.')
       own = self._report(name, of_round, with_curve=self._config.curve)
       summary = self._summary(name, own, references)
       if self._config.nvar and name == KNOWN_CLIENTS:
@@ -356,7 +356,7 @@ class Evaluator:
       references[_FED_AVG_FROM_SCRATCH] = self._scratch_report
     reports = {}
     for other, of in references.items():
-      report(f'Evaluating {name}: {_LABELS[other]}.')
+      report(f'Evaluating {name}: {LABELS[other]}.')
       reports[other] = of(name, untrained)
     return reports
 
@@ -590,49 +590,3 @@ def _gain(
       'gain': difference.mean,
       'gain_half_width_95': difference.half_width,
   }
-
-
-def format_table(evaluation: Mapping[str, Mapping[str, Any]]) -> str:
-  """Returns the evaluation of a summary as a table to print."""
-  lines = []
-  for name, result in evaluation.items():
-    count = result.get('num_groups') or result['num_clients']
-    unit = 'groups' if 'num_groups' in result else 'clients'
-    lines.append(f'{name} ({count} {unit}, accuracy +- 95 % interval, percent)')
-    own = _FROM_SCRATCH if result['starts_from_scratch'] else _TRAINED
-    rows = {own: result, **result['references']}
-    for row, values in rows.items():
-      line = f'  {_LABELS[row]:24}' + _percent(
-          values['accuracy_mean'], values['accuracy_half_width_95']
-      )
-      if 'gain' in values:
-        gain = _percent(values['gain'], values['gain_half_width_95'])
-        line += f'   trained gains {gain}'
-      lines.append(line)
-    lines.append(_further_line(own, result))
-  return '\n'.join(lines)
-
-
-def _further_line(model_name, result) -> str:
-  """Returns what else is told of clients or groups."""
-  parts = [
-      f'micro {100 * result["accuracy_micro"]:.2f}',
-      f'deviation {100 * result["accuracy_std"]:.2f}',
-      f'worst decile {100 * result["accuracy_worst_decile"]:.2f}',
-      f'macro-F1 {100 * result["macro_f1_mean"]:.2f}',
-  ]
-  if result['share_hurt'] is not None:
-    parts += [
-        f'before adaptation {100 * result["accuracy_before_mean"]:.2f}',
-        f'{100 * result["share_hurt"]:.0f} % of clients hurt by it',
-    ]
-  if result['curve_end_mean'] is not None:
-    parts.append(f'last three steps {100 * result["curve_end_mean"]:.2f}')
-  if result.get('nvar') is not None:
-    parts.append(f'nVAR {result["nvar"]:.4g}')
-  return f'  {_LABELS[model_name]}: {", ".join(parts)}'
-
-
-def _percent(mean: float, half_width: float | None) -> str:
-  width = 'unknown' if half_width is None else f'{100 * half_width:.2f}'
-  return f'{100 * mean:6.2f} +- {width}'
