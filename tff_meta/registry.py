@@ -223,7 +223,7 @@ def _field_names(module_name: str, class_name: str) -> dict[str, None]:
   for node in statements:
     match node:
       case ast.ClassDef(name=name) if name == class_name:
-        for base in node.bases:
+        for base in reversed(node.bases):  # As dataclasses collect them.
           match base:
             case ast.Attribute(ast.Name(module), base_name):
               names |= _field_names(imported[module], base_name)

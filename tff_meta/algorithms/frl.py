@@ -27,6 +27,7 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import configurations
 from tff_meta import episodes
 from tff_meta import method
 from tff_meta import optimizers
@@ -41,7 +42,7 @@ from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class FrlConfig:
+class FrlConfig(configurations.Configuration):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
@@ -102,7 +103,7 @@ class FrlConfig:
   deployment_batch_size: int = 60
 
   def __post_init__(self):
-    config_checks.check_fields(self)
+    super().__post_init__()
     config_checks.check_fraction(self, 'support_fraction')
     if self.meta_prototypes == 'stored_support' and self.rounds == 0:
       raise ValueError(

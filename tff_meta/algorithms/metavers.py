@@ -21,6 +21,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import config_checks
+from tff_meta import configurations
 from tff_meta import episodes
 from tff_meta import method
 from tff_meta import optimizers
@@ -34,7 +35,7 @@ from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class MetaVersConfig:
+class MetaVersConfig(configurations.Configuration):
   """Configuration; the defaults are the `paper` preset, for CIFAR-10.
 
   Attributes:
@@ -94,7 +95,7 @@ class MetaVersConfig:
   weight_decay: float = 0.0
 
   def __post_init__(self):
-    config_checks.check_fields(self)
+    super().__post_init__()
     config_checks.check_at_least_one(self, 'shots')
     config_checks.check_at_least_one(self, 'margin_window')
     if self.gamma > 1:

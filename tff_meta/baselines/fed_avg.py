@@ -20,7 +20,7 @@ import dataclasses
 import tensorflow as tf
 
 from tff_meta import config_checks
-from tff_meta import local_training
+from tff_meta import configurations
 from tff_meta import method
 from tff_meta import optimizers
 from tff_meta import weights as weights_lib
@@ -34,7 +34,7 @@ from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class FedAvgConfig(local_training.LocalTraining):
+class FedAvgConfig(configurations.LocalTraining):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:

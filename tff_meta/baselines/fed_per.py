@@ -18,7 +18,7 @@ Deviations: BUILD_NOTES.md, FedPer.
 import dataclasses
 from typing import Literal
 
-from tff_meta import local_training
+from tff_meta import configurations
 from tff_meta import method
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
@@ -28,7 +28,7 @@ from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class FedPerConfig(local_training.LocalTraining):
+class FedPerConfig(configurations.LocalTraining):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:

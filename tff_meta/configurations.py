@@ -1,4 +1,4 @@
-"""How clients train locally: what most configurations begin with."""
+"""What the configurations of algorithms share."""
 
 from collections.abc import Callable
 import dataclasses
@@ -9,11 +9,58 @@ import tensorflow as tf
 from tff_meta import config_checks
 from tff_meta import episodes
 from tff_meta import optimizers
+from tff_meta.learners import fine_tuning
 from tff_meta.learners import local_sgd
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalOptimizer:
+class Configuration:
+  """The base of all configurations, which checks every field by its type."""
+
+  def __post_init__(self):
+    """Checks all fields, those of subclasses, too.
+
+    Raises:
+      ValueError: If one holds what it cannot, see `config_checks.check_fields`.
+    """
+    config_checks.check_fields(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuned(Configuration):
+  """SGD steps at a falling rate before a test.
+
+  Attributes:
+    batch_size: Examples of a minibatch.
+    fine_tuning_steps: How many steps a client takes before it is tested.
+    fine_tuning_learning_rate: Of the first of them.
+    fine_tuning_decay: Factor of that rate every `fine_tuning_decay_steps`.
+    fine_tuning_decay_steps: At least 1.
+  """
+
+  batch_size: int = 10
+  fine_tuning_steps: int = 50
+  fine_tuning_learning_rate: float = 0.01
+  fine_tuning_decay: float = 0.8
+  fine_tuning_decay_steps: int = 5
+
+  def __post_init__(self):
+    super().__post_init__()
+    config_checks.check_at_least_one(self, 'fine_tuning_decay_steps')
+
+  def fine_tuning(self) -> fine_tuning.FineTuning:
+    """Returns how a client is fine-tuned."""
+    return fine_tuning.FineTuning(
+        num_steps=self.fine_tuning_steps,
+        learning_rate=self.fine_tuning_learning_rate,
+        batch_size=self.batch_size,
+        decay=self.fine_tuning_decay,
+        decay_steps=self.fine_tuning_decay_steps,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalOptimizer(Configuration):
   """Minibatch steps on a client.
 
   Attributes:
@@ -31,12 +78,7 @@ class LocalOptimizer:
   weight_decay: float = 0.0
 
   def __post_init__(self):
-    """Checks all fields, those of subclasses, too.
-
-    Raises:
-      ValueError: If one holds what it cannot.
-    """
-    config_checks.check_fields(self)
+    super().__post_init__()
     optimizers.build_optimizer(
         self.optimizer, self.learning_rate, self.momentum
     )
