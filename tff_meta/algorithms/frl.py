@@ -423,14 +423,13 @@ def frl(
         client_update,
         client_work_lib.run_seed(seed),
         num_classes=num_classes,
-    ).process
-    result_type = work.next.type_signature.result.result.member
+    )
+    result_type = work.process.next.type_signature.result.result.member
     update_process = aggregator.create(
         result_type.update, result_type.update_weight
     )
-    process = tff.learning.templates.compose_learning_process(
+    process = composition.compose(
         initial_state,
-        tff.learning.templates.build_broadcast_process(state_type),
         work,
         update_process,
         composition.build_stateless_finalizer(
