@@ -18,6 +18,7 @@ import tensorflow_federated as tff
 import tree
 
 from tff_meta import composition
+from tff_meta import method as method_lib
 from tff_meta import models
 from tff_meta import registry
 from tff_meta.client_works import client_work
@@ -522,6 +523,10 @@ class Subject:
     self.rounds_per_cohort = case.spec.rounds_per_cohort(case.config)
     self.num_rounds = max(3, self.rounds_per_cohort)
     self.cohort = _COHORT
+
+  @functools.cached_property
+  def method(self) -> method_lib.Method:
+    return self.case.spec.method(self.model, self.case.config, _NUM_CLASSES)
 
   def build(self, *, seed: int = _SEED, copy: int = 0) -> Any:
     """Returns a process; each `copy` of the same one is built by itself."""
