@@ -562,10 +562,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary="The server's model, mixed with one of the client's own",
             paper='Deng et al., 2020',
             module_name='tff_meta.baselines.apfl',
-            builder='build_apfl',
-            known_client_personalizer='build_apfl_known_client',
-            new_client_personalizer='build_apfl_new_client',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='pfedme',
