@@ -69,7 +69,8 @@ class Method:
     memory: `seed -> value`, stands in for the memory of a client that has not
       taken part yet; None if clients keep nothing between rounds.
     state: What the server keeps and broadcasts to the clients beside the
-      weights; None for nothing.
+      weights, or `seed -> state` with the run's seed, an int, where that is
+      random; None for nothing.
     num_models: How many models the server keeps, stacked in its weights. Where
       they are several, a client's update is a `clusters.ClusterUpdate`.
     sums_updates: Whether the clients' updates are summed; otherwise the server
@@ -101,7 +102,11 @@ class Method:
   client_update: Callable[..., client_work.ClientOutput]
   _: dataclasses.KW_ONLY
   memory: Callable[[tf.Tensor], Any] | None = None
-  state: client_work.ClientWorkState | None = None
+  state: (
+      client_work.ClientWorkState
+      | Callable[[int], client_work.ClientWorkState]
+      | None
+  ) = None
   num_models: int = 1
   sums_updates: bool = False
   channels: tuple[Channel, ...] = ()
@@ -159,6 +164,8 @@ def build_process(
       )
     return method.compose(model, seed, aggregator)
   state, signal = method.state, _channel(method, 'signal')
+  if callable(state):
+    state = state(seed)
   if signal is not None:
     state = state._replace(aggregator=signal.aggregator)
 

@@ -146,7 +146,8 @@ def test_the_server_learns_what_it_would_without(mixing):
 
 def test_all_of_an_own_model_is_one_of_local_training():
   config = dataclasses.replace(CONFIG, weight_decay=0.0, mixing=1.0)
-  alone = local.build_local(
+  alone = registry.build(
+      'local',
       oracle.build_model(),
       local.LocalConfig(
           learning_rate=0.2, momentum=0.5, epochs=2, batch_size=4

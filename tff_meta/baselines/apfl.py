@@ -31,7 +31,9 @@ from tff_meta.models import model as model_lib
 
 @dataclasses.dataclass(frozen=True)
 class ApflConfig(configurations.LocalTraining):
-  """Configuration, of both models; the defaults are the `paper` preset.
+  """Configuration; the defaults are the `paper` preset.
+
+  Both models are trained alike.
 
   Attributes:
     mixing: alpha, the share of the client's own model, in [0, 1]; with 0 it is
@@ -109,11 +111,11 @@ def apfl(
         memory=trained['own'],
     )
 
-  def known_start(weights, memory):
+  def start_known(weights, memory):
     mixed = mixture(memory.value, weights)
     return memory._replace(value=mixed).value_or(weights)
 
-  def new_train(weights, *client):
+  def train_new(weights, *client):
     both, _ = train(config.new_client_epochs, weights, weights, *client)
     return mixture(both['own'], weights)
 
@@ -125,9 +127,9 @@ def apfl(
       # The loss of the mixture; the server's part knows none.
       memory_reaches={'loss': 'itself'},
       known_client=lambda: classifiers.build_client_personalizer(
-          classifier, known_start
+          classifier, start_known
       ),
       new_client=lambda: classifiers.build_client_personalizer(
-          classifier, train=new_train
+          classifier, train=train_new
       ),
   )
