@@ -90,7 +90,8 @@ class Method:
     memory: `seed -> value`, stands in for the memory of a client that has not
       taken part yet; None if clients keep nothing between rounds.
     state: What the server keeps and broadcasts to the clients beside the
-      weights; None for nothing.
+      weights, `seed -> ClientWorkState` with the run's seed, an int; None for
+      nothing.
     num_models: How many models the server keeps, stacked in its weights, where
       a client's update is a `clusters.ClusterUpdate`; None for one as it is.
     sums_updates: Whether the clients' updates are summed; otherwise the server
@@ -122,7 +123,7 @@ class Method:
   client_update: Callable[..., client_work.ClientOutput]
   _: dataclasses.KW_ONLY
   memory: Callable[[tf.Tensor], Any] | None = None
-  state: client_work.ClientWorkState | None = None
+  state: Callable[[int], client_work.ClientWorkState] | None = None
   num_models: int | None = None
   sums_updates: bool = False
   channels: tuple[Channel, ...] = ()
@@ -188,7 +189,9 @@ def build_process(
   def initial_memory():
     return method.memory(composition.initial_seed(seed))
 
-  state, signal = method.state, _channel(method, 'signal')
+  state, signal = method.state and method.state(seed), _channel(
+      method, 'signal'
+  )
   if signal is not None:
     state = state._replace(aggregator=signal.aggregator)
   weights_type = initial_weights.type_signature.result

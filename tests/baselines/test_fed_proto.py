@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import composition
+from tff_meta import registry
 from tff_meta.baselines import fed_proto
 from tff_meta.baselines import local
 from tff_meta.losses import prototypical
@@ -141,7 +142,8 @@ def test_three_rounds_by_a_naive_implementation(uniform):
 
 def test_without_the_distance_it_is_local_training():
   process = build(dataclasses.replace(CONFIG, prototype_weight=0.0))
-  alone = local.build_local(
+  alone = registry.build(
+      'local',
       oracle.build_model(),
       local.LocalConfig(
           learning_rate=0.2,

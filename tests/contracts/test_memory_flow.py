@@ -223,7 +223,7 @@ def leaky_process():
       classifier.initialize,
       client_update,
       memory=lambda seed: classifier.initialize(seed)['head'],
-      state=client_work.ClientWorkState(
+      state=lambda seed: client_work.ClientWorkState(
           initialize=lambda: tf.constant(0),
           message=lambda number: number,
           next=lambda number, aggregate: number,
