@@ -70,8 +70,8 @@ class Method:
       taken part yet; None if clients keep nothing between rounds.
     state: What the server keeps and broadcasts to the clients beside the
       weights; None for nothing.
-    num_models: How many models the server keeps, stacked in its weights. Where
-      they are several, a client's update is a `clusters.ClusterUpdate`.
+    num_models: How many models the server keeps, stacked in its weights, where
+      a client's update is a `clusters.ClusterUpdate`; None for one as it is.
     sums_updates: Whether the clients' updates are summed; otherwise the server
       takes their mean by `update_weight`, or another aggregation.
     channels: What clients send beside changes of models and metrics. Nothing
@@ -102,7 +102,7 @@ class Method:
   _: dataclasses.KW_ONLY
   memory: Callable[[tf.Tensor], Any] | None = None
   state: client_work.ClientWorkState | None = None
-  num_models: int = 1
+  num_models: int | None = None
   sums_updates: bool = False
   channels: tuple[Channel, ...] = ()
   server_optimizer: tff.learning.optimizers.Optimizer | None = None
@@ -211,7 +211,7 @@ def _aggregator(
         tff.aggregators.SumFactory()
     )
   aggregation = aggregation or composition.mean_factory()
-  if method.num_models > 1:
+  if method.num_models is not None:
     aggregation = clusters.ClusterMeansFactory(aggregation)
   in_update = _channel(method, 'update')
   return in_update.aggregator(aggregation) if in_update else aggregation

@@ -601,9 +601,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='Several models; a client has the one that fits it best',
             paper='Ghosh et al., NeurIPS 2020',
             module_name='tff_meta.baselines.ifca',
-            builder='build_ifca',
-            known_client_personalizer='build_ifca_client',
-            new_client_personalizer='build_ifca_client',
+            uses=('known_client', 'new_client'),
             channels='choices among models',
         ),
         AlgorithmSpec(
@@ -611,9 +609,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='IFCA, then fine-tuning',
             paper='Ghosh et al., NeurIPS 2020; Vettoruzzo et al., 2023',
             module_name='tff_meta.baselines.ifca',
-            builder='build_ifca',
-            known_client_personalizer='build_ifca_ft_client',
-            new_client_personalizer='build_ifca_ft_client',
+            function='ifca_ft',
+            uses=('known_client', 'new_client'),
             channels='choices among models',
         ),
         AlgorithmSpec(
