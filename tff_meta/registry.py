@@ -522,11 +522,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='Head, then base, both averaged: the FedRep of CAFeMe',
             paper='Collins et al., ICML 2021; Vettoruzzo et al., 2023',
             module_name='tff_meta.baselines.cafeme_fed_rep',
-            builder='build_cafeme_fed_rep',
-            known_client_personalizer='build_cafeme_fed_rep_client',
-            new_client_personalizer='build_cafeme_fed_rep_client',
+            uses=('known_client', 'new_client'),
             model='cafeme_base',
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fed_babu',
