@@ -666,11 +666,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary="Control variates correct the drift of clients' training",
             paper='Karimireddy et al., ICML 2020',
             module_name='tff_meta.baselines.scaffold',
-            builder='build_scaffold',
-            known_client_personalizer='build_scaffold_client',
-            new_client_personalizer='build_scaffold_client',
+            uses=('known_client', 'new_client'),
             channels='control variates',
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='per_fed_avg',
