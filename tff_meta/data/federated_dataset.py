@@ -85,8 +85,12 @@ class FederatedDataset:
     self._source = source
     self._cache_bytes = cache_bytes
     self._cached_bytes = 0
-    self._cache = collections.OrderedDict()  # By id, least recently used first.
-    self._digests = {}  # Of clients that the cache has let go.
+    # By id, least recently used first.
+    self._cache: collections.OrderedDict[str, _HeldClient] = (
+        collections.OrderedDict()
+    )
+    # Of clients that the cache has let go.
+    self._digests: dict[str, bytes] = {}
 
   def client_ids(self, role: str = 'meta_train') -> tuple[str, ...]:
     """Returns the ids of the clients of a role."""
@@ -320,7 +324,7 @@ class FederatedDataset:
         test_fraction=test_fraction,
         stratify=stratify,
     )
-    redealt = {}
+    redealt: Mapping[str, client_sources.ClientRows] = {}
     if new_clients == 'redealt':
       redealt = client_sources.deal_tests_again(
           corpus, clients, num_test_clients, seed
@@ -414,7 +418,7 @@ class FederatedDataset:
       x_key: str = 'pixels',
       y_key: str = 'label',
       add_channel_axis: bool = False,
-      preprocess: Callable[[np.ndarray], np.ndarray] = np.float32,
+      preprocess: corpus_lib.Preprocess = np.float32,
       validation_fraction: float = 0.0,
       test_fraction: float | None = None,
       num_validation_clients: int = 0,
@@ -598,8 +602,8 @@ def _hold_out(ids, num_validation_clients, num_test_clients, seed):
         f' {num_test_clients}.'
     )
   # Of numbers: NumPy cuts zero bytes off the end of strings.
-  order = np.random.default_rng([seed, 0]).permutation(len(ids))
-  order = [ids[i] for i in order]
+  numbers = np.random.default_rng([seed, 0]).permutation(len(ids))
+  order = [ids[i] for i in numbers]
   bounds = (counts[0], sum(counts))
   return {
       'meta_test': sorted(order[: bounds[0]]),
