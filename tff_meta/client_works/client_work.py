@@ -426,7 +426,7 @@ def build_client_work(
 
   @tff.tensorflow.computation(weights_type, message_type, data_type)
   def client_update_tf(weights, message, data):
-    memory = ()
+    memory: Any = ()
     if initial_memory is not None:
       memory = _to_memory(data['memory'], initial_memory())
     examples = episodes.to_examples(data['examples'])

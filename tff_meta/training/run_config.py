@@ -282,7 +282,7 @@ class RunConfig:
     return {k: v for k, v in self.to_json().items() if k not in FREE_FIELDS}
 
 
-def from_json(values: Mapping[str, Any]) -> RunConfig:
+def from_json(values: Any) -> RunConfig:
   """Returns the configuration that `to_json` was called on.
 
   Raises:
