@@ -16,7 +16,8 @@ from typing import Any
 from tff_meta import spelling
 
 PRESETS = ('paper', 'release', 'demo')
-REFERENCE = 'fed_avg'  # What new groups compare with, trained from scratch.
+# What new groups compare with, trained from scratch; and how it is written.
+REFERENCE, REFERENCE_TITLE = 'fed_avg', 'FedAvg'
 
 
 @functools.cache
@@ -78,6 +79,26 @@ class AlgorithmSpec:
       `'loss'`. `'training'`: by the gradients that it takes part in, and no
       other way, so not at all with learning rates of zero; `'itself'`: also
       else. Channels that are not named are the same bits whatever the memory.
+    starts_from_scratch: Those of the uses `'group'` and `'new_client'` that
+      begin with random weights, so that what was trained makes no difference.
+    group_rounds_field: Field of the configuration that holds R, the rounds of a
+      new group; None where it has none.
+    kept_clients_field: Field of the configuration that holds how many clients
+      of a new group count in a round, which must be fewer than the group has;
+      None where all do.
+    num_clients_field: Field of the configuration that holds the number of all
+      training clients, which a run fills in; None where it has none.
+    run_settings: Settings of a run that are the algorithm's own unless a flag
+      says otherwise, `'eval_support_fraction'` (of which 0 is none) or
+      `'restrict_f1_to_client_labels'`, with the field that holds each.
+    client_network: `(model, config, *, num_classes) -> (weights, memory) ->
+      OrderedDict(body, head)`, the network of a known client before it adapts,
+      where that is not the server's. None where it is.
+    has_many_models: Whether the server has several models, so that no network
+      is that of all clients.
+    gpal_rounds: `(model, config, *, way) -> few_round.GpalRounds`, a new
+      group's rounds with global prototypes in the loss and without, which
+      raises a ValueError where the configuration has none; None without GPAL.
   """
 
   name: str
@@ -97,6 +118,14 @@ class AlgorithmSpec:
   channels: str | None = None
   needs: str | None = None
   memory_flow: str | None = None
+  starts_from_scratch: tuple[str, ...] = ()
+  group_rounds_field: str | None = None
+  kept_clients_field: str | None = None
+  num_clients_field: str | None = None
+  run_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  client_network: str | None = None
+  has_many_models: bool = False
+  gpal_rounds: str | None = None
 
   def _attribute(self, name: str | None) -> Any:
     return getattr(importlib.import_module(self.module_name), name)
@@ -163,6 +192,16 @@ class AlgorithmSpec:
     return self._personalizer(self.new_class_personalizer)
 
   @property
+  def build_client_network(self) -> Callable[..., Any] | None:
+    """The builder of a known client's own network, or None."""
+    return self._builder(self.client_network)
+
+  @property
+  def build_gpal_rounds(self) -> Callable[..., Any] | None:
+    """The builder of rounds with GPAL and without, or None."""
+    return self._builder(self.gpal_rounds)
+
+  @property
   def what_is_missing(self) -> Callable[..., str | None] | None:
     """What says what a client lacks to learn anything, or None, see `needs`."""
     return self.needs and self._attribute(self.needs)
@@ -200,6 +239,10 @@ def _with_checked_model(builder: Callable[..., Any]) -> Callable[..., Any]:
   return build
 
 
+_TESTS_OF_FEDMETA_PER = dict(
+    eval_support_fraction='eval_support_fraction',
+    restrict_f1_to_client_labels='f1_restrict_to_client_labels',
+)
 # Those of `cafeme_fed_rep`, which was an option of FedRep.
 _FORMER_FIELDS_OF_FED_REP = dict(
     averaged_head=False,
@@ -224,6 +267,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             partition='few_round',
             cohort_rounds_field='rounds',
             channels='class prototypes',
+            group_rounds_field='rounds',
+            gpal_rounds='gpal_rounds',
         ),
         AlgorithmSpec(
             name='metavers',
@@ -315,6 +360,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_fedmeta_per_known_client',
             new_client_personalizer='build_fedmeta_per_new_client',
             memory_flow='memory_flow',
+            run_settings=_TESTS_OF_FEDMETA_PER,
         ),
         AlgorithmSpec(
             name='fedmeta',
@@ -326,6 +372,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_client_personalizer='build_fedmeta_per_new_client',
             changes=dict(personal_layers=0),
             memory_flow='memory_flow',
+            run_settings=_TESTS_OF_FEDMETA_PER,
         ),
         AlgorithmSpec(
             name='local',
@@ -337,6 +384,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_client_personalizer='build_local_new_client',
             needs='what_is_missing',
             memory_flow='memory_flow',
+            starts_from_scratch=('new_client',),
+            client_network='client_network',
         ),
         AlgorithmSpec(
             name='fed_avg',
@@ -347,6 +396,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             group_personalizer='build_from_scratch_group_personalizer',
             known_client_personalizer='build_global_client_personalizer',
             new_client_personalizer='build_global_client_personalizer',
+            group_rounds_field='rounds',
+            starts_from_scratch=('group',),
         ),
         AlgorithmSpec(
             name='fed_avg_ft',
@@ -357,6 +408,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             group_personalizer='build_fine_tuning_group_personalizer',
             known_client_personalizer='build_fine_tuning_client_personalizer',
             new_client_personalizer='build_fine_tuning_client_personalizer',
+            group_rounds_field='rounds',
         ),
         AlgorithmSpec(
             name='fed_avg_meta',
@@ -470,6 +522,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_lg_fed_avg_known_client',
             new_client_personalizer='build_lg_fed_avg_new_client',
             memory_flow='memory_flow',
+            client_network='client_network',
         ),
         AlgorithmSpec(
             name='apfl',
@@ -519,6 +572,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_ifca_client',
             new_client_personalizer='build_ifca_client',
             channels='choices among models',
+            has_many_models=True,
         ),
         AlgorithmSpec(
             name='ifca_ft',
@@ -529,6 +583,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_ifca_ft_client',
             new_client_personalizer='build_ifca_ft_client',
             channels='choices among models',
+            has_many_models=True,
         ),
         AlgorithmSpec(
             name='knn_per',
@@ -548,6 +603,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_fed_proto_known_client',
             channels='class prototypes',
             memory_flow='memory_flow',
+            client_network='client_network',
         ),
         AlgorithmSpec(
             name='pfedhn',
@@ -558,6 +614,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_pfedhn_known_client',
             new_client_personalizer='build_pfedhn_new_client',
             memory_flow='memory_flow',
+            num_clients_field='num_clients',
+            client_network='client_network',
         ),
         AlgorithmSpec(
             name='pfedgp',
@@ -591,6 +649,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             new_client_personalizer='build_scaffold_client',
             channels='control variates',
             memory_flow='memory_flow',
+            num_clients_field='num_clients',
         ),
         AlgorithmSpec(
             name='per_fed_avg',
@@ -609,6 +668,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_personalized_fl',
             group_personalizer='build_personalized_fl_personalizer',
             partition='few_round',
+            group_rounds_field='rounds',
         ),
         AlgorithmSpec(
             name='one_shot_ft',
@@ -618,6 +678,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_one_shot_ft',
             group_personalizer='build_one_shot_ft_personalizer',
             partition='few_round',
+            group_rounds_field='rounds',
+            kept_clients_field='kept_clients',
         ),
     )
 }

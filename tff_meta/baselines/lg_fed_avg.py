@@ -190,6 +190,16 @@ def _with_own_layers(weights, shared, layers, num_rounds):
   return personal_layers.merge(own.value_or(server_layers), last)
 
 
+def client_network(
+    model: model_lib.Model, config: LgFedAvgConfig, *, num_classes: int
+):
+  """A known client's network; see `AlgorithmSpec.client_network`."""
+  shared = _shared_parameters(model, config, num_classes)
+  return lambda weights, memory: _with_own_layers(
+      weights, shared, **memory.value
+  )
+
+
 def build_lg_fed_avg_known_client(
     model: model_lib.Model, config: LgFedAvgConfig, *, num_classes: int
 ) -> personalizer.ClientPersonalizer:
@@ -203,10 +213,9 @@ def build_lg_fed_avg_known_client(
   Returns:
     A `ClientPersonalizer` that trains nothing.
   """
-  shared = _shared_parameters(model, config, num_classes)
   return classifiers.build_client_personalizer(
       classifiers.LinearClassifier(model, num_classes),
-      lambda weights, memory: _with_own_layers(weights, shared, **memory.value),
+      client_network(model, config, num_classes=num_classes),
       classifiers.as_it_is,
   )
 

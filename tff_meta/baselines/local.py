@@ -231,6 +231,14 @@ def _build_client_personalizer(model, config, num_classes, start, train):
   return by_prototypes._replace(adapt=adapt)
 
 
+def client_network(
+    model: model_lib.Model, config: LocalConfig, *, num_classes: int
+):
+  """A known client's network; see `AlgorithmSpec.client_network`."""
+  del model, config, num_classes
+  return lambda weights, memory: memory.value_or(weights)
+
+
 def build_local_known_client(
     model: model_lib.Model, config: LocalConfig, *, num_classes: int
 ) -> personalizer.ClientPersonalizer:
@@ -248,7 +256,7 @@ def build_local_known_client(
       model,
       config,
       num_classes,
-      lambda weights, memory: memory.value_or(weights),
+      client_network(model, config, num_classes=num_classes),
       classifiers.as_it_is,
   )
 
