@@ -52,29 +52,30 @@ def test_what_is_named_is_there(spec):
     if callable_ is not None:
       parameters = list(inspect.signature(callable_).parameters)
       assert parameters[:3] == ['model', 'config', keyword]
-  for builder, keyword in (
-      (spec.build_client_network, 'num_classes'),
-      (spec.build_gpal_rounds, 'way'),
-  ):
-    if builder is not None:
-      parameters = list(inspect.signature(builder).parameters)
-      assert parameters == ['model', 'config', keyword]
-  named = {
-      spec.cohort_rounds_field,
-      spec.group_rounds_field,
-      spec.kept_clients_field,
-      spec.num_clients_field,
-      *spec.run_settings.values(),
-  }
-  assert named - {None} <= set(spec.hparam_names())
-  for use in spec.starts_from_scratch:
-    assert getattr(spec, f'build_{use}_personalizer') is not None
   assert spec.build is not None
   assert (
       spec.build_group_personalizer is not None
       or spec.build_known_client_personalizer is not None
   )
   assert spec.summary and '20' in spec.paper
+
+
+@pytest.mark.parametrize('spec', SPECS, ids=lambda spec: spec.name)
+def test_what_others_read_of_an_algorithm_is_there(spec):
+  fields = {
+      spec.cohort_rounds_field,
+      spec.group_rounds_field,
+      spec.kept_clients_field,
+      spec.num_clients_field,
+      *spec.run_settings.values(),
+  }
+  assert fields - {None} <= set(spec.hparam_names())
+  for use in spec.starts_from_scratch:
+    assert getattr(spec, f'build_{use}_personalizer') is not None
+  for build in (spec.build_client_network, spec.build_gpal_rounds):
+    if build is not None:
+      parameters = list(inspect.signature(build).parameters)
+      assert parameters[:2] == ['model', 'config'] and len(parameters) == 3
 
 
 def test_the_right_ones():

@@ -18,6 +18,7 @@ import tensorflow_federated as tff
 import tree
 
 from tff_meta import episodes
+from tff_meta import registry
 from tff_meta.algorithms import fedec
 from tff_meta.baselines import fed_avg
 from tff_meta.client_works import client_work
@@ -260,7 +261,8 @@ def test_without_constraint_and_server_rate_it_is_uniform_fed_avg():
   config = fed_avg.FedAvgConfig(
       learning_rate=0.3, epochs=2, batch_size=4, uniform=True
   )
-  process = fed_avg.build_fed_avg(
+  process = registry.build(
+      'fed_avg',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,

@@ -14,7 +14,7 @@ from tff_meta.analyses import embedding_map
 from tff_meta.analyses import group_map
 from tff_meta.analyses import pictures
 from tff_meta.analyses import projections
-from tff_meta.data import few_round_groups
+from tff_meta.data import groups as groups_lib
 from tff_meta.learners import few_round
 from tff_meta.training import embeddings
 
@@ -74,10 +74,8 @@ def weights(model):
 
 @pytest.fixture(scope='module')
 def group():
-  pools = few_round_groups.ClassPools(
-      datasets.load_corpus('synthetic', noise=5.0)
-  )
-  return few_round_groups.sample_group(
+  pools = groups_lib.ClassPools(datasets.load_corpus('synthetic', noise=5.0))
+  return groups_lib.sample_group(
       pools,
       role='meta_test',
       way=3,
@@ -90,7 +88,7 @@ def group():
 
 @pytest.fixture(scope='module')
 def views(model, weights, group):
-  rounds = frl.gpal_rounds(model, CONFIG, way=3)
+  rounds = frl.gpal_rounds(model, CONFIG, 3)
   return group_map.view_client(model, rounds, weights, group, CLIENT, SEED)
 
 
@@ -186,7 +184,7 @@ def test_a_group_map_shows_the_own_and_the_others_examples(views, tmp_path):
 )
 def test_impossible_group_maps(model, weights, group, config, client, problem):
   with pytest.raises(ValueError, match=problem):
-    rounds = frl.gpal_rounds(model, config, way=3)
+    rounds = frl.gpal_rounds(model, config, 3)
     group_map.view_client(model, rounds, weights, group, client, SEED)
 
 

@@ -7,13 +7,13 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_meta import client_state_store
 from tff_meta import composition
 from tff_meta import models
 from tff_meta.client_works import client_work
 from tff_meta.learners import local_sgd
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
+from tff_meta.training import client_state_store
 from tff_meta.training import loop
 from tff_meta.training import metric_writers
 from tff_meta.training import run

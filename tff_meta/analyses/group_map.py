@@ -13,7 +13,7 @@ from tff_meta import episodes
 from tff_meta import registry
 from tff_meta.analyses import pictures
 from tff_meta.analyses import projections
-from tff_meta.data import few_round_groups
+from tff_meta.data import groups as groups_lib
 from tff_meta.learners import few_round
 from tff_meta.models import model as model_lib
 from tff_meta.training import experiment as experiment_lib
@@ -63,14 +63,14 @@ def build_rounds(
         f' {experiment.config.algorithm!r}.'
     )
   config = experiment.config
-  return build(experiment.model, config.hparams, way=config.way)
+  return build(experiment.model, config.hparams, config.way)
 
 
 def view_client(
     model: model_lib.Model,
     rounds: few_round.GpalRounds,
     weights: Any,
-    group: few_round_groups.Group,
+    group: groups_lib.Group,
     client: int,
     seed: tf.Tensor,
 ) -> ClientViews:

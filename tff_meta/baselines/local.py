@@ -256,7 +256,7 @@ def build_local_known_client(
       model,
       config,
       num_classes,
-      client_network(model, config, num_classes=num_classes),
+      client_network(model, config, num_classes),
       classifiers.as_it_is,
   )
 

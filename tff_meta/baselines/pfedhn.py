@@ -251,7 +251,7 @@ def build_pfedhn_known_client(
   """
   return classifiers.build_client_personalizer(
       classifiers.LinearClassifier(model, num_classes),
-      client_network(model, config, num_classes=num_classes),
+      client_network(model, config, num_classes),
       classifiers.as_it_is,
   )
 

@@ -15,7 +15,7 @@ from tff_meta import machine
 from tff_meta.data import checks
 from tff_meta.data import client_sources
 from tff_meta.data import corpus as corpus_lib
-from tff_meta.data import few_round_groups
+from tff_meta.data import groups as groups_lib
 from tff_meta.data import partitioners
 
 PARTS = client_sources.PARTS
@@ -62,7 +62,7 @@ class FederatedDataset:
       seed: int,
       clients_by_role: Mapping[str, Sequence[str]],
       source: Any,
-      class_pools: few_round_groups.ClassPools | None = None,
+      class_pools: groups_lib.ClassPools | None = None,
       cache_bytes: int | None = None,
   ):
     """Use `from_corpus`, `few_round` or `from_client_data` instead."""
@@ -379,7 +379,7 @@ class FederatedDataset:
       2021, section 4.
     """
     config_checks.check_seed(seed)
-    pools = few_round_groups.ClassPools(corpus, examples_per_class)
+    pools = groups_lib.ClassPools(corpus, examples_per_class)
     classes = pools.classes('meta_train')
     rows = np.concatenate([pools.rows(label) for label in classes])
     dealt = partitioners.class_shards(

@@ -219,16 +219,18 @@ def as_it_is(weights: Any, examples: Any, seed: tf.Tensor) -> Any:
 
 def build_client_personalizer(
     classifier: LinearClassifier,
-    start: Callable[[Any, Any], Any],
-    train: Callable[[Any, Any, tf.Tensor], Any],
+    start: Callable[[Any, Any], Any] = lambda weights, memory: weights,
+    train: Callable[[Any, Any, tf.Tensor], Any] = lambda weights, *_: weights,
 ) -> personalizer.ClientPersonalizer:
   """A client takes a body and a head, trains them and classifies with them.
 
   Args:
     classifier: What predicts.
-    start: `(weights, memory) -> OrderedDict(body, head)`.
+    start: `(weights, memory) -> OrderedDict(body, head)`; by default the
+      server's weights.
     train: `(OrderedDict(body, head), examples, seed) -> OrderedDict(body,
-      head)`; gives back what it gets where there are no examples.
+      head)`; gives back what it gets where there are no examples. By default
+      nothing is trained.
 
   Returns:
     A `ClientPersonalizer`.

@@ -99,7 +99,7 @@ def _build_network_of(experiment):
   return build(
       experiment.model,
       experiment.config.hparams,
-      num_classes=experiment.dataset.num_classes,
+      experiment.dataset.num_classes,
   )
 
 
