@@ -290,9 +290,7 @@ def _group_map(root):
 
   configs = _configs()
   ((directory, config),) = configs
-  ((experiment, _),) = _prepare(
-      configs, lambda run: group_map.check_config(run.config.hparams)
-  )
+  ((experiment, rounds),) = _prepare(configs, group_map.build_rounds)
   with _open_models(experiment, directory) as models:
     evaluator = protocols.Evaluator(experiment)
     evaluator.choose(['new_groups'])
@@ -301,7 +299,7 @@ def _group_map(root):
     )
     views = group_map.view_client(
         experiment.model,
-        config.hparams,
+        rounds,
         models.trained.weights,
         group,
         CLIENT.value,

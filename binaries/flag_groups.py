@@ -44,15 +44,15 @@ EVAL_SUPPORT_FRACTION = flag_kinds.define_number(
     'eval_support_fraction',
     None,
     "Share of a client's test examples that it adapts on, the rest being tested"
-    ' on; by default it adapts on its training examples, but with fedmeta_per'
-    ' and fedmeta as their --hparams say.',
+    " on; by default what the algorithm's --hparams say or, where they have no"
+    ' such share, none: it adapts on its training examples.',
 )
 RESTRICT_F1_TO_CLIENT_LABELS = flags.DEFINE_bool(
     'restrict_f1_to_client_labels',
     None,
     'Whether to leave classes that a client does not have out of its macro-F1,'
-    ' as the code of FedMeta-Per does; by default not, but with fedmeta_per and'
-    ' fedmeta as their --hparams say.',
+    ' as the code of FedMeta-Per does; by default what the'
+    " algorithm's --hparams say or, where they have no such choice, not.",
 )
 REFERENCES = flags.DEFINE_bool(
     'references',

@@ -1,18 +1,26 @@
 """The list of algorithms."""
 
+import ast
 import dataclasses
 import inspect
+import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
+import tff_meta
 from tff_meta import registry
 from tff_meta.algorithms import frl
 from tff_meta.baselines import fed_avg
 from tff_meta.baselines import personalized_fl
 
 SPECS = registry.ALGORITHMS.values()
+# These name recipes and networks after papers, and see neither an algorithm nor
+# its configuration.
+_NAMED_AFTER_PAPERS = ('data', 'datasets', 'models')
+_ENGLISH = {'local'}  # No name but as a whole string, or imported.
 
 
 def test_names():
@@ -50,6 +58,24 @@ def test_what_is_named_is_there(spec):
       or spec.build_known_client_personalizer is not None
   )
   assert spec.summary and '20' in spec.paper
+
+
+@pytest.mark.parametrize('spec', SPECS, ids=lambda spec: spec.name)
+def test_what_others_read_of_an_algorithm_is_there(spec):
+  fields = {
+      spec.cohort_rounds_field,
+      spec.group_rounds_field,
+      spec.kept_clients_field,
+      spec.num_clients_field,
+      *spec.run_settings.values(),
+  }
+  assert fields - {None} <= set(spec.hparam_names())
+  for use in spec.starts_from_scratch:
+    assert getattr(spec, f'build_{use}_personalizer') is not None
+  for build in (spec.build_client_network, spec.build_gpal_rounds):
+    if build is not None:
+      parameters = list(inspect.signature(build).parameters)
+      assert parameters[:2] == ['model', 'config'] and len(parameters) == 3
 
 
 def test_the_right_ones():
@@ -138,3 +164,48 @@ def test_listing_imports_neither_tensorflow_nor_an_algorithm():
       "['tff_meta.algorithms', 'tff_meta.baselines', 'tff_meta.registry',"
       " 'tff_meta.spelling']"
   )
+
+
+def _names_in(path):
+  """Names of algorithms in the code of a file, without its docstrings."""
+  root = pathlib.Path(tff_meta.__file__).parent
+  module = '.'.join(path.relative_to(root.parent).with_suffix('').parts)
+  own = [spec.name for spec in SPECS if spec.module_name == module]
+  tree = ast.parse(path.read_text(encoding='utf-8'))
+  docs = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+  names = '|'.join(sorted(registry.ALGORITHMS.keys() - own, key=len)[::-1])
+  for node in ast.walk(tree):
+    is_whole = False
+    match node:
+      case ast.Constant(str(text)) if id(node) not in docs:
+        is_whole = True
+      case ast.ImportFrom(module=str(package), names=[ast.alias(text)]):
+        is_whole = package.endswith(('.algorithms', '.baselines'))
+      case ast.FunctionDef(name=text) | ast.ClassDef(name=text):
+        pass
+      case ast.Name(text) | ast.Attribute(attr=text) | ast.arg(text):
+        pass
+      case ast.keyword(str(text)) | ast.Import([ast.alias(text)]):
+        pass
+      case _:
+        continue
+    for name in own:  # `cafeme_fed_rep` does not name `fed_rep`.
+      text = re.sub(name, '', text, flags=re.IGNORECASE)
+    for name in re.findall(
+        rf'(?<![a-z0-9])({names})(?![a-z0-9])', text, re.IGNORECASE
+    ):
+      if name.lower() not in _ENGLISH or (is_whole and name == text):
+        yield f'{path.relative_to(root)}:{node.lineno}: {name}'
+
+
+def test_an_algorithm_is_named_in_its_own_file_and_here_alone():
+  """What others have to know of it is a field of its `AlgorithmSpec`."""
+  root = pathlib.Path(tff_meta.__file__).parent
+  found = []
+  for path in root.rglob('*.py'):
+    if path.relative_to(root).parts[0] not in (
+        *_NAMED_AFTER_PAPERS,
+        'registry.py',
+    ):
+      found += _names_in(path)
+  assert not found

@@ -22,6 +22,7 @@ from tff_meta import episodes
 from tff_meta import optimizers
 from tff_meta.aggregators import clusters
 from tff_meta.client_works import client_work
+from tff_meta.learners import few_round
 from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
@@ -116,6 +117,10 @@ class Method:
     new_client: The same of a client that training never saw.
     new_class: The same of one whose C classes training never saw.
     group: `() -> GroupPersonalizer`, of a new group of clients with C classes.
+    client_network: `(weights, memory) -> OrderedDict(body, head)`, the network
+      of a known client before it adapts, where that is not the server's.
+    gpal_rounds: `() -> few_round.GpalRounds`, a new group's rounds with global
+      prototypes in the loss and without; None without GPAL.
   """
 
   num_classes: int
@@ -141,6 +146,8 @@ class Method:
   new_client: Callable[[], personalizer.ClientPersonalizer] | None = None
   new_class: Callable[[], personalizer.ClientPersonalizer] | None = None
   group: Callable[[], personalizer.GroupPersonalizer] | None = None
+  client_network: Callable[[Any, Any], Any] | None = None
+  gpal_rounds: Callable[[], few_round.GpalRounds] | None = None
 
 
 def build_process(

@@ -17,7 +17,8 @@ from tff_meta import spelling
 
 PRESETS = ('paper', 'release', 'demo')
 USES = ('known_client', 'new_client', 'new_class', 'group')
-REFERENCE = 'fed_avg'  # What new groups compare with, trained from scratch.
+# What new groups compare with, trained from scratch; and how it is written.
+REFERENCE, REFERENCE_TITLE = 'fed_avg', 'FedAvg'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +58,26 @@ class AlgorithmSpec:
       `'loss'`. `'training'`: by the gradients that it takes part in, and no
       other way, so not at all with learning rates of zero; `'itself'`: also
       else. Channels that are not named are the same bits whatever the memory.
+    starts_from_scratch: Those of the uses that begin with random weights, so
+      that what was trained makes no difference.
+    group_rounds_field: Field of the configuration that holds R, the rounds of a
+      new group; None where it has none.
+    kept_clients_field: Field of the configuration that holds how many clients
+      of a new group count in a round, which must be fewer than the group has;
+      None where all do.
+    num_clients_field: Field of the configuration that holds the number of all
+      training clients, which a run fills in; None where it has none.
+    run_settings: Settings of a run that are the algorithm's own unless a flag
+      says otherwise, `'eval_support_fraction'` (of which 0 is none) or
+      `'restrict_f1_to_client_labels'`, with the field that holds each.
+    client_network: `(model, config, num_classes) -> (weights, memory) ->
+      OrderedDict(body, head)`, the network of a known client before it adapts,
+      where that is not the server's. None where it is.
+    has_many_models: Whether the server has several models, so that no network
+      is that of all clients.
+    gpal_rounds: `(model, config, way) -> few_round.GpalRounds`, a new
+      group's rounds with global prototypes in the loss and without, which
+      raises a ValueError where the configuration has none; None without GPAL.
   """
 
   name: str
@@ -78,6 +99,14 @@ class AlgorithmSpec:
   channels: str | None = None
   needs: str | None = None
   memory_flow: str | None = None
+  starts_from_scratch: tuple[str, ...] = ()
+  group_rounds_field: str | None = None
+  kept_clients_field: str | None = None
+  num_clients_field: str | None = None
+  run_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  client_network: str | None = None
+  has_many_models: bool = False
+  gpal_rounds: str | None = None
 
   def _attribute(self, name: str) -> Any:
     return getattr(importlib.import_module(self.module_name), name)
@@ -174,6 +203,16 @@ class AlgorithmSpec:
   def build_new_class_personalizer(self) -> Callable[..., Any] | None:
     """The builder of what a client with new classes does, or None."""
     return self._use('new_class', self.new_class_personalizer)
+
+  @property
+  def build_client_network(self) -> Callable[..., Any] | None:
+    """The builder of a known client's own network, or None."""
+    return self.client_network and self._attribute(self.client_network)
+
+  @property
+  def build_gpal_rounds(self) -> Callable[..., Any] | None:
+    """The builder of rounds with GPAL and without, or None."""
+    return self.gpal_rounds and self._attribute(self.gpal_rounds)
 
   @property
   def what_is_missing(self) -> Callable[..., str | None] | None:
@@ -310,6 +349,10 @@ def _with_checked_model(builder: Callable[..., Any]) -> Callable[..., Any]:
   return build
 
 
+_TESTS_OF_FEDMETA_PER = dict(
+    eval_support_fraction='eval_support_fraction',
+    restrict_f1_to_client_labels='f1_restrict_to_client_labels',
+)
 # Those of `cafeme_fed_rep`, which was an option of FedRep.
 _FORMER_FIELDS_OF_FED_REP = dict(
     averaged_head=False,
@@ -333,6 +376,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             partition='few_round',
             cohort_rounds_field='rounds',
             channels='class prototypes',
+            group_rounds_field='rounds',
+            gpal_rounds='gpal_rounds',
         ),
         AlgorithmSpec(
             name='metavers',
@@ -400,6 +445,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             paper='Nguyen et al., 2022',
             module_name='tff_meta.algorithms.fedmeta_per',
             uses=('known_client', 'new_client'),
+            run_settings=_TESTS_OF_FEDMETA_PER,
         ),
         AlgorithmSpec(
             name='fedmeta',
@@ -408,6 +454,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.algorithms.fedmeta_per',
             uses=('known_client', 'new_client'),
             changes=dict(personal_layers=0),
+            run_settings=_TESTS_OF_FEDMETA_PER,
         ),
         AlgorithmSpec(
             name='local',
@@ -416,6 +463,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.baselines.local',
             uses=('known_client', 'new_client'),
             needs='what_is_missing',
+            starts_from_scratch=('new_client',),
         ),
         AlgorithmSpec(
             name='fed_avg',
@@ -423,6 +471,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             paper='McMahan et al., AISTATS 2017',
             module_name='tff_meta.baselines.fed_avg',
             uses=('known_client', 'new_client', 'group'),
+            group_rounds_field='rounds',
+            starts_from_scratch=('group',),
         ),
         AlgorithmSpec(
             name='fed_avg_ft',
@@ -431,6 +481,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.baselines.fed_avg',
             function='fed_avg_ft',
             uses=('known_client', 'new_client', 'group'),
+            group_rounds_field='rounds',
         ),
         AlgorithmSpec(
             name='fed_avg_meta',
@@ -565,6 +616,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.baselines.ifca',
             uses=('known_client', 'new_client'),
             channels='choices among models',
+            has_many_models=True,
         ),
         AlgorithmSpec(
             name='ifca_ft',
@@ -574,6 +626,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             function='ifca_ft',
             uses=('known_client', 'new_client'),
             channels='choices among models',
+            has_many_models=True,
         ),
         AlgorithmSpec(
             name='knn_per',
@@ -593,6 +646,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_fed_proto_known_client',
             channels='class prototypes',
             memory_flow='memory_flow',
+            client_network='client_network',
         ),
         AlgorithmSpec(
             name='pfedhn',
@@ -603,6 +657,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_pfedhn_known_client',
             new_client_personalizer='build_pfedhn_new_client',
             memory_flow='memory_flow',
+            num_clients_field='num_clients',
+            client_network='client_network',
         ),
         AlgorithmSpec(
             name='pfedgp',
@@ -633,6 +689,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.baselines.scaffold',
             uses=('known_client', 'new_client'),
             channels='control variates',
+            num_clients_field='num_clients',
         ),
         AlgorithmSpec(
             name='per_fed_avg',
@@ -651,6 +708,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_personalized_fl',
             group_personalizer='build_personalized_fl_personalizer',
             partition='few_round',
+            group_rounds_field='rounds',
         ),
         AlgorithmSpec(
             name='one_shot_ft',
@@ -660,6 +718,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             builder='build_one_shot_ft',
             group_personalizer='build_one_shot_ft_personalizer',
             partition='few_round',
+            group_rounds_field='rounds',
+            kept_clients_field='kept_clients',
         ),
     )
 }

@@ -141,7 +141,7 @@ def _check_keeps_model(
   if shapes[0] != shapes[1]:
     raise ValueError(
         'Expected an algorithm whose clients keep the model that they trained'
-        f' last, such as fedec, fedec_wo and fedec_l2, found {algorithm!r}.'
+        f' last, found {algorithm!r}.'
     )
 
 

@@ -204,6 +204,14 @@ def build_fed_proto(
   )
 
 
+def client_network(
+    model: model_lib.Model, config: FedProtoConfig, *, num_classes: int
+):
+  """A known client's network; see `AlgorithmSpec.client_network`."""
+  del model, config, num_classes
+  return _own_weights
+
+
 def build_fed_proto_known_client(
     model: model_lib.Model, config: FedProtoConfig, *, num_classes: int
 ) -> personalizer.ClientPersonalizer:

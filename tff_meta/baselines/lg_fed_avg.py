@@ -124,6 +124,9 @@ def lg_fed_avg(
     num_epochs = config.new_client_epochs
     return config.train_for(num_epochs, classifier.loss, *start)[0]
 
+  def client_network(weights, memory):
+    return with_own_layers(weights, **memory.value)
+
   return method.Method(
       num_classes,
       classifier.initialize,
@@ -131,16 +134,16 @@ def lg_fed_avg(
       memory=lambda seed: memory_of(
           classifier.initialize(seed), tf.constant(0)
       ),
-      state=client_work.ClientWorkState(
+      state=lambda seed: client_work.ClientWorkState(
           initialize=lambda: tf.constant(0),  # Number of the round.
           message=lambda round_num: round_num,
           next=lambda round_num, aggregate: round_num + 1,
       ),
       memory_reaches={'update': 'training', 'loss': 'itself'},
       known_client=lambda: classifiers.build_client_personalizer(
-          classifier,
-          lambda weights, memory: with_own_layers(weights, **memory.value),
+          classifier, client_network
       ),
+      client_network=client_network,
       new_client=lambda: classifiers.build_client_personalizer(
           classifier, train=train_new
       ),

@@ -147,6 +147,9 @@ def local(
 
     return by_prototypes._replace(adapt=adapt)
 
+  def client_network(weights, memory):
+    return memory.value_or(weights)
+
   return method.Method(
       num_classes,
       network.initialize,
@@ -155,10 +158,9 @@ def local(
       memory_reaches={'loss': 'itself'},
       what_is_missing=what_is_missing,
       known_client=lambda: use(
-          classifiers.build_client_personalizer(
-              classifier, lambda weights, memory: memory.value_or(weights)
-          )
+          classifiers.build_client_personalizer(classifier, client_network)
       ),
+      client_network=client_network,
       new_client=lambda: use(
           classifiers.build_client_personalizer(
               classifier, train=lambda *start: train(*start)[0]

@@ -224,6 +224,16 @@ def build_pfedhn(
   )
 
 
+def client_network(
+    model: model_lib.Model, config: PFedHNConfig, *, num_classes: int
+):
+  """A known client's network; see `AlgorithmSpec.client_network`."""
+  hypernetwork = build_hypernetwork(model, config, num_classes)
+  return lambda phi, memory: hypernetwork.generate(
+      phi, memory.value['embedding']
+  )
+
+
 def build_pfedhn_known_client(
     model: model_lib.Model, config: PFedHNConfig, *, num_classes: int
 ) -> personalizer.ClientPersonalizer:
@@ -239,10 +249,9 @@ def build_pfedhn_known_client(
   Returns:
     A `ClientPersonalizer` that trains nothing.
   """
-  hypernetwork = build_hypernetwork(model, config, num_classes)
   return classifiers.build_client_personalizer(
       classifiers.LinearClassifier(model, num_classes),
-      lambda phi, memory: hypernetwork.generate(phi, memory.value['embedding']),
+      client_network(model, config, num_classes),
       classifiers.as_it_is,
   )
 

@@ -63,17 +63,15 @@ _GROUP_COLUMNS = {
     'new_groups': _VALIDATION_GROUPS,
     NEW_CLASS_CLIENTS: _VALIDATION_CLASSES,
 }
-_SCRATCH = 'fed_avg'
-# Where an algorithm has no use for what was trained.
-_UNUSED = {_SCRATCH: tuple(_DEPLOYMENTS), 'local': (NEW_CLIENTS,)}
 TRAINED, _UNTRAINED = 'trained', 'untrained'
-FROM_SCRATCH, _FED_AVG_FROM_SCRATCH = 'from_scratch', 'fed_avg_from_scratch'
+FROM_SCRATCH = 'from_scratch'
+_REFERENCE_FROM_SCRATCH = f'{registry.REFERENCE}_{FROM_SCRATCH}'
 _ROUNDS = {'': '', '_best': ', best round'}
 LABELS = {
     TRAINED: 'trained model',
     _UNTRAINED: 'initial model, untrained',
     FROM_SCRATCH: 'from scratch',
-    _FED_AVG_FROM_SCRATCH: 'FedAvg from scratch',
+    _REFERENCE_FROM_SCRATCH: f'{registry.REFERENCE_TITLE} from scratch',
 }
 
 
@@ -353,7 +351,7 @@ class Evaluator:
       return {}
     references = {_UNTRAINED: self._report}
     if name in _DEPLOYMENTS:
-      references[_FED_AVG_FROM_SCRATCH] = self._scratch_report
+      references[_REFERENCE_FROM_SCRATCH] = self._scratch_report
     reports = {}
     for other, of in references.items():
       report(f'Evaluating {name}: {LABELS[other]}.')
@@ -363,9 +361,10 @@ class Evaluator:
   def starts_from_scratch(self, name: str) -> bool:
     """Returns whether the algorithm has no use there for what was trained.
 
-    FedAvg begins with random weights in a new group, Local in a new client.
+    It then begins with random weights, see `AlgorithmSpec.starts_from_scratch`.
     """
-    return name in _UNUSED.get(self._config.algorithm, ())
+    use = 'group' if name in _DEPLOYMENTS else name.removesuffix('s')
+    return use in self._experiment.spec.starts_from_scratch
 
   def check_on_the_way(self) -> str:
     """Returns the column of metrics.csv that `on_the_way` fills.
@@ -480,12 +479,17 @@ class Evaluator:
 
   @functools.cached_property
   def _scratch_test(self) -> Callable[..., Any]:
-    """Asks what it learned with FedAvg from random weights, as many rounds."""
-    config = dataclasses.replace(
-        self._config.reference_hparams, rounds=self._config.hparams.rounds
-    )
+    """Asks what it learned from random weights, in as many rounds."""
+    reference = registry.get(registry.REFERENCE)
+    config = self._config.reference_hparams
+    rounds_field = self._experiment.spec.group_rounds_field
+    if rounds_field is not None:
+      rounds = getattr(self._config.hparams, rounds_field)
+      config = dataclasses.replace(
+          config, **{reference.group_rounds_field: rounds}
+      )
     return group_evaluation.build_group_test(
-        registry.get(_SCRATCH).build_group_personalizer(
+        reference.build_group_personalizer(
             self._experiment.model, config, way=self._config.way
         )
     )

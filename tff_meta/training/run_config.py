@@ -84,8 +84,8 @@ class RunConfig:
     eval_groups: Groups of an evaluation at the end.
     references: Whether the evaluation at the end also tests what the trained
       model is compared with: the untrained one and, in new groups, FedAvg.
-    reference_hparams: Configuration of FedAvg, which a new group's accuracy is
-      compared with.
+    reference_hparams: Configuration of `registry.REFERENCE`, which a new
+      group's accuracy is compared with.
     eval_support_fraction: None for clients to adapt on their train part and be
       tested on their test part; otherwise the share of the test part that they
       adapt on, the rest being tested on.
@@ -191,26 +191,7 @@ class RunConfig:
           'Expected `clients_per_round` to be at most `num_clients`,'
           f' {self.num_clients}, found {self.clients_per_round}.'
       )
-    known = getattr(self.hparams, 'num_clients', self.num_clients)
-    if known != self.num_clients:
-      raise ValueError(
-          f'Expected `num_clients` of {self.algorithm} to be that of the run,'
-          f' {self.num_clients}, found {known}.'
-      )
-    kept = getattr(self.hparams, 'kept_clients', None)
-    if None not in (kept, self.group_clients) and kept >= self.group_clients:
-      raise ValueError(
-          f'Expected `group_clients` to be more than `kept_clients`, {kept},'
-          f' found {self.group_clients}: nobody would be chosen. Tip:'
-          f' --group_clients={2 * kept} has twice as many to choose from.'
-      )
-    channels = registry.get(self.algorithm).channels
-    if self.aggregation != AGGREGATIONS[0] and channels:
-      raise ValueError(
-          f'Expected `aggregation` {AGGREGATIONS[0]!r} with {self.algorithm},'
-          f' found {self.aggregation!r}: its clients also send {channels},'
-          ' which it would not guard.'
-      )
+    self._check_algorithm(registry.get(self.algorithm))
     if self.partition == FEW_ROUND:
       self._check_few_round()
     elif self.test_fraction is None and not self.deal_test_images:
@@ -253,6 +234,31 @@ class RunConfig:
             f'Expected `select_best` with `{name}` {value!r}, found none: no'
             ' round is selected.'
         )
+
+  def _check_algorithm(self, spec: registry.AlgorithmSpec) -> None:
+    """Checks what the algorithm has to know of the run, and bears."""
+    if spec.num_clients_field is not None:
+      known = getattr(self.hparams, spec.num_clients_field)
+      if known != self.num_clients:
+        raise ValueError(
+            f'Expected `{spec.num_clients_field}` of {self.algorithm} to be'
+            f' that of the run, {self.num_clients}, found {known}.'
+        )
+    if spec.kept_clients_field is not None and self.group_clients is not None:
+      kept = getattr(self.hparams, spec.kept_clients_field)
+      if kept >= self.group_clients:
+        raise ValueError(
+            'Expected `group_clients` to be more than'
+            f' `{spec.kept_clients_field}`, {kept}, found'
+            f' {self.group_clients}: nobody would be chosen. Tip:'
+            f' --group_clients={2 * kept} has twice as many to choose from.'
+        )
+    if self.aggregation != AGGREGATIONS[0] and spec.channels:
+      raise ValueError(
+          f'Expected `aggregation` {AGGREGATIONS[0]!r} with {self.algorithm},'
+          f' found {self.aggregation!r}: its clients also send'
+          f' {spec.channels}, which it would not guard.'
+      )
 
   def _check_few_round(self):
     """Checks that nothing is asked for that this partition does not have."""
@@ -380,8 +386,8 @@ def resolve(
     clients_per_round: As in `RunConfig`; None for the data set's own.
     way: As in `RunConfig`; None for the data set's own.
     group_clients: As in `RunConfig`; None for the data set's own.
-    eval_support_fraction: As in `RunConfig`; None for the algorithm's own,
-      where its configuration has such a field.
+    eval_support_fraction: As in `RunConfig`; None for the algorithm's own, see
+      `AlgorithmSpec.run_settings`.
     restrict_f1_to_client_labels: The same.
     **given: The other fields of `RunConfig`, as they are.
 
@@ -421,15 +427,20 @@ def resolve(
   if group_clients is None and groups:
     group_clients = groups.cohort_size
   config = algorithm_spec.presets[preset]
-  if hasattr(config, 'num_clients'):  # Of the algorithm: it has to know.
-    config = dataclasses.replace(config, num_clients=num_clients)
+  if algorithm_spec.num_clients_field is not None:
+    config = dataclasses.replace(
+        config, **{algorithm_spec.num_clients_field: num_clients}
+    )
   config = hyperparameters.override(config, hparams)
+  own = {
+      setting: getattr(config, field)
+      for setting, field in algorithm_spec.run_settings.items()
+  }
   if eval_support_fraction is None:
-    # Of the algorithm's own 0 is none.
-    eval_support_fraction = getattr(config, 'eval_support_fraction', 0) or None
+    eval_support_fraction = own.get('eval_support_fraction') or None
   if restrict_f1_to_client_labels is None:
-    restrict_f1_to_client_labels = getattr(
-        config, 'f1_restrict_to_client_labels', False
+    restrict_f1_to_client_labels = own.get(
+        'restrict_f1_to_client_labels', False
     )
   return RunConfig(
       algorithm=algorithm,
