@@ -619,10 +619,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='Own models, which share class prototypes alone',
             paper='Tan et al., AAAI 2022',
             module_name='tff_meta.baselines.fed_proto',
-            builder='build_fed_proto',
-            known_client_personalizer='build_fed_proto_known_client',
+            uses=('known_client',),
             channels='class prototypes',
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='pfedhn',
