@@ -610,9 +610,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary="The server's model, mixed with nearest neighbours",
             paper='Marfoq et al., ICML 2022',
             module_name='tff_meta.baselines.knn_per',
-            builder='build_knn_per',
-            known_client_personalizer='build_knn_per_client',
-            new_client_personalizer='build_knn_per_client',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='fed_proto',
