@@ -668,9 +668,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='Per-FedAvg: a start from which one step personalizes',
             paper='Fallah et al., NeurIPS 2020',
             module_name='tff_meta.baselines.per_fed_avg',
-            builder='build_per_fed_avg',
-            known_client_personalizer='build_per_fed_avg_client',
-            new_client_personalizer='build_per_fed_avg_client',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='personalized_fl',
