@@ -625,10 +625,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary="A hypernetwork makes the clients' models",
             paper='Shamsian et al., ICML 2021',
             module_name='tff_meta.baselines.pfedhn',
-            builder='build_pfedhn',
-            known_client_personalizer='build_pfedhn_known_client',
-            new_client_personalizer='build_pfedhn_new_client',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='pfedgp',
