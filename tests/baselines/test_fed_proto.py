@@ -30,7 +30,8 @@ CONFIG = fed_proto.FedProtoConfig(
 
 
 def build(config):
-  return fed_proto.build_fed_proto(
+  return registry.build(
+      'fed_proto',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -39,9 +40,8 @@ def build(config):
 
 
 def build_client(config=CONFIG):
-  return fed_proto.build_fed_proto_known_client(
-      oracle.build_model(), config, num_classes=oracle.NUM_CLASSES
-  )
+  model, num_classes = oracle.build_model(), oracle.NUM_CLASSES
+  return fed_proto.fed_proto(model, config, num_classes).known_client()
 
 
 def server_prototypes(state):

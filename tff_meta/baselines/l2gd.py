@@ -208,15 +208,13 @@ def l2gd(
     )
 
   def coin(seed):
-    return client_work.ClientWorkState(
-        initialize=lambda: tf.constant(0),  # Number of the round.
-        message=lambda round_num: draw_steps(
+    return client_work.rounds_done(
+        lambda round_num: draw_steps(
             config,
             tf.random.experimental.stateless_fold_in(
                 tf.constant([_COIN_SEED, seed], tf.int32), round_num
             ),
-        ),
-        next=lambda round_num, aggregate: round_num + 1,
+        )
     )
 
   return method.Method(

@@ -134,11 +134,7 @@ def lg_fed_avg(
       memory=lambda seed: memory_of(
           classifier.initialize(seed), tf.constant(0)
       ),
-      state=lambda seed: client_work.ClientWorkState(
-          initialize=lambda: tf.constant(0),  # Number of the round.
-          message=lambda round_num: round_num,
-          next=lambda round_num, aggregate: round_num + 1,
-      ),
+      state=lambda seed: client_work.rounds_done(),
       memory_reaches={'update': 'training', 'loss': 'itself'},
       known_client=lambda: classifiers.build_client_personalizer(
           classifier, client_network
