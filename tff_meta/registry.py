@@ -692,8 +692,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='Federated averaging; of a new group the best are averaged',
             paper='Guha et al., 2019; Park et al., NeurIPS 2021',
             module_name='tff_meta.baselines.one_shot_ft',
-            builder='build_one_shot_ft',
-            group_personalizer='build_one_shot_ft_personalizer',
+            uses=('group',),
             partition='few_round',
         ),
     )
