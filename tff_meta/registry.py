@@ -683,8 +683,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='Per-FedAvg alone, then rounds in a new group',
             paper='Fallah et al., NeurIPS 2020; Park et al., NeurIPS 2021',
             module_name='tff_meta.baselines.personalized_fl',
-            builder='build_personalized_fl',
-            group_personalizer='build_personalized_fl_personalizer',
+            uses=('group',),
             partition='few_round',
         ),
         AlgorithmSpec(
