@@ -161,7 +161,7 @@ def _configs():
   configs = [restored_run.read_config(directory) for directory in directories]
   data_dir = flag_groups.DATA_DIR.value
   if data_dir is not None:
-    configs = [dataclasses.replace(c, data_dir=data_dir) for c in configs]
+    configs = [config.replace(data_dir=data_dir) for config in configs]
   return list(zip(directories, configs, strict=True))
 
 
@@ -197,7 +197,7 @@ def _facts(directory, config):
   return {
       'run_dir': str(directory.root),
       'algorithm': config.algorithm,
-      'dataset': config.dataset,
+      'dataset': config.data.dataset,
       'seed': config.seed,
   }
 

@@ -110,7 +110,7 @@ def _experiment():
 def _go_on(experiment, root, rounds, lines):
   """Begins, continues or repeats a run, as `binaries.train` does."""
   experiment = dataclasses.replace(
-      experiment, config=dataclasses.replace(experiment.config, rounds=rounds)
+      experiment, config=experiment.config.replace(rounds=rounds)
   )
   directory = run_directory.RunDirectory(root)
   with directory.locked():
@@ -131,7 +131,7 @@ def _opened(experiment, root, lines):
   """Returns the rounds and all that `evaluate` and `analyze` compute with."""
   directory = run_directory.RunDirectory(root)
   config = restored_run.read_config(directory)
-  expected = dataclasses.replace(experiment.config, rounds=config.rounds)
+  expected = experiment.config.replace(rounds=config.training.rounds)
   assert config == expected, 'a damaged configuration is used'
   with restored_run.open_models(experiment, directory, lines.append) as models:
     states = client_state_store.SqliteStore(

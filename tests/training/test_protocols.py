@@ -205,7 +205,7 @@ def test_all_protocols_of_clients_have_the_same_keys(
 def test_a_curve_that_there_is_not_is_said(experiment, models):
   """Once, however many models are tested; FedPer has none."""
   asked = dataclasses.replace(
-      experiment, config=dataclasses.replace(experiment.config, curve=True)
+      experiment, config=experiment.config.replace(curve=True)
   )
   trained, untrained = models
   for one, count in ((experiment, 0), (asked, 1)):
@@ -226,7 +226,7 @@ def test_spread_of_classes_is_that_of_known_clients_in_the_global_body(
     experiment, models
 ):
   asked = dataclasses.replace(
-      experiment, config=dataclasses.replace(experiment.config, nvar=True)
+      experiment, config=experiment.config.replace(nvar=True)
   )
   trained, untrained = models
   body = tree.map_structure(
@@ -261,7 +261,7 @@ def test_a_network_that_tells_no_classes_apart_has_no_spread(
 ):
   """It is said, and all else is measured."""
   asked = dataclasses.replace(
-      experiment, config=dataclasses.replace(experiment.config, nvar=True)
+      experiment, config=experiment.config.replace(nvar=True)
   )
   trained, untrained = models
   weights = tree.map_structure(np.zeros_like, trained.weights)
@@ -383,7 +383,7 @@ def test_clients_of_validation_classes_are_measured_on_the_way(monkeypatch):
   trained = protocols.model(process, state, None)
   as_test = dataclasses.replace(
       experiment,
-      config=dataclasses.replace(experiment.config, eval_groups=2),
+      config=experiment.config.replace(eval_groups=2),
   )
   monkeypatch.setattr(
       groups_lib,

@@ -63,7 +63,7 @@ def build_rounds(
         f' {experiment.config.algorithm!r}.'
     )
   config = experiment.config
-  return build(experiment.model, config.hparams, config.way)
+  return build(experiment.model, config.hparams, config.evaluation.way)
 
 
 def view_client(

@@ -151,13 +151,13 @@ class Evaluator:
     if given and not set(self.offered) - set(_ROLES):
       raise ValueError(
           f'Expected no sizes of groups, as {self._config.algorithm!r} with'
-          f' partition {self._config.partition!r} is tested in none, found'
+          f' partition {self._config.data.partition!r} is tested in none, found'
           f' {given}.'
       )
 
   def why_nothing(self) -> str:
     """Returns why nothing is offered, and what to do."""
-    spec, partition = self._experiment.spec, self._config.partition
+    spec, partition = self._experiment.spec, self._config.data.partition
     is_for_clients = (
         spec.build_known_client_personalizer
         or spec.build_new_client_personalizer
@@ -204,15 +204,15 @@ class Evaluator:
       if name not in self.offered:
         raise ValueError(
             f'Expected protocols that {self._config.algorithm!r} on'
-            f' {self._config.dataset!r} with partition'
-            f' {self._config.partition!r} offers:'
+            f' {self._config.data.dataset!r} with partition'
+            f' {self._config.data.partition!r} offers:'
             f' {", ".join(self.offered) or "none"}; found {name!r}.'
             + ' Tip: with a `test_fraction` of 0 clients have no test examples.'
-            * (self._config.test_fraction == 0)
+            * (self._config.data.test_fraction == 0)
         )
       if name not in _ROLES:
         self.group_protocol(name).sample(self._pools, 0)
-    if self._config.nvar and KNOWN_CLIENTS in names:
+    if self._config.evaluation.nvar and KNOWN_CLIENTS in names:
       embeddings.check_can_embed(self._experiment)
     return tuple(names)
 
@@ -225,12 +225,12 @@ class Evaluator:
     config = self._config
     return group_evaluation.GroupProtocol(
         role='meta_test',
-        way=config.way,
-        num_clients=config.group_clients,
+        way=config.evaluation.way,
+        num_clients=config.evaluation.group_clients,
         deployment=_DEPLOYMENTS.get(name, 'iid'),
-        num_groups=config.eval_groups,
+        num_groups=config.evaluation.eval_groups,
         seed=config.seed,
-        num_seen=config.way * 3 // 5 if name in _MIXED else 0,
+        num_seen=config.evaluation.way * 3 // 5 if name in _MIXED else 0,
     )
 
   def client_protocol(self, name: str) -> client_evaluation.ClientProtocol:
@@ -238,7 +238,7 @@ class Evaluator:
     return client_evaluation.ClientProtocol(
         role=_ROLES[name],
         part='test',
-        support_fraction=self._config.eval_support_fraction,
+        support_fraction=self._config.evaluation.eval_support_fraction,
         seed=self._config.seed,
     )
 
@@ -302,7 +302,9 @@ class Evaluator:
     """
     if self.starts_from_scratch(name):
       report(f'Evaluating {name}: {LABELS[FROM_SCRATCH]}.')
-      own = self._report(name, untrained, with_curve=self._config.curve)
+      own = self._report(
+          name, untrained, with_curve=self._config.evaluation.curve
+      )
       self._report_no_curve(name, own, report)
       return {suffix: (self._summary(name, own, {}), own) for suffix in trained}
     references = self._references(name, untrained, report)
@@ -313,9 +315,11 @@ class Evaluator:
         results[suffix] = results[done[0]]
         continue
       report(f'Evaluating {name}: {LABELS[TRAINED]}{_ROUNDS[suffix]}.')
-      own = self._report(name, of_round, with_curve=self._config.curve)
+      own = self._report(
+          name, of_round, with_curve=self._config.evaluation.curve
+      )
       summary = self._summary(name, own, references)
-      if self._config.nvar and name == KNOWN_CLIENTS:
+      if self._config.evaluation.nvar and name == KNOWN_CLIENTS:
         summary['nvar'] = self._nvar(of_round, report)
       results[suffix] = summary, own
     self._report_no_curve(name, own, report)
@@ -337,7 +341,7 @@ class Evaluator:
       return None
 
   def _report_no_curve(self, name, own, report) -> None:
-    if self._config.curve and own.curves is None:
+    if self._config.evaluation.curve and own.curves is None:
       report(
           f'No curve of {name} (--curve): {self._config.algorithm} keeps none'
           ' there.'
@@ -347,7 +351,7 @@ class Evaluator:
       self, name: str, untrained: Model, report: Callable[[str], None]
   ) -> dict[str, client_metrics.Report]:
     """Runs a protocol for what is the same whatever was trained."""
-    if not self._config.references:
+    if not self._config.evaluation.references:
       return {}
     references = {_UNTRAINED: self._report}
     if name in _DEPLOYMENTS:
@@ -383,7 +387,7 @@ class Evaluator:
         groups = dataclasses.replace(
             self.group_protocol(name),
             role='meta_validation',
-            num_groups=self._config.validation_groups,
+            num_groups=self._config.training.validation_groups,
         )
         groups.sample(self._pools, 0)
         return column, name, groups
@@ -394,7 +398,7 @@ class Evaluator:
             clients, part='validation', support_fraction=None
         )
         return _VALIDATION_CLIENTS, KNOWN_CLIENTS, clients
-      if self._config.select_best:
+      if self._config.training.select_best:
         raise ValueError(
             'Expected validation examples to select the best round on, found'
             ' none. Tip: --validation_fraction=0.2.'
@@ -402,9 +406,9 @@ class Evaluator:
       if KNOWN_CLIENTS in self.offered:
         return _TEST_CLIENTS, KNOWN_CLIENTS, clients
     raise ValueError(
-        f'Expected `eval_every` to be 0, found {self._config.eval_every}:'
+        f'Expected `eval_every` to be 0, found {self._config.training.eval_every}:'
         f' {self._config.algorithm!r} with partition'
-        f' {self._config.partition!r} offers nothing to evaluate.'
+        f' {self._config.data.partition!r} offers nothing to evaluate.'
     )
 
   def on_the_way(
@@ -436,9 +440,11 @@ class Evaluator:
           micro: report.accuracy.micro,
       }
 
-    best_by = {'macro': macro, 'micro': micro}[self._config.select_by]
+    best_by = {'macro': macro, 'micro': micro}[self._config.training.select_by]
     return loop.Evaluation(
-        (macro, micro), measure, best_by if self._config.select_best else None
+        (macro, micro),
+        measure,
+        best_by if self._config.training.select_best else None,
     )
 
   def _report(
@@ -473,7 +479,9 @@ class Evaluator:
     """Asks a group what it learned with the algorithm's own personalizer."""
     return group_evaluation.build_group_test(
         self._experiment.spec.build_group_personalizer(
-            self._experiment.model, self._config.hparams, way=self._config.way
+            self._experiment.model,
+            self._config.hparams,
+            way=self._config.evaluation.way,
         )
     )
 
@@ -481,7 +489,7 @@ class Evaluator:
   def _scratch_test(self) -> Callable[..., Any]:
     """Asks what it learned from random weights, in as many rounds."""
     reference = registry.get(registry.REFERENCE)
-    config = self._config.reference_hparams
+    config = self._config.evaluation.reference_hparams
     rounds_field = self._experiment.spec.group_rounds_field
     if rounds_field is not None:
       rounds = getattr(self._config.hparams, rounds_field)
@@ -490,7 +498,7 @@ class Evaluator:
       )
     return group_evaluation.build_group_test(
         reference.build_group_personalizer(
-            self._experiment.model, config, way=self._config.way
+            self._experiment.model, config, way=self._config.evaluation.way
         )
     )
 
@@ -522,7 +530,7 @@ class Evaluator:
         tasks,
         seed=self._config.seed,
         bank=trained.memories.bank if personalizer.uses_bank else (),
-        restrict_f1=self._config.restrict_f1_to_client_labels,
+        restrict_f1=self._config.evaluation.restrict_f1_to_client_labels,
     )
 
   def _build_client_use(
@@ -538,7 +546,7 @@ class Evaluator:
         NEW_CLIENTS: (spec.build_new_client_personalizer, dataset.num_classes),
         NEW_CLASS_CLIENTS: (
             spec.build_new_class_personalizer,
-            self._config.way,
+            self._config.evaluation.way,
         ),
     }[name]
     personalizer = build(
@@ -557,7 +565,7 @@ class Evaluator:
   def _accuracies(self, name, report) -> accuracy.AccuracyReport:
     """What the mean and the gain are of: groups of clients, or clients."""
     if name == NEW_CLASS_CLIENTS:
-      return report.by_group(self._config.group_clients)
+      return report.by_group(self._config.evaluation.group_clients)
     return report.accuracy
 
   def _summary(self, name, own, references) -> dict[str, Any]:
@@ -578,9 +586,11 @@ class Evaluator:
       # The mean and its interval are over groups, all else over clients.
       by_group = self._accuracies(name, report).summary()
       summary |= by_group | {'accuracy_micro': summary['accuracy_micro']}
-      summary['num_groups'] = self._config.eval_groups
+      summary['num_groups'] = self._config.evaluation.eval_groups
     if name in _DEPLOYMENTS:
-      num_clients = summary['num_groups'] * self._config.group_clients
+      num_clients = (
+          summary['num_groups'] * self._config.evaluation.group_clients
+      )
       summary['num_clients'] = num_clients
     return summary
 
