@@ -80,21 +80,21 @@ def round_seconds(
     By what is done with clients, the seconds of its rounds.
   """
   process, clients = workloads.build_system(system)
-  ways = {
+  options_of = {
       'one client at a time': dict(parallel_clients=1),
       'all at the same time': dict(parallel_clients=len(clients)),
       'all in one batch': dict(
           parallel_clients=1, batched_clients=len(clients)
       ),
   }
-  ways = {name: (devices[:1], options) for name, options in ways.items()}
+  ways = {name: (devices[:1], options) for name, options in options_of.items()}
   if len(devices) > 1:
     ways[f'dealt over {len(devices)} devices'] = devices, {}
   rounds = {}
   for name, (names, options) in ways.items():
     context = in_process.InProcessContext(names, **options)
     rounds[name] = workloads.system_rounds(context, system, process, clients)
-  seconds = {name: [] for name in ways}
+  seconds: dict[str, list[float]] = {name: [] for name in ways}
   for _ in range(warm_up + repeats):
     for name, one in rounds.items():
       started = time.perf_counter()
@@ -138,7 +138,7 @@ def main(argv: list[str] | None = None) -> None:
         tf.config.experimental.get_device_details(gpu).get('device_name', gpu)
     )
   print(f'{devices}, TensorFlow {tf.__version__}')
-  for name in filter(None, arguments.systems.split(',')):
+  for name in filter(len, arguments.systems.split(',')):
     system = workloads.SYSTEMS[name]
     for number in (1, system.clients['num_clients']):
       found = difference(system, devices, number)

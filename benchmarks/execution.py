@@ -36,7 +36,7 @@ native.prepare_environment()
 try:  # Before TensorFlow, after which it cannot be imported.
   from benchmarks import torch_loops
 except ImportError:
-  torch_loops = None
+  torch_loops = None  # type: ignore[assignment]  # In place of a module.
 
 import tensorflow as tf  # noqa: E402
 import tensorflow_federated as tff  # noqa: E402
@@ -59,8 +59,8 @@ def measure(candidates: workloads.Candidates, repeats: int) -> None:
   """
   for candidate in candidates.values():
     candidate(), candidate()
-  seconds = {name: [] for name in candidates}
-  ratios = {name: [] for name in candidates}
+  seconds: dict[str, list[float]] = {name: [] for name in candidates}
+  ratios: dict[str, list[float]] = {name: [] for name in candidates}
   for _ in range(repeats):
     for name, candidate in candidates.items():
       started = time.perf_counter()
@@ -170,7 +170,7 @@ def _cohorts(repeats: int) -> None:
   }
   for one_round in rounds.values():
     one_round(), one_round()
-  shares = {size: [] for size in sizes}
+  shares: dict[int, list[float]] = {size: [] for size in sizes}
   for _ in range(repeats):
     for size, one_round in rounds.items():
       # As many clients for every size: ten small rounds say as much as one.
@@ -258,7 +258,12 @@ def _memory(num_rounds: int) -> None:
   this = psutil.Process()
   graphs = []
   initialize = tf.Graph.__init__
-  tf.Graph.__init__ = lambda graph: (graphs.append(1), initialize(graph))[1]
+
+  def initialize_and_count(graph):
+    graphs.append(1)
+    initialize(graph)
+
+  tf.Graph.__init__ = initialize_and_count
   print(f'memory: {num_rounds} rounds of the MLP')
   early = None
   for i in range(1, num_rounds + 1):
@@ -311,7 +316,7 @@ def _first_round(algorithm: str) -> float:
         stderr=subprocess.STDOUT,
         text=True,
     ) as program:
-      for line in program.stdout:
+      for line in program.stdout or ():
         if line.startswith('round 1/'):
           break
       else:

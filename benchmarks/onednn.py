@@ -44,6 +44,7 @@ def _program(name: str, switch: str) -> subprocess.Popen:
 
 
 def _round_seconds(program: subprocess.Popen) -> float:
+  assert program.stdin is not None and program.stdout is not None
   program.stdin.write('\n')
   program.stdin.flush()
   return float(program.stdout.readline())

@@ -28,7 +28,7 @@ def seconds_by_op(directory: str) -> collections.Counter:
   Args:
     directory: Where the profiler has written.
   """
-  seconds = collections.Counter()
+  seconds: collections.Counter[str] = collections.Counter()
   for path in pathlib.Path(directory).rglob('*.xplane.pb'):
     space = xplane_pb2.XSpace.FromString(path.read_bytes())
     for plane in space.planes:

@@ -275,7 +275,7 @@ def build_cafeme_round(
 
 
 # By name in `workloads.SYSTEMS`: `(weights, clients) -> one_round`.
-SYSTEMS = {
+SYSTEMS: dict[str, Callable[..., Callable[[], Any]]] = {
     'metavers': build_metavers_round,
     'frl': build_frl_episode,
     'cafeme': functools.partial(build_cafeme_round, batch_size=30),
@@ -288,7 +288,7 @@ SYSTEMS = {
 
 def _to_tensors(weights: Any, prefix: str = '') -> Tensors:
   """The leaves of nested weights by path, kernels of convolutions as OIHW."""
-  tensors = {}
+  tensors: Tensors = {}
   for name, value in weights.items():
     if isinstance(value, dict):
       tensors |= _to_tensors(value, f'{prefix}{name}.')
@@ -380,8 +380,8 @@ def _adam_step(model: Tensors, gradient, weight_decay=0.0):
 @torch.no_grad()
 def _mean(models: Sequence[Tensors], counts: Sequence[int] | None = None):
   """The mean of models, weighted by `counts` if there are any."""
-  counts = torch.tensor(counts or [1] * len(models), dtype=torch.float32)
-  fractions = counts / counts.sum()
+  shares = torch.tensor(counts or [1] * len(models), dtype=torch.float32)
+  fractions = shares / shares.sum()
   return {
       name: sum(
           f * model[name] for f, model in zip(fractions, models, strict=True)

@@ -113,7 +113,7 @@ def measure(
       print(f'{name}: left out, as {DATA_DIR} is not set')
       continue
     print(f'{name}: {" ".join(flags)}', flush=True)
-    runs = {label: [] for label in roots}
+    runs: dict[str, list[_Run]] = {label: [] for label in roots}
     for _ in range(repeats):
       for label, root in roots.items():
         runs[label].append(_run(root, flags, environment))

@@ -112,16 +112,14 @@ def bare_round(
 
   def one_round():
     total = sum(len(y) for _, y in tensors)
-    mean = None
+    mean: list[tf.Tensor] = []
     for k, (x, y) in enumerate(tensors):
       trained = train(weights, x, y, tf.constant([0, k]))
       share = tf.constant(len(y) / total)
       part = [w * share for w in tf.nest.flatten(trained)]
-      mean = (
-          part
-          if mean is None
-          else [m + p for m, p in zip(mean, part, strict=True)]
-      )
+      if mean:
+        part = [m + p for m, p in zip(mean, part, strict=True)]
+      mean = part
     return [w.numpy() for w in mean]
 
   return one_round
@@ -397,7 +395,7 @@ def build_system(system: System):
   config = dataclasses.replace(spec.presets[system.preset], **system.changes)
   num_classes = system.clients.get('num_classes', _NUM_CLASSES)
   network = models.build(system.network, system.clients['shape'], num_classes)
-  process = spec.build(network, config, num_classes=num_classes)
+  process = registry.build(system.algorithm, network, config, num_classes)
   return process, examples(**system.clients)
 
 

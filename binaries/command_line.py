@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 import threading
+from typing import Any, TypeGuard
 
 from absl import app
 from absl import flags
@@ -73,21 +74,23 @@ def reported_failures(place: object = None) -> Iterator[None]:
   except Exception as error:
     if _interrupted.is_set():
       raise KeyboardInterrupt from error
-    if _is_a('tensorflow', 'errors.OpError', error):
+    if _is_a(error, 'tensorflow', 'errors.OpError'):
       fail(_operation(error, error.message), FAILURE)
-    if _is_a('grpc', 'RpcError', error):  # Of TFF's worker.
+    if _is_a(error, 'grpc', 'RpcError'):  # Of TFF's worker.
       fail(_operation(error, error.details()), FAILURE)
     if isinstance(error, MemoryError):
       fail(f'Expected more memory, found {str(error) or "none left"}', FAILURE)
     if isinstance(error, ImportError | OSError):
-      is_nameless = isinstance(error, OSError) and error.errno
-      if is_nameless and error.filename is None and place is not None:
+      is_nameless = (
+          isinstance(error, OSError) and error.errno and error.filename is None
+      )
+      if is_nameless and place is not None:
         fail(f'{error}, in {place}', FAILURE)
       fail(error, FAILURE)
     raise
 
 
-def _is_a(module: str, kind: str, error: Exception) -> bool:
+def _is_a(error: Exception, module: str, kind: str) -> TypeGuard[Any]:
   """Returns whether an error is of a module's kind, without importing it."""
   imported = sys.modules.get(module)
   return imported is not None and isinstance(

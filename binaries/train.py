@@ -239,8 +239,8 @@ def _print_list() -> None:
   for spec in registry.ALGORITHMS.values():
     print(f'  {spec.name:18}{spec.summary} ({spec.paper})')
   print('\nData sets (--dataset)')
-  for spec in datasets.DATASETS.values():
-    print(f'  {spec.name:18}{spec.description}')
+  for dataset in datasets.DATASETS.values():
+    print(f'  {dataset.name:18}{dataset.description}')
 
 
 def _print_hparams(algorithm: str) -> None:
@@ -248,7 +248,8 @@ def _print_hparams(algorithm: str) -> None:
   spec = registry.get(algorithm)
   installation.import_tff()
   presets = spec.presets
-  meaning = inspect.getdoc(type(presets['paper'])).partition('Attributes:\n')[2]
+  described = inspect.getdoc(type(presets['paper'])) or ''
+  meaning = described.partition('Attributes:\n')[2]
   print(f'What --hparams=name=value,... can change of {algorithm}\n{meaning}\n')
   print('Presets (--preset)')
   for field in dataclasses.fields(presets['paper']):

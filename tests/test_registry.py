@@ -2,7 +2,6 @@
 
 import ast
 import dataclasses
-import inspect
 import pathlib
 import re
 import subprocess
@@ -11,10 +10,10 @@ import sys
 import pytest
 
 import tff_meta
+from tff_meta import configurations
+from tff_meta import models
 from tff_meta import registry
 from tff_meta.algorithms import frl
-from tff_meta.baselines import fed_avg
-from tff_meta.baselines import personalized_fl
 
 SPECS = registry.ALGORITHMS.values()
 # These name recipes and networks after papers, and see neither an algorithm nor
@@ -36,89 +35,41 @@ def test_an_unknown_name_lists_the_known_ones():
     registry.get('frll')
 
 
+def _network(spec):
+  return models.build(spec.model or 'mlp', (28, 28, 1), None)
+
+
 @pytest.mark.parametrize('spec', SPECS, ids=lambda spec: spec.name)
 def test_what_is_named_is_there(spec):
-  """Every callable takes the model and the configuration, then keywords."""
   assert set(spec.presets) == {'paper', 'release', 'demo'}
   types = {type(preset) for preset in spec.presets.values()}
-  assert len(types) == 1 and dataclasses.is_dataclass(types.pop())
-  for callable_, keyword in (
-      (spec.build, 'num_classes'),
-      (spec.build_group_personalizer, 'way'),
-      (spec.build_known_client_personalizer, 'num_classes'),
-      (spec.build_new_client_personalizer, 'num_classes'),
-      (spec.build_new_class_personalizer, 'num_classes'),
-  ):
-    if callable_ is not None:
-      parameters = list(inspect.signature(callable_).parameters)
-      assert parameters[:3] == ['model', 'config', keyword]
-  assert spec.build is not None
-  assert (
-      spec.build_group_personalizer is not None
-      or spec.build_known_client_personalizer is not None
-  )
-  assert spec.summary and '20' in spec.paper
-
-
-@pytest.mark.parametrize('spec', SPECS, ids=lambda spec: spec.name)
-def test_what_others_read_of_an_algorithm_is_there(spec):
-  fields = {
+  assert len(types) == 1
+  assert issubclass(types.pop(), configurations.Configuration)
+  named = {
       spec.cohort_rounds_field,
       spec.group_rounds_field,
       spec.kept_clients_field,
       spec.num_clients_field,
       *spec.run_settings.values(),
   }
-  assert fields - {None} <= set(spec.hparam_names())
-  for use in spec.starts_from_scratch:
-    assert getattr(spec, f'build_{use}_personalizer') is not None
-  for build in (spec.build_client_network, spec.build_gpal_rounds):
-    if build is not None:
-      parameters = list(inspect.signature(build).parameters)
-      assert parameters[:2] == ['model', 'config'] and len(parameters) == 3
+  assert named - {None} <= set(spec.hparam_names())
+  assert set(spec.starts_from_scratch) <= set(spec.uses) <= set(registry.USES)
+  assert spec.summary and '20' in spec.paper
+  made = spec.method(_network(spec), spec.presets['paper'], num_classes=3)
+  # All that a method has is said in its module's first use, or by a variant.
+  for use in registry.USES:
+    assert (getattr(made, use) is not None) == (use in spec.uses)
 
 
-def test_the_right_ones():
-  frl_spec = registry.get('frl')
-  assert frl_spec.build.__wrapped__ is frl.build_frl
-  assert frl_spec.build_known_client_personalizer is None
-  assert frl_spec.build_new_client_personalizer is None
-  assert frl_spec.build_new_class_personalizer is None
-  assert frl_spec.presets == {
-      'paper': frl.PAPER,
-      'release': frl.RELEASE,
-      'demo': frl.DEMO,
-  }
-  plain, tuned = registry.get('fed_avg'), registry.get('fed_avg_ft')
-  assert plain.build is tuned.build
-  assert plain.build.__wrapped__ is fed_avg.build_fed_avg
-  assert plain.build_group_personalizer.__wrapped__.__wrapped__ is (
-      fed_avg.build_from_scratch_group_personalizer
-  )
-  assert tuned.build_group_personalizer.__wrapped__.__wrapped__ is (
-      fed_avg.build_fine_tuning_group_personalizer
-  )
-  for kind in ('known', 'new'):
-    name = f'build_{kind}_client_personalizer'
-    for spec, kind_of in ((plain, 'global'), (tuned, 'fine_tuning')):
-      builder = getattr(fed_avg, f'build_{kind_of}_client_personalizer')
-      assert getattr(spec, name).__wrapped__.__wrapped__ is builder
-  personalized = registry.get('personalized_fl')
-  assert personalized.build.__wrapped__ is personalized_fl.build_personalized_fl
+def test_only_networks_of_this_library_are_taken():
+  with pytest.raises(TypeError, match='Expected `model` .* found a object'):
+    registry.build('frl', object(), 'demo', num_classes=3)
 
 
-@pytest.mark.parametrize('spec', SPECS, ids=lambda spec: spec.name)
-def test_only_networks_of_this_library_are_taken(spec):
-  for builder in (
-      spec.build,
-      spec.build_group_personalizer,
-      spec.build_known_client_personalizer,
-      spec.build_new_client_personalizer,
-      spec.build_new_class_personalizer,
-  ):
-    if builder is not None:
-      with pytest.raises(TypeError, match='Expected `model` .* found a object'):
-        builder(object(), spec.presets['demo'], num_classes=3, seed=0)
+def test_a_preset_that_is_none_is_named():
+  network = models.build('mlp', (8, 8, 1), None)
+  with pytest.raises(ValueError, match="preset of paper, .* found 'dmeo'"):
+    registry.build('frl', network, 'dmeo', num_classes=3)
 
 
 def test_a_variant_changes_every_preset():

@@ -56,7 +56,7 @@ def differing_pins() -> list[str]:
     requirements = importlib.metadata.requires(_DISTRIBUTION) or []
   except importlib.metadata.PackageNotFoundError:
     return []
-  pins = dict(_PIN.match(line).groups() for line in requirements)
+  pins = dict(_PIN.findall(line)[0] for line in requirements)
   found = {name: _installed_version(name) for name in pins}
   return [
       f'{name} {found[name]} (pinned: {version})'

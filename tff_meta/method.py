@@ -18,10 +18,32 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import composition
+from tff_meta import episodes
+from tff_meta import optimizers
 from tff_meta.aggregators import clusters
 from tff_meta.client_works import client_work
+from tff_meta.learners import few_round
 from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
+
+
+class ClientInput(NamedTuple):
+  """What a client works with in a round.
+
+  Attributes:
+    examples: Its `Examples`, dense, none of them padding.
+    seed: int32 `[2]`, this client's own in this round.
+    fixed_seed: int32 `[2]`, this client's own, the same in all rounds.
+    message: What the server broadcasts beside the weights; `()` for nothing.
+    memory: `ClientMemory`, what the client has kept since its last round; `()`
+      if clients keep nothing.
+  """
+
+  examples: episodes.Examples
+  seed: tf.Tensor
+  fixed_seed: tf.Tensor
+  message: Any
+  memory: Any
 
 
 class Channel(NamedTuple):
@@ -69,9 +91,10 @@ class Method:
     memory: `seed -> value`, stands in for the memory of a client that has not
       taken part yet; None if clients keep nothing between rounds.
     state: What the server keeps and broadcasts to the clients beside the
-      weights; None for nothing.
-    num_models: How many models the server keeps, stacked in its weights. Where
-      they are several, a client's update is a `clusters.ClusterUpdate`.
+      weights, `seed -> ClientWorkState` with the run's seed, an int; None for
+      nothing.
+    num_models: How many models the server keeps, stacked in its weights, where
+      a client's update is a `clusters.ClusterUpdate`; None for one as it is.
     sums_updates: Whether the clients' updates are summed; otherwise the server
       takes their mean by `update_weight`, or another aggregation.
     channels: What clients send beside changes of models and metrics. Nothing
@@ -94,6 +117,10 @@ class Method:
     new_client: The same of a client that training never saw.
     new_class: The same of one whose C classes training never saw.
     group: `() -> GroupPersonalizer`, of a new group of clients with C classes.
+    client_network: `(weights, memory) -> OrderedDict(body, head)`, the network
+      of a known client before it adapts, where that is not the server's.
+    gpal_rounds: `() -> few_round.GpalRounds`, a new group's rounds with global
+      prototypes in the loss and without; None without GPAL.
   """
 
   num_classes: int
@@ -101,8 +128,8 @@ class Method:
   client_update: Callable[..., client_work.ClientOutput]
   _: dataclasses.KW_ONLY
   memory: Callable[[tf.Tensor], Any] | None = None
-  state: client_work.ClientWorkState | None = None
-  num_models: int = 1
+  state: Callable[[int], client_work.ClientWorkState] | None = None
+  num_models: int | None = None
   sums_updates: bool = False
   channels: tuple[Channel, ...] = ()
   server_optimizer: tff.learning.optimizers.Optimizer | None = None
@@ -119,6 +146,8 @@ class Method:
   new_client: Callable[[], personalizer.ClientPersonalizer] | None = None
   new_class: Callable[[], personalizer.ClientPersonalizer] | None = None
   group: Callable[[], personalizer.GroupPersonalizer] | None = None
+  client_network: Callable[[Any, Any], Any] | None = None
+  gpal_rounds: Callable[[], few_round.GpalRounds] | None = None
 
 
 def build_process(
@@ -158,29 +187,66 @@ def build_process(
           f' no steps of one, found {server_optimizer}.'
       )
     return method.compose(model, seed, aggregator)
-  state, signal = method.state, _channel(method, 'signal')
+
+  @tff.tensorflow.computation
+  def initial_weights():
+    weights = method.initialize(composition.initial_seed(seed))
+    return tff.learning.models.ModelWeights(weights, ())
+
+  def initial_memory():
+    return method.memory(composition.initial_seed(seed))
+
+  state, signal = method.state and method.state(seed), _channel(
+      method, 'signal'
+  )
   if signal is not None:
     state = state._replace(aggregator=signal.aggregator)
+  weights_type = initial_weights.type_signature.result
+  keeps = method.memory is not None
+  work = client_work.build_client_work(
+      weights_type,
+      model,
+      _work_of(method, signal),
+      client_work.round_seed(seed, state),
+      initial_memory if keeps else None,
+      num_classes=method.num_classes,
+  )
+  result_type = work.process.next.type_signature.result.result.member
+  optimizer = server_optimizer or method.server_optimizer
+  finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
+      optimizer
+      or optimizers.WithoutAutoGraph(tff.learning.optimizers.build_sgdm(1.0)),
+      weights_type,
+      tf.autograph.experimental.do_not_convert(
+          tff.learning.templates.reject_non_finite_update
+      ),
+  )
+  return composition.compose(
+      initial_weights,
+      work,
+      aggregator.create(result_type.update, result_type.update_weight),
+      finalizer,
+      initial_memory() if keeps else None,
+  )
 
-  def client_update(weights, client):
-    output = method.client_update(weights, client)
+
+def _work_of(method: Method, signal: Channel | None):
+  """Returns what a client does with what TFF gives it."""
+
+  def work(model_weights, message, data):
+    fold_in = tf.random.experimental.stateless_fold_in
+    client = ClientInput(
+        data.examples,
+        fold_in(message.seed, data.salt),
+        fold_in(message.run_seed, data.salt),
+        message.message,
+        data.memory,
+    )
+    output = method.client_update(model_weights.trainable, client)
     _check_signal(signal, output.signal)
     return output
 
-  def initial(function):
-    return lambda: function(composition.initial_seed(seed))
-
-  return composition.build_learning_process(
-      initial(method.initialize),
-      model,
-      client_update,
-      num_classes=method.num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=server_optimizer or method.server_optimizer,
-      memory=method.memory and initial(method.memory),
-      state=state,
-  )
+  return work
 
 
 def _channel(method: Method, place: str) -> Channel | None:
@@ -211,7 +277,7 @@ def _aggregator(
         tff.aggregators.SumFactory()
     )
   aggregation = aggregation or composition.mean_factory()
-  if method.num_models > 1:
+  if method.num_models is not None:
     aggregation = clusters.ClusterMeansFactory(aggregation)
   in_update = _channel(method, 'update')
   return in_update.aggregator(aggregation) if in_update else aggregation

@@ -5,9 +5,8 @@ It is the only list. Importing it imports neither TensorFlow nor an algorithm;
 """
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
-import functools
 import importlib
 import importlib.util
 import pathlib
@@ -48,16 +47,6 @@ class AlgorithmSpec:
     channels: What else than the change of one model decides what the server
       does next, of all that clients send; an `aggregator` does not see it. None
       for nothing.
-    needs: `(config, class_sizes) -> str | None`, what a client with so many
-      training examples of each class, int [C], lacks to learn anything, as a
-      sentence; None where it lacks nothing. None if any examples do.
-    memory_flow: `(config) -> {channel: how}`, what a client's memory reaches of
-      what leaves the client; None where it reaches nothing, or there is none.
-      Channels are the `'update'` (of the model, with its weight and all metrics
-      but the loss), the `'signal'` (what is aggregated beside it) and the
-      `'loss'`. `'training'`: by the gradients that it takes part in, and no
-      other way, so not at all with learning rates of zero; `'itself'`: also
-      else. Channels that are not named are the same bits whatever the memory.
     starts_from_scratch: Those of the uses that begin with random weights, so
       that what was trained makes no difference.
     group_rounds_field: Field of the configuration that holds R, the rounds of a
@@ -70,14 +59,6 @@ class AlgorithmSpec:
     run_settings: Settings of a run that are the algorithm's own unless a flag
       says otherwise, `'eval_support_fraction'` (of which 0 is none) or
       `'restrict_f1_to_client_labels'`, with the field that holds each.
-    client_network: `(model, config, num_classes) -> (weights, memory) ->
-      OrderedDict(body, head)`, the network of a known client before it adapts,
-      where that is not the server's. None where it is.
-    has_many_models: Whether the server has several models, so that no network
-      is that of all clients.
-    gpal_rounds: `(model, config, way) -> few_round.GpalRounds`, a new
-      group's rounds with global prototypes in the loss and without, which
-      raises a ValueError where the configuration has none; None without GPAL.
   """
 
   name: str
@@ -86,27 +67,17 @@ class AlgorithmSpec:
   module_name: str
   function: str = ''
   uses: tuple[str, ...] = ()
-  builder: str | None = None
-  group_personalizer: str | None = None
-  known_client_personalizer: str | None = None
-  new_client_personalizer: str | None = None
-  new_class_personalizer: str | None = None
   partition: str = 'shards'
   model: str | None = None
   changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   cohort_rounds_field: str | None = None
   former_fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   channels: str | None = None
-  needs: str | None = None
-  memory_flow: str | None = None
   starts_from_scratch: tuple[str, ...] = ()
   group_rounds_field: str | None = None
   kept_clients_field: str | None = None
   num_clients_field: str | None = None
   run_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  client_network: str | None = None
-  has_many_models: bool = False
-  gpal_rounds: str | None = None
 
   def _attribute(self, name: str) -> Any:
     return getattr(importlib.import_module(self.module_name), name)
@@ -143,15 +114,6 @@ class AlgorithmSpec:
     uses = {name: refusing(use) for name, use in given.items()}
     return dataclasses.replace(method, **dict.fromkeys(USES) | uses)
 
-  def _use(self, use: str, old: str | None) -> Callable[..., Any] | None:
-    if self.builder is None:
-      return _use_builder(self, use) if use in self.uses else None
-    return (
-        None
-        if old is None
-        else _refusing_bad_labels(_with_checked_model(self._attribute(old)))
-    )
-
   @property
   def presets(self) -> Mapping[str, Any]:
     """Configurations by name.
@@ -176,66 +138,6 @@ class AlgorithmSpec:
         case ast.Assign([ast.Name('PAPER')], ast.Call(ast.Name(name))):
           return tuple(_field_names(self.module_name, name))
     raise AssertionError(f'{self.module_name} has no preset PAPER.')
-
-  @property
-  def build(self) -> Callable[..., Any]:
-    """The process builder, see `builder`."""
-    if self.builder is None:
-      return _process_builder(self.module_name, _Hidden(self))
-    return _with_checked_model(self._attribute(self.builder))
-
-  @property
-  def build_group_personalizer(self) -> Callable[..., Any] | None:
-    """The builder of what a new group does, or None."""
-    return self._use('group', self.group_personalizer)
-
-  @property
-  def build_known_client_personalizer(self) -> Callable[..., Any] | None:
-    """The builder of what a known client does, or None."""
-    return self._use('known_client', self.known_client_personalizer)
-
-  @property
-  def build_new_client_personalizer(self) -> Callable[..., Any] | None:
-    """The builder of what a new client does, or None."""
-    return self._use('new_client', self.new_client_personalizer)
-
-  @property
-  def build_new_class_personalizer(self) -> Callable[..., Any] | None:
-    """The builder of what a client with new classes does, or None."""
-    return self._use('new_class', self.new_class_personalizer)
-
-  @property
-  def build_client_network(self) -> Callable[..., Any] | None:
-    """The builder of a known client's own network, or None."""
-    return self.client_network and self._attribute(self.client_network)
-
-  @property
-  def build_gpal_rounds(self) -> Callable[..., Any] | None:
-    """The builder of rounds with GPAL and without, or None."""
-    return self.gpal_rounds and self._attribute(self.gpal_rounds)
-
-  @property
-  def what_is_missing(self) -> Callable[..., str | None] | None:
-    """What says what a client lacks to learn anything, or None, see `needs`."""
-    if self.builder is None:
-      return self.needs and (
-          lambda config, sizes: self._any_method(config).what_is_missing(sizes)
-      )
-    return self.needs and self._attribute(self.needs)
-
-  def _any_method(self, config):
-    from tff_meta import models
-
-    network = models.build(self.model or 'mlp', (28, 28, 1), None)
-    return self.method(network, config, 3)
-
-  def memory_reaches(self, config: Any) -> Mapping[str, str]:
-    """Returns what a client's memory reaches, see `memory_flow`."""
-    if self.builder is None:
-      return self._any_method(config).memory_reaches
-    if self.memory_flow is None:
-      return {}
-    return self._attribute(self.memory_flow)(config)
 
   def rounds_per_cohort(self, config: Any) -> int:
     """Returns for how many consecutive rounds a cohort must stay together."""
@@ -274,81 +176,6 @@ def _field_names(module_name: str, class_name: str) -> dict[str, None]:
   return names
 
 
-# What follows is for modules that are not a `Method` yet, and goes with them.
-class _Hidden:
-  """A value that makes no difference to a cache."""
-
-  def __init__(self, value):
-    self.value = value
-
-  def __eq__(self, other):
-    return isinstance(other, _Hidden)
-
-  def __hash__(self):
-    return 0
-
-
-@functools.cache
-def _process_builder(module_name, spec):
-  del module_name
-
-  def build(model, config, num_classes, seed=0, aggregator=None, **options):
-    from tff_meta import method
-
-    return method.build_process(
-        spec.value.method(model, config, num_classes),
-        model,
-        seed=seed,
-        aggregation=aggregator,
-        **options,
-    )
-
-  return build
-
-
-def _use_builder(spec, use):
-  def build(model, config, **num_classes):
-    method = spec.method(model, config, *num_classes.values())
-    return getattr(method, use)()
-
-  return build
-
-
-@functools.cache
-def _refusing_bad_labels(build: Callable[..., Any]) -> Callable[..., Any]:
-  """Makes a builder's personalizers refuse labels that no class has."""
-
-  @functools.wraps(build)
-  def build_refusing(model, config, **num_classes):
-    from tff_meta.learners import personalizer
-
-    return personalizer.refusing_bad_labels(
-        build(model, config, **num_classes), *num_classes.values()
-    )
-
-  return build_refusing
-
-
-@functools.cache
-def _with_checked_model(builder: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns a builder that refuses what is no network of this library."""
-
-  @functools.wraps(builder)
-  def build(model, *args, **kwargs):
-    from tff_meta.models import model as model_lib  # Imports TensorFlow.
-
-    if not isinstance(model, model_lib.Model):
-      raise TypeError(
-          'Expected `model` to be a `tff_meta.models.model.Model`, found a'
-          f' {type(model).__name__}. Tip: `models.build(name, input_shape,'
-          ' None)` builds one by name; a network of another kind has to be'
-          ' written as the pure functions that a `Model` consists of.'
-      )
-    return builder(model, *args, **kwargs)
-
-  return build
-
-
 _TESTS_OF_FEDMETA_PER = dict(
     eval_support_fraction='eval_support_fraction',
     restrict_f1_to_client_labels='f1_restrict_to_client_labels',
@@ -377,7 +204,6 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             cohort_rounds_field='rounds',
             channels='class prototypes',
             group_rounds_field='rounds',
-            gpal_rounds='gpal_rounds',
         ),
         AlgorithmSpec(
             name='metavers',
@@ -385,7 +211,6 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             paper='Lim et al., WACV 2024',
             module_name='tff_meta.algorithms.metavers',
             uses=('known_client', 'new_client', 'new_class'),
-            needs='what_is_missing',
             channels='margins',
         ),
         AlgorithmSpec(
@@ -395,7 +220,6 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.algorithms.metavers',
             uses=('known_client', 'new_client', 'new_class'),
             changes=dict(loss='ce'),
-            needs='what_is_missing',
             channels='margins',
         ),
         AlgorithmSpec(
@@ -405,7 +229,6 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.algorithms.metavers',
             uses=('known_client', 'new_client', 'new_class'),
             changes=dict(loss='triplet'),
-            needs='what_is_missing',
             channels='margins',
         ),
         AlgorithmSpec(
@@ -413,53 +236,38 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='CAFeMe: modulated by context, and meta-learned',
             paper='Vettoruzzo et al., 2023',
             module_name='tff_meta.algorithms.cafeme',
-            builder='build_cafeme',
-            known_client_personalizer='build_cafeme_client',
-            new_client_personalizer='build_cafeme_client',
+            uses=('known_client', 'new_client'),
             model='modulated_cnn',
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fedec',
             summary='Reptile, held to the predictions of the last local model',
             paper='Lan et al., 2023',
             module_name='tff_meta.algorithms.fedec',
-            builder='build_fedec',
-            known_client_personalizer='build_fedec_known_client',
-            new_client_personalizer='build_fedec_new_client',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='fedec_wo',
             summary='FedEC without constraint: federated Reptile',
             paper='Lan et al., 2023',
             module_name='tff_meta.algorithms.fedec',
-            builder='build_fedec',
-            known_client_personalizer='build_fedec_known_client',
-            new_client_personalizer='build_fedec_new_client',
+            uses=('known_client', 'new_client'),
             changes={'constraint': 'none'},
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fedec_l2',
             summary='FedEC, held to the weights of the last local model',
             paper='Lan et al., 2023',
             module_name='tff_meta.algorithms.fedec',
-            builder='build_fedec',
-            known_client_personalizer='build_fedec_known_client',
-            new_client_personalizer='build_fedec_new_client',
+            uses=('known_client', 'new_client'),
             changes={'constraint': 'l2'},
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fedmeta_per',
             summary='Learns to adapt, under a head that stays with the client',
             paper='Nguyen et al., 2022',
             module_name='tff_meta.algorithms.fedmeta_per',
-            builder='build_fedmeta_per',
-            known_client_personalizer='build_fedmeta_per_known_client',
-            new_client_personalizer='build_fedmeta_per_new_client',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
             run_settings=_TESTS_OF_FEDMETA_PER,
         ),
         AlgorithmSpec(
@@ -467,11 +275,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='Learns to adapt: federated MAML or Meta-SGD',
             paper='Chen et al., 2018',
             module_name='tff_meta.algorithms.fedmeta_per',
-            builder='build_fedmeta_per',
-            known_client_personalizer='build_fedmeta_per_known_client',
-            new_client_personalizer='build_fedmeta_per_new_client',
+            uses=('known_client', 'new_client'),
             changes=dict(personal_layers=0),
-            memory_flow='memory_flow',
             run_settings=_TESTS_OF_FEDMETA_PER,
         ),
         AlgorithmSpec(
@@ -479,13 +284,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='Every client trains its own model, alone',
             paper='Baseline of Lan et al., 2023, and Lim et al., WACV 2024',
             module_name='tff_meta.baselines.local',
-            builder='build_local',
-            known_client_personalizer='build_local_known_client',
-            new_client_personalizer='build_local_new_client',
-            needs='what_is_missing',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
             starts_from_scratch=('new_client',),
-            client_network='client_network',
         ),
         AlgorithmSpec(
             name='fed_avg',
@@ -550,158 +350,115 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='A shared body, and a head that every client fits first',
             paper='Collins et al., ICML 2021',
             module_name='tff_meta.baselines.fed_rep',
-            builder='build_fed_rep',
-            known_client_personalizer='build_fed_rep_known_client',
-            new_client_personalizer='build_fed_rep_new_client',
-            new_class_personalizer='build_fed_rep_new_client',
+            uses=('known_client', 'new_client', 'new_class'),
             former_fields=_FORMER_FIELDS_OF_FED_REP,
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fed_rep_proto',
             summary='FedRep, then class prototypes in place of heads',
             paper='Collins et al., ICML 2021; Lim et al., WACV 2024',
             module_name='tff_meta.baselines.fed_rep',
-            builder='build_fed_rep',
-            known_client_personalizer='build_fed_rep_proto_client',
-            new_client_personalizer='build_fed_rep_proto_client',
-            new_class_personalizer='build_fed_rep_proto_client',
+            function='fed_rep_proto',
+            uses=('known_client', 'new_client', 'new_class'),
             former_fields=_FORMER_FIELDS_OF_FED_REP,
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='cafeme_fed_rep',
             summary='Head, then base, both averaged: the FedRep of CAFeMe',
             paper='Collins et al., ICML 2021; Vettoruzzo et al., 2023',
             module_name='tff_meta.baselines.cafeme_fed_rep',
-            builder='build_cafeme_fed_rep',
-            known_client_personalizer='build_cafeme_fed_rep_client',
-            new_client_personalizer='build_cafeme_fed_rep_client',
+            uses=('known_client', 'new_client'),
             model='cafeme_base',
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fed_babu',
             summary='The body learns under a fixed head; then fine-tuning',
             paper='Oh et al., ICLR 2022',
             module_name='tff_meta.baselines.fed_babu',
-            builder='build_fed_babu',
-            known_client_personalizer='build_fed_babu_client',
-            new_client_personalizer='build_fed_babu_client',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='fed_babu_proto',
             summary='FedBABU, then class prototypes in place of heads',
             paper='Oh et al., ICLR 2022; Lim et al., WACV 2024',
             module_name='tff_meta.baselines.fed_babu',
-            builder='build_fed_babu',
-            known_client_personalizer='build_fed_babu_proto_client',
-            new_client_personalizer='build_fed_babu_proto_client',
-            new_class_personalizer='build_fed_babu_proto_client',
+            function='fed_babu_proto',
+            uses=('known_client', 'new_client', 'new_class'),
         ),
         AlgorithmSpec(
             name='lg_fed_avg',
             summary='Own first layers, the last ones averaged',
             paper='Liang et al., 2020',
             module_name='tff_meta.baselines.lg_fed_avg',
-            builder='build_lg_fed_avg',
-            known_client_personalizer='build_lg_fed_avg_known_client',
-            new_client_personalizer='build_lg_fed_avg_new_client',
-            memory_flow='memory_flow',
-            client_network='client_network',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='apfl',
             summary="The server's model, mixed with one of the client's own",
             paper='Deng et al., 2020',
             module_name='tff_meta.baselines.apfl',
-            builder='build_apfl',
-            known_client_personalizer='build_apfl_known_client',
-            new_client_personalizer='build_apfl_new_client',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='pfedme',
             summary='Personal models are proximal points (Moreau envelopes)',
             paper='Dinh et al., NeurIPS 2020',
             module_name='tff_meta.baselines.pfedme',
-            builder='build_pfedme',
-            known_client_personalizer='build_pfedme_client',
-            new_client_personalizer='build_pfedme_client',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='l2gd',
             summary='Own models, pulled towards their average by a coin',
             paper='Hanzely and Richtarik, 2020',
             module_name='tff_meta.baselines.l2gd',
-            builder='build_l2gd',
-            known_client_personalizer='build_l2gd_known_client',
-            new_client_personalizer='build_l2gd_new_client',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='ditto',
             summary="A personal model, pulled towards the server's",
             paper='Li et al., ICML 2021',
             module_name='tff_meta.baselines.ditto',
-            builder='build_ditto',
-            known_client_personalizer='build_ditto_known_client',
-            new_client_personalizer='build_ditto_new_client',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='ifca',
             summary='Several models; a client has the one that fits it best',
             paper='Ghosh et al., NeurIPS 2020',
             module_name='tff_meta.baselines.ifca',
-            builder='build_ifca',
-            known_client_personalizer='build_ifca_client',
-            new_client_personalizer='build_ifca_client',
+            uses=('known_client', 'new_client'),
             channels='choices among models',
-            has_many_models=True,
         ),
         AlgorithmSpec(
             name='ifca_ft',
             summary='IFCA, then fine-tuning',
             paper='Ghosh et al., NeurIPS 2020; Vettoruzzo et al., 2023',
             module_name='tff_meta.baselines.ifca',
-            builder='build_ifca',
-            known_client_personalizer='build_ifca_ft_client',
-            new_client_personalizer='build_ifca_ft_client',
+            function='ifca_ft',
+            uses=('known_client', 'new_client'),
             channels='choices among models',
-            has_many_models=True,
         ),
         AlgorithmSpec(
             name='knn_per',
             summary="The server's model, mixed with nearest neighbours",
             paper='Marfoq et al., ICML 2022',
             module_name='tff_meta.baselines.knn_per',
-            builder='build_knn_per',
-            known_client_personalizer='build_knn_per_client',
-            new_client_personalizer='build_knn_per_client',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='fed_proto',
             summary='Own models, which share class prototypes alone',
             paper='Tan et al., AAAI 2022',
             module_name='tff_meta.baselines.fed_proto',
-            builder='build_fed_proto',
-            known_client_personalizer='build_fed_proto_known_client',
+            uses=('known_client',),
             channels='class prototypes',
-            memory_flow='memory_flow',
-            client_network='client_network',
         ),
         AlgorithmSpec(
             name='pfedhn',
             summary="A hypernetwork makes the clients' models",
             paper='Shamsian et al., ICML 2021',
             module_name='tff_meta.baselines.pfedhn',
-            builder='build_pfedhn',
-            known_client_personalizer='build_pfedhn_known_client',
-            new_client_personalizer='build_pfedhn_new_client',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
             num_clients_field='num_clients',
-            client_network='client_network',
         ),
         AlgorithmSpec(
             name='pfedgp',
@@ -712,7 +469,6 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_pfedgp_client',
             new_client_personalizer='build_pfedgp_client',
             new_class_personalizer='build_pfedgp_client',
-            needs='what_is_missing',
         ),
         AlgorithmSpec(
             name='pfedgp_proto',
@@ -723,18 +479,14 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             known_client_personalizer='build_pfedgp_proto_client',
             new_client_personalizer='build_pfedgp_proto_client',
             new_class_personalizer='build_pfedgp_proto_client',
-            needs='what_is_missing',
         ),
         AlgorithmSpec(
             name='scaffold',
             summary="Control variates correct the drift of clients' training",
             paper='Karimireddy et al., ICML 2020',
             module_name='tff_meta.baselines.scaffold',
-            builder='build_scaffold',
-            known_client_personalizer='build_scaffold_client',
-            new_client_personalizer='build_scaffold_client',
+            uses=('known_client', 'new_client'),
             channels='control variates',
-            memory_flow='memory_flow',
             num_clients_field='num_clients',
         ),
         AlgorithmSpec(
@@ -742,9 +494,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='Per-FedAvg: a start from which one step personalizes',
             paper='Fallah et al., NeurIPS 2020',
             module_name='tff_meta.baselines.per_fed_avg',
-            builder='build_per_fed_avg',
-            known_client_personalizer='build_per_fed_avg_client',
-            new_client_personalizer='build_per_fed_avg_client',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='personalized_fl',

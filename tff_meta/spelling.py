@@ -50,7 +50,8 @@ def _num_slips(one: str, other: str) -> int:
   Source: Damerau, A Technique for Computer Detection and Correction of Spelling
     Errors, Communications of the ACM, 1964.
   """
-  above, row = [], list(range(len(other) + 1))
+  above: list[int] = []
+  row = list(range(len(other) + 1))
   for i, letter in enumerate(one, 1):
     before, above, row = above, row, [i]
     for j, wanted in enumerate(other, 1):

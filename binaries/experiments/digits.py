@@ -46,8 +46,8 @@ def _setting(
 
 def _row(spec: registry.AlgorithmSpec) -> tables.Row:
   uses = {
-      _KNOWN: spec.known_client_personalizer,
-      _GROUPS: spec.group_personalizer,
+      _KNOWN: 'known_client' in spec.uses,
+      _GROUPS: 'group' in spec.uses,
   }
   return tables.Row(
       spec.name,

@@ -17,6 +17,7 @@ import tensorflow as tf
 import tree
 
 from tff_meta import composition
+from tff_meta import method
 from tff_meta import models
 from tff_meta import optimizers
 from tff_meta import weights as weights_lib
@@ -118,7 +119,7 @@ def _reached(process, state, cohort, memories):
 
 def test_a_memory_reaches_what_the_algorithm_says(stateful_subject):
   subject = stateful_subject
-  declared = subject.case.spec.memory_reaches(subject.case.config)
+  declared = subject.method.memory_reaches
   reached = set()
   for state, output in zip(
       subject.states[1:], subject.outputs, strict=True
@@ -129,13 +130,12 @@ def test_a_memory_reaches_what_the_algorithm_says(stateful_subject):
 
 def test_who_keeps_nothing_declares_nothing(subject):
   if not isinstance(subject.process, composition.StatefulLearningProcess):
-    assert not subject.case.spec.memory_reaches(subject.case.config)
+    assert not subject.method.memory_reaches
 
 
 def test_training_alone_is_no_way_without_rates(frozen_subject):
   subject = frozen_subject
-  process, case = subject.frozen_process, subject.case
-  declared = case.spec.memory_reaches(case.config)
+  process, declared = subject.frozen_process, subject.method.memory_reaches
   reached = set()
   for state, output in zip(subject.states[1:], subject.outputs, strict=True):
     memories = {
@@ -194,9 +194,6 @@ def leaky_process():
   model = models.build('mlp', (8, 8, 1), None)
   classifier = classifiers.LinearClassifier(model, 3)
 
-  def initialize():
-    return classifier.initialize(composition.initial_seed(7))
-
   def client_update(weights, client):
     trained, report = local_sgd.local_sgd(
         classifier.loss,
@@ -220,19 +217,18 @@ def leaky_process():
         *tf.switch_case(client.message, forms), memory=trained['head']
     )
 
-  return composition.build_learning_process(
-      initialize,
-      model,
+  leaking = method.Method(
+      3,
+      classifier.initialize,
       client_update,
-      num_classes=3,
-      seed=7,
-      memory=lambda: initialize()['head'],
-      state=client_work.ClientWorkState(
+      memory=lambda seed: classifier.initialize(seed)['head'],
+      state=lambda seed: client_work.ClientWorkState(
           initialize=lambda: tf.constant(0),
           message=lambda number: number,
           next=lambda number, aggregate: number,
       ),
   )
+  return method.build_process(leaking, model, seed=7)
 
 
 class _Noise(NamedTuple):

@@ -11,6 +11,8 @@ import tree
 
 from tff_meta import composition
 from tff_meta.client_works import client_work
+from tff_meta.execution import computation_graph
+from tff_meta.execution import nodes as graph_nodes
 from tff_meta.training import checkpoints
 
 _TRAIN_METRICS = {
@@ -118,9 +120,52 @@ def test_metrics_are_finite_scalars(subject):
     assert _all_finite(output.metrics)
 
 
-def test_what_is_aggregated_beside_the_models_is_declared(subject):
-  metrics = subject.outputs[0].metrics['client_work']
-  assert 'signal' not in metrics or subject.case.spec.channels
+def _aggregated(process):
+  """Dtypes and shapes of all that the compiled round adds up over clients."""
+  found, nodes = collections.Counter(), []
+  graph = computation_graph.ComputationGraph(process.next)
+  waiting = graph_nodes.nodes_in(graph.result)
+  while waiting:
+    node = waiting.pop()
+    if node not in nodes:
+      nodes.append(node)
+      waiting += node.inputs
+      if isinstance(node, graph_nodes.Aggregation):
+        found.update(_kinds(node.type_signature))
+  return found
+
+
+def _kinds(type_signature):
+  if isinstance(type_signature, tff.StructType):
+    return [k for part in type_signature for k in _kinds(part)]
+  return [(type_signature.dtype.name, tuple(type_signature.shape))]
+
+
+def test_nothing_is_aggregated_that_is_not_declared(subject):
+  """Changes of models and their weights, channels, and scalar metrics."""
+  method = subject.method
+  weights = [w.shape for w in tree.flatten(subject.weights(subject.states[0]))]
+  copies = 1
+  if method.num_models is not None:
+    copies, weights = method.num_models, [shape[1:] for shape in weights]
+  summed = [
+      tuple(spec.shape)
+      for channel in method.channels
+      for spec in tree.flatten(channel.summed)
+  ]
+  has_weight = not method.sums_updates
+  metrics = len(_train(subject.outputs[0]))
+
+  assert _aggregated(subject.process) == collections.Counter(
+      ('float32', shape)
+      for shape in copies * (weights + [()] * has_weight)
+      + summed
+      + [()] * metrics
+  )
+  names = [channel.name for channel in method.channels]
+  if method.num_models is not None:
+    names.append('choices among models')
+  assert ', '.join(names) == (subject.case.spec.channels or '')
 
 
 def test_weights_that_are_set_are_got(subject):
@@ -190,19 +235,19 @@ def test_every_client_that_took_part_keeps_something(stateful_subject):
       tree.assert_same_structure(memory, subject.process.initial_memory)
 
 
-def test_another_seed_draws_other_weights_and_other_rounds(builder_subject):
-  other = builder_subject.build(seed=8)
-  initial = builder_subject.process.get_model_weights(builder_subject.states[0])
+def test_another_seed_draws_other_weights_and_other_rounds(module_subject):
+  other = module_subject.build(seed=8)
+  initial = module_subject.process.get_model_weights(module_subject.states[0])
   state = other.initialize()
 
-  assert _differ(builder_subject.weights(state), initial.trainable)
+  assert _differ(module_subject.weights(state), initial.trainable)
   state = other.set_model_weights(state, initial)
-  outputs = builder_subject.run(
-      builder_subject.cohort, process=other, state=state
+  outputs = module_subject.run(
+      module_subject.cohort, process=other, state=state
   )
   assert _differ(
-      _learned(builder_subject, outputs[-1]),
-      _learned(builder_subject, builder_subject.outputs[-1]),
+      _learned(module_subject, outputs[-1]),
+      _learned(module_subject, module_subject.outputs[-1]),
   )
 
 
@@ -378,11 +423,11 @@ def test_who_learned_nothing_is_in_no_mean(subject):
 def test_what_is_missing_is_what_keeps_a_client_from_training(subject, counts):
   """Said beforehand of some algorithms; any examples do for the others."""
   client = dataclasses.replace(subject.cohort[0], counts=counts)
-  what_is_missing = subject.case.spec.what_is_missing
+  what_is_missing = subject.method.what_is_missing
   missing = None
   if what_is_missing is not None:
     sizes = np.array([counts.get(label, 0) for label in range(3)])
-    missing = what_is_missing(subject.case.config, sizes)
+    missing = what_is_missing(sizes)
   elif len(counts) == 1 or 1 in counts.values():
     pytest.skip('What these do with so little is told by the count alone.')
 

@@ -6,7 +6,8 @@ about where the steps began, and about their rates (Meta-SGD). The last layer,
 with its rates, never leaves a client, which keeps it for its next round. A
 known client adapts from the shared body under its own head; a new one tries the
 heads of all known clients and takes the one that fits best. Without personal
-layers this is FedMeta.
+layers this is FedMeta, whose inner steps may move the head alone (ANIL: Raghu
+et al., ICLR 2020) or the body alone (BOIL: Oh et al., ICLR 2021).
 
 Source: Bao-Long Nguyen, Tat Cuong Cao and Bac Le, "Meta-Learning and
 Personalization Layer in Federated Learning", ACIIDS 2022; FedMeta: Fei Chen, Mi
@@ -21,14 +22,15 @@ import dataclasses
 from typing import Literal
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import configurations
 from tff_meta import episodes
+from tff_meta import method
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import adaptation
+from tff_meta.learners import classifiers
 from tff_meta.learners import local_sgd
 from tff_meta.learners import memory_bank
 from tff_meta.learners import personal_layers
@@ -42,12 +44,14 @@ Weights = collections.OrderedDict
 
 
 @dataclasses.dataclass(frozen=True)
-class FedMetaPerConfig:
+class FedMetaPerConfig(configurations.Configuration):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
     inner: `'maml'`, inner steps of the fixed rate alpha, or `'meta_sgd'`, whose
       alpha is learned for every parameter.
+    inner_layers: What the inner steps move: `'all'`, the `'head'` alone (ANIL)
+      or the `'body'` alone (BOIL); not of Meta-SGD, whose rates say it.
     order: 2 differentiates through the inner steps; 1 does not.
     personal_layers: Dense layers, counted from the output, that stay with the
       client: 0 is FedMeta, 1 the head, more reach into the body.
@@ -74,6 +78,7 @@ class FedMetaPerConfig:
   """
 
   inner: Literal['maml', 'meta_sgd'] = 'maml'
+  inner_layers: Literal['all', 'head', 'body'] = 'all'
   order: Literal[1, 2] = 2
   personal_layers: int = 1
   first_head: Literal['server_init', 'averaged_head'] = 'server_init'
@@ -89,8 +94,13 @@ class FedMetaPerConfig:
   f1_restrict_to_client_labels: bool = False
 
   def __post_init__(self):
-    config_checks.check_fields(self)
+    super().__post_init__()
     config_checks.check_fraction(self, 'support_fraction')
+    if self.inner == 'meta_sgd' and self.inner_layers != 'all':
+      raise ValueError(
+          "Expected `inner_layers` 'all' with inner 'meta_sgd', which learns"
+          f" what to move, found {self.inner_layers!r}. Tip: inner='maml'."
+      )
     if self.eval_support_fraction:
       config_checks.check_fraction(self, 'eval_support_fraction')
 
@@ -115,10 +125,12 @@ DEMO = dataclasses.replace(
 
 
 def initialize(
-    model: model_lib.Model, config: FedMetaPerConfig, seed: tf.Tensor
+    classifier: classifiers.LinearClassifier,
+    config: FedMetaPerConfig,
+    seed: tf.Tensor,
 ) -> Weights:
   """Draws w; alpha starts as the same number everywhere."""
-  weights = model.initialize(seed)
+  weights = classifier.initialize(seed)
   if config.inner == 'meta_sgd':
     weights['rates'] = tf.nest.map_structure(
         lambda w: tf.fill(w.shape, config.inner_learning_rate),
@@ -132,10 +144,25 @@ def _network(weights: Weights) -> Weights:
   return collections.OrderedDict(body=weights['body'], head=weights['head'])
 
 
-def _loss(model, weights, examples, batch_size=0):
-  logits = model.logits(weights, examples.x, examples.mask)
+def _loss(classifier, weights, examples, batch_size=0):
+  logits = classifier.logits(weights, examples)
   return cross_entropy.mean_over_minibatches(
       logits, examples.y, examples.mask, batch_size
+  )
+
+
+def _rates(config, weights):
+  """Rates of the inner steps: alpha, 0 for what they do not move."""
+  if config.inner_layers == 'all':
+    return weights.get('rates', config.inner_learning_rate)
+
+  def rates_of(part, params):
+    moves = part == config.inner_layers
+    rate = config.inner_learning_rate if moves else 0.0
+    return tf.nest.map_structure(lambda w: tf.constant(rate, w.dtype), params)
+
+  return collections.OrderedDict(
+      (part, rates_of(part, params)) for part, params in weights.items()
   )
 
 
@@ -145,7 +172,7 @@ def _batches(config, support, seed):
 
 
 def adapt(
-    model: model_lib.Model,
+    classifier: classifiers.LinearClassifier,
     config: FedMetaPerConfig,
     weights: Weights,
     support: episodes.Examples,
@@ -156,7 +183,7 @@ def adapt(
     w <- w - alpha * grad L(w, batch), for the minibatches of the support set.
 
   Args:
-    model: The network, with a head.
+    classifier: The network and its head.
     config: The configuration.
     weights: Where the steps begin; w, and alpha for Meta-SGD.
     support: What to adapt to.
@@ -171,18 +198,18 @@ def adapt(
     num_steps = tf.shape(batches.indices)[0]
     first_scored = num_steps - num_steps // config.inner_epochs
   return adaptation.inner_loop_and_loss(
-      lambda w, batch: _loss(model, w, batch),
+      lambda w, batch: _loss(classifier, w, batch),
       _network(weights),
       support,
       batches,
-      weights.get('rates', config.inner_learning_rate),
+      _rates(config, weights),
       order=1,
       first_scored=first_scored,
   )
 
 
 def outer_gradient(
-    model: model_lib.Model,
+    classifier: classifiers.LinearClassifier,
     config: FedMetaPerConfig,
     weights: Weights,
     support: episodes.Examples,
@@ -192,7 +219,7 @@ def outer_gradient(
   """G of eq. 5 and 7: the gradient of L(w'(w, alpha), D_q) by w and alpha.
 
   Args:
-    model: The network, with a head.
+    classifier: The network and its head.
     config: The configuration.
     weights: w, and alpha for Meta-SGD.
     support: D_s.
@@ -203,12 +230,12 @@ def outer_gradient(
     The query loss of the adapted model, and G in the structure of `weights`.
   """
   meta = adaptation.meta_gradient(
-      lambda w, batch: _loss(model, w, batch),
-      lambda w: _loss(model, w, query, config.query_batch_size),
+      lambda w, batch: _loss(classifier, w, batch),
+      lambda w: _loss(classifier, w, query, config.query_batch_size),
       _network(weights),
       support,
       _batches(config, support, seed),
-      weights.get('rates', config.inner_learning_rate),
+      _rates(config, weights),
       order=config.order,
   )
   gradient = meta.weights
@@ -217,10 +244,31 @@ def outer_gradient(
   return meta.loss, gradient
 
 
-def build_client_update(model: model_lib.Model, config: FedMetaPerConfig):
-  """A client's round: `(weights, ClientInput) -> ClientOutput`."""
+def fedmeta_per(
+    model: model_lib.Model, config: FedMetaPerConfig, num_classes: int
+) -> method.Method:
+  """FedMeta-Per; a client's memory is its personal layers, and their rates.
+
+  A known client takes the inner steps from the shared body under its own head.
+  A new client takes them under every known client's head and has the one of the
+  least `head_score`; so only examples to adapt on decide. Without personal
+  layers clients keep nothing, and a new one does as a known one.
+
+  Raises:
+    ValueError: If the network does not have so many personal layers.
+  """
+  classifier = classifiers.LinearClassifier(model, num_classes)
   personal = personal_layers.parameters(model, config.personal_layers)
   is_sent = config.first_head == 'averaged_head'
+
+  def split(weights):
+    return personal_layers.split(weights, personal)
+
+  def server_part(weights):
+    return weights if is_sent else split(weights)[0]
+
+  def recall(received, memory):
+    return personal_layers.recall(received, personal, memory, is_sent=is_sent)
 
   def client_update(received, client):
     support, query = episodes.split_support_query(
@@ -228,11 +276,9 @@ def build_client_update(model: model_lib.Model, config: FedMetaPerConfig):
         config.support_fraction,
         client.fixed_seed,
     )
-    weights = personal_layers.recall(
-        received, personal, client.memory, is_sent=is_sent
-    )
+    weights = recall(received, client.memory)
     loss, gradient = outer_gradient(
-        model, config, weights, support, query, client.seed
+        classifier, config, weights, support, query, client.seed
     )
     weights = adaptation.outer_step(
         weights,
@@ -240,136 +286,46 @@ def build_client_update(model: model_lib.Model, config: FedMetaPerConfig):
         config.outer_learning_rate,
         fresh_adam=config.outer_optimizer == 'adam_fresh',
     )
-    after, own = personal_layers.split(weights, personal)
-    if is_sent:
-      after = weights
     count = tf.cast(tf.size(query.y), tf.float32)
     return client_work.ClientOutput(
-        weights_lib.subtract(received, after),
+        weights_lib.subtract(received, server_part(weights)),
         count,
         local_sgd.LocalReport(count * loss, count),
-        memory=own or (),
+        memory=split(weights)[1] or (),
     )
 
-  return client_update
-
-
-def memory_flow(config: FedMetaPerConfig) -> dict[str, str]:
-  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
-  if not config.personal_layers:
-    return {}  # Clients keep nothing.
-  is_sent = config.first_head == 'averaged_head'
-  return {'update': 'itself' if is_sent else 'training', 'loss': 'itself'}
-
-
-def build_fedmeta_per(
-    model: model_lib.Model,
-    config: FedMetaPerConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> tff.learning.templates.LearningProcess:
-  """Builds FedMeta-Per.
-
-  Args:
-    model: The network; it gets a head of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the shared weights and rates; by default the mean, weighted
-      by the size of the query sets (eq. 2 and 3).
-    server_optimizer: By default SGD of rate 1, the plain average.
-
-  Returns:
-    A `LearningProcess` on `<examples, salt, memory>` client data; without
-    personal layers on `<examples, salt>`.
-
-  Raises:
-    ValueError: If the network does not have so many personal layers.
-  """
-  model = model.with_head(num_classes)
-  personal = personal_layers.parameters(model, config.personal_layers)
-
-  def initial(side):
-    weights = initialize(model, config, composition.initial_seed(seed))
-    if side == 'server' and config.first_head == 'averaged_head':
-      return weights
-    shared, own = personal_layers.split(weights, personal)
-    return shared if side == 'server' else own
-
-  return composition.build_learning_process(
-      lambda: initial('server'),
-      model,
-      build_client_update(model, config),
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=server_optimizer,
-      memory=(lambda: initial('client')) if personal else None,
-  )
-
-
-def build_fedmeta_per_known_client(
-    model: model_lib.Model, config: FedMetaPerConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A known client adapts from the shared body under its own head.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that takes the inner steps on the client's examples.
-  """
-  model = model.with_head(num_classes)
-  personal = personal_layers.parameters(model, config.personal_layers)
-
-  def recall(weights, memory):
-    is_sent = config.first_head == 'averaged_head'
-    return personal_layers.recall(weights, personal, memory, is_sent=is_sent)
-
-  def adapt_own(weights, memory, examples, seed):
-    own = recall(weights, memory)
-    return adapt(model, config, own, examples, seed)[0]
-
   def predict(adapted, query):
-    logits = model.logits(adapted, query.x, query.mask)
-    return tf.argmax(logits, axis=1, output_type=tf.int32)
+    return classifier.predict(adapted, classifier.no_prototypes(), query)
 
-  return personalizer.ClientPersonalizer(
-      lambda *args: _network(recall(*args)), adapt_own, predict
+  def known_client():
+    def adapt_own(weights, memory, examples, seed):
+      own = recall(weights, memory)
+      return adapt(classifier, config, own, examples, seed)[0]
+
+    return personalizer.ClientPersonalizer(
+        lambda *args: _network(recall(*args)), adapt_own, predict
+    )
+
+  def new_client():
+    def adapt_under(weights, own, examples, seed):
+      merged = personal_layers.merge(split(weights)[0], own)
+      return adapt(classifier, config, merged, examples, seed)
+
+    return memory_bank.build_client_personalizer(adapt_under, predict)
+
+  def memory(seed):
+    return split(initialize(classifier, config, seed))[1]
+
+  return method.Method(
+      num_classes,
+      lambda seed: server_part(initialize(classifier, config, seed)),
+      client_update,
+      memory=memory if personal else None,
+      memory_reaches=(
+          {'update': 'itself' if is_sent else 'training', 'loss': 'itself'}
+          if personal
+          else {}
+      ),
+      known_client=known_client,
+      new_client=new_client if personal else known_client,
   )
-
-
-def build_fedmeta_per_new_client(
-    model: model_lib.Model, config: FedMetaPerConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A new client adapts under the stored head that fits it best.
-
-  It adapts under every known client's head and takes the one of the least
-  `head_score`; so only examples to adapt on decide. Without personal layers it
-  does as a known client.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that uses the bank of stored heads.
-  """
-  known = build_fedmeta_per_known_client(model, config, num_classes=num_classes)
-  model = model.with_head(num_classes)
-  personal = personal_layers.parameters(model, config.personal_layers)
-  if not personal:
-    return known
-
-  def adapt_under(weights, own, examples, seed):
-    shared, _ = personal_layers.split(weights, personal)
-    merged = personal_layers.merge(shared, own)
-    return adapt(model, config, merged, examples, seed)
-
-  return memory_bank.build_client_personalizer(adapt_under, known.predict)

@@ -182,42 +182,6 @@ def deployment_settings(config: FrlConfig) -> few_round.RoundSettings:
   )
 
 
-def gpal_rounds(
-    model: model_lib.Model, config: FrlConfig, way: int
-) -> few_round.GpalRounds:
-  """A new group's rounds with GPAL and without.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    way: Number of the group's classes.
-
-  Returns:
-    What `AlgorithmSpec.gpal_rounds` is for.
-
-  Raises:
-    ValueError: If the configuration has no two rounds with GPAL.
-  """
-  if config.classifier != 'distance':
-    raise ValueError(
-        "Expected the classifier 'distance', the only one with GPAL, found"
-        f' {config.classifier!r}.'
-    )
-  if config.rounds < 2 or not config.aux_weight:
-    raise ValueError(
-        'Expected `rounds` of at least 2, because the first has no global'
-        ' prototypes yet, and a positive `aux_weight`, found'
-        f' {config.rounds} and {config.aux_weight}.'
-    )
-  variants = (
-      build_classifier(model, dataclasses.replace(config, gpal=gpal), way)
-      for gpal in (config.gpal, False, True)
-  )
-  return few_round.GpalRounds(
-      config.rounds, deployment_settings(config), *variants
-  )
-
-
 def _round_settings(
     config: FrlConfig, learning_rate: float, batch_size: int
 ) -> few_round.RoundSettings:
@@ -459,14 +423,13 @@ def frl(
         client_update,
         client_work_lib.run_seed(seed),
         num_classes=num_classes,
-    ).process
-    result_type = work.next.type_signature.result.result.member
+    )
+    result_type = work.process.next.type_signature.result.result.member
     update_process = aggregator.create(
         result_type.update, result_type.update_weight
     )
-    process = tff.learning.templates.compose_learning_process(
+    process = composition.compose(
         initial_state,
-        tff.learning.templates.build_broadcast_process(state_type),
         work,
         update_process,
         composition.build_stateless_finalizer(
@@ -489,6 +452,28 @@ def frl(
         classifier, deployment_settings(config), config.rounds
     )
 
+  def gpal_rounds():
+    if config.classifier != 'distance':
+      raise ValueError(
+          "Expected the classifier 'distance', the only one with GPAL, found"
+          f' {config.classifier!r}.'
+      )
+    if config.rounds < 2 or not config.aux_weight:
+      raise ValueError(
+          'Expected `rounds` of at least 2, because the first has no global'
+          ' prototypes yet, and a positive `aux_weight`, found'
+          f' {config.rounds} and {config.aux_weight}.'
+      )
+    variants = (
+        build_classifier(
+            model, dataclasses.replace(config, gpal=gpal), num_classes
+        )
+        for gpal in (config.gpal, False, True)
+    )
+    return few_round.GpalRounds(
+        config.rounds, deployment_settings(config), *variants
+    )
+
   return method.Method(
       num_classes,
       classifier.initialize,
@@ -496,4 +481,5 @@ def frl(
       channels=(prototypes,),
       compose=compose,
       group=group,
+      gpal_rounds=gpal_rounds,
   )

@@ -127,11 +127,10 @@ def all_groups(
     with_replacement: Whether a client can be in a group more than once; the
       groups are then ordered.
   """
+  clients = range(num_clients)
   if with_replacement:
-    groups = itertools.product(range(num_clients), repeat=group_size)
-  else:
-    groups = itertools.combinations(range(num_clients), group_size)
-  return np.array(list(groups))
+    return np.array(list(itertools.product(clients, repeat=group_size)))
+  return np.array(list(itertools.combinations(clients, group_size)))
 
 
 def meta_gradients(
@@ -262,7 +261,8 @@ def try_lemmas(num_problems: int, seed: int) -> list[dict[str, Any]]:
   found = []
   for family, alpha_smoothness, rounds in _settings():
     rng = np.random.default_rng(seed)
-    ratios, problems, phis = {}, [], []
+    ratios: dict[str, list[np.ndarray]] = {}
+    problems, phis = [], []
     for _ in range(num_problems):
       problem = draw_problem(rng, _NUM_CLIENTS, SPREADS[family])
       phi = np.append(rng.uniform(0.0, 2 * np.pi), points)
@@ -297,7 +297,7 @@ def _summary(ratios, problems, phis):
   holds = ratios <= 1 + 1e-12
   row, column = np.unravel_index(np.argmax(ratios), ratios.shape)
   worst = float(ratios[row, column])
-  summary = {
+  summary: dict[str, Any] = {
       'holds': float(holds[:, 0].mean()),
       'holds_everywhere': float(holds.all(axis=1).mean()),
       'worst': worst,

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from tff_meta import episodes
-from tff_meta import registry
 from tff_meta.analyses import pictures
 from tff_meta.analyses import projections
 from tff_meta.data import groups as groups_lib
@@ -54,16 +53,13 @@ def build_rounds(
     ValueError: If the algorithm or its configuration has no two rounds with
       GPAL.
   """
-  build = experiment.spec.build_gpal_rounds
-  if build is None:
-    specs = registry.ALGORITHMS.values()
-    known = ', '.join(spec.name for spec in specs if spec.gpal_rounds)
+  gpal_rounds = experiment.group_method.gpal_rounds
+  if gpal_rounds is None:
     raise ValueError(
-        f'Expected a run of an algorithm with GPAL, {known}, found'
-        f' {experiment.config.algorithm!r}.'
+        'Expected a run of an algorithm whose loss has global prototypes'
+        f' (GPAL), found {experiment.config.algorithm!r}.'
     )
-  config = experiment.config
-  return build(experiment.model, config.hparams, config.evaluation.way)
+  return gpal_rounds()
 
 
 def view_client(

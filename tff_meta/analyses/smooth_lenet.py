@@ -15,7 +15,7 @@ _INIT_BOUND = 0.5
 
 
 def build_smooth_lenet(
-    input_shape: tuple[int, int, int], num_classes: int | None = None
+    input_shape: tuple[int, ...], num_classes: int | None = None
 ) -> model_lib.Model:
   """Builds three strided 5x5 convolutions with sigmoids and a dense layer.
 

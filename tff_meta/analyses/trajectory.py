@@ -93,7 +93,9 @@ class Recording:
     states = client_state_store.InMemoryStore()
     memories = client_memories.ClientMemories(process, states)
     embed = embeddings.build_embed(self._experiment.model)
-    features = {client_id: {} for client_id in self._watched}
+    features: dict[str, dict[int, np.ndarray]] = {
+        client_id: {} for client_id in self._watched
+    }
     state = process.initialize()
     progress = progress_lib.Progress(0, len(self._cohorts))
     with contextlib.closing(progress):

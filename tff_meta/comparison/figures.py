@@ -154,7 +154,8 @@ def _columns(runs, wanted, every_round=False):
   With `every_round` runs are left out of which rounds are missing, or that
   have only one.
   """
-  curves, columns, num_shown = {}, {}, 0
+  curves, num_shown = {}, 0
+  columns: dict[str, None] = {}  # In their order.
   for row, paths in runs.items():
     series = []
     for path in paths:
@@ -170,7 +171,7 @@ def _columns(runs, wanted, every_round=False):
         pairs = zip(metrics['round'], metrics[names[0]], strict=True)
         series.append({r: v for r, v in pairs if not math.isnan(v)})
     # A round may be missing: not evaluated, or nobody trained in it.
-    shared = [r for r in (series or [()])[0] if all(r in s for s in series)]
+    shared = [r for r in (series or [{}])[0] if all(r in s for s in series)]
     if shared:
       values = np.array([[of[r] for r in shared] for of in series])
       curves[row] = np.array(shared), values

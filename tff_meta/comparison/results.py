@@ -224,7 +224,7 @@ def read_curve(run: pathlib.Path, section: str, protocol: str) -> list[float]:
     section: Which part of its summary.json.
     protocol: Which evaluation there.
   """
-  value = read_json(run / 'summary.json')
+  value: Any = read_json(run / 'summary.json')
   for key in (section, protocol, 'curve'):
     value = value.get(key) if isinstance(value, Mapping) else None
   curve = value if isinstance(value, list) else []

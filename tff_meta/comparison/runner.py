@@ -285,7 +285,7 @@ class Runner:
         if CellFolder(self._root, cell).outcome().state != 'finished'
     ]
     numbered = iter(list(enumerate(todo, 1)))
-    errors = []
+    errors: list[BaseException] = []
 
     def work():
       try:
@@ -320,7 +320,8 @@ class Runner:
 
     write('running')
     exit_code = self._execute(cell, folder, lambda: write('running'))
-    state, problem = 'finished', ''
+    state: State = 'finished'
+    problem = ''
     if exit_code and self.stopped:
       state = 'interrupted'
     elif exit_code < 0:
@@ -372,8 +373,7 @@ class Runner:
       while not self._killed.is_set() and time.monotonic() < deadline:
         with contextlib.suppress(subprocess.TimeoutExpired):
           return process.wait(timeout=_POLL_SECONDS)
-      process.kill()
-      return process.wait()
+    return process.wait()  # The stack has killed it.
 
   def _wait_until_free(self, folder: CellFolder) -> None:
     """Waits for a program that a killed comparison has left saving.

@@ -239,7 +239,7 @@ def cells(
   ]
 
 
-def read(summary: Mapping[str, Any], path: str) -> float | None:
+def read(summary: Any, path: str) -> float | None:
   """Returns a number of summary.json, None if the run did not report it.
 
   Args:

@@ -50,7 +50,8 @@ def check_number(name: str, value: Any) -> None:
   """
   if not isinstance(value, numbers.Real):
     raise TypeError(f'Expected `{name}` to be a number, found {value!r}.')
-  if not abs(value) < math.inf:
+  size: Any = abs(value)
+  if not size < math.inf:
     raise ValueError(f'Expected `{name}` to be a finite number, found {value}.')
 
 

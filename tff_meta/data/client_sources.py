@@ -86,8 +86,8 @@ def examples_digest(examples: ClientExamples) -> bytes:
   digest = hashlib.blake2b(digest_size=16)
   for x, y in examples:
     digest.update(f'{x.dtype} {x.shape} {y.shape}'.encode())
-    digest.update(np.ascontiguousarray(x))
-    digest.update(np.ascontiguousarray(y))
+    digest.update(np.ascontiguousarray(x).data)
+    digest.update(np.ascontiguousarray(y).data)
   return digest.digest()
 
 
@@ -343,7 +343,7 @@ class ClientDataSource:
       x_key: str,
       y_key: str,
       add_channel_axis: bool,
-      preprocess: Callable[[np.ndarray], np.ndarray],
+      preprocess: corpus_lib.Preprocess,
       validation_fraction: float,
       test_fraction: float,
   ):
@@ -362,8 +362,8 @@ class ClientDataSource:
     self._preprocess = preprocess
     self._fractions = (validation_fraction, test_fraction)
     self._positions = {c: i for i, c in enumerate(self.ids)}
-    self._counts = {}
-    self._digests = {}
+    self._counts: dict[str, dict[str, int]] = {}
+    self._digests: dict[str, bytes] = {}
     self._knows_scale = False
 
   def load(self, client_id: str) -> ClientExamples:
@@ -424,10 +424,10 @@ class ClientDataSource:
 
   def _remember_counts(self, client_id, num_elements, num_test):
     """Notes how many examples a client has, which must not change."""
-    counts = [len(rows) for rows in self._split(client_id, num_elements)]
+    sizes = [len(rows) for rows in self._split(client_id, num_elements)]
     if num_test is not None:
-      counts[2] = num_test
-    counts = dict(zip(PARTS, counts, strict=True))
+      sizes[2] = num_test
+    counts = dict(zip(PARTS, sizes, strict=True))
     if self._counts.setdefault(client_id, counts) != counts:
       raise self._differs(client_id)
 

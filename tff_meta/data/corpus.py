@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import hashlib
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 import warnings
 
 import numpy as np
@@ -16,6 +16,9 @@ from tff_meta.data import checks
 
 ROLES = ('meta_train', 'meta_validation', 'meta_test')
 INTERPOLATIONS = ('nearest', 'bilinear')
+# Raw pixels to float32 pixels. `Any`, because `np.float32` is one, of which its
+# type says that it returns a scalar.
+Preprocess = Callable[[np.ndarray], Any]
 
 
 class LabelledExamples(NamedTuple):
@@ -118,7 +121,7 @@ class Corpus:
   train: LabelledExamples
   test: LabelledExamples
   num_classes: int
-  preprocess: Callable[[np.ndarray], np.ndarray] | None = None
+  preprocess: Any = None  # A `Preprocess` after `__post_init__`.
   class_split: ClassSplit | None = None
   writers: np.ndarray | None = None
   rotations: np.ndarray | None = None
@@ -152,11 +155,13 @@ class Corpus:
           f'Expected `interpolation` to be one of {INTERPOLATIONS}, found'
           f' {self.interpolation!r}.'
       )
-    if self.preprocess is None:
+    preprocess = self.preprocess
+    if preprocess is None:
       _check_can_scale_to_unit(self)
-      object.__setattr__(self, 'preprocess', scale_to_unit)
-    pixels = check_row_by_row(self.preprocess, self.train.x, repr(self.name))
-    warn_of_scale(self.preprocess, pixels, repr(self.name))
+      preprocess = scale_to_unit
+      object.__setattr__(self, 'preprocess', preprocess)
+    pixels = check_row_by_row(preprocess, self.train.x, repr(self.name))
+    warn_of_scale(preprocess, pixels, repr(self.name))
 
   @property
   def input_shape(self) -> tuple[int, ...]:
@@ -245,15 +250,15 @@ class Corpus:
     )
     for x, y in (self.train, self.test):
       digest.update(repr((x.shape, str(x.dtype))).encode())
-      digest.update(np.ascontiguousarray(y))
-      digest.update(np.ascontiguousarray(x))
+      digest.update(np.ascontiguousarray(y).data)
+      digest.update(np.ascontiguousarray(x).data)
       if len(y):
         sample = np.linspace(0, len(y) - 1, min(64, len(y))).astype(int)
-        digest.update(np.ascontiguousarray(self.preprocess(x[sample])))
+        digest.update(np.ascontiguousarray(self.preprocess(x[sample])).data)
     if self.writers is not None:
       digest.update('\n'.join(str(w) for w in self.writers).encode())
     if self.rotations is not None:
-      digest.update(np.ascontiguousarray(self.rotations))
+      digest.update(np.ascontiguousarray(self.rotations).data)
       digest.update(self.interpolation.encode())
     return digest.hexdigest()[:16]
 
@@ -345,6 +350,9 @@ def with_rotated_classes(corpus: Corpus) -> Corpus:
   def turn_labels(labels: Sequence[int]) -> tuple[int, ...]:
     return tuple(c + q * corpus.num_classes for q in range(4) for c in labels)
 
+  def four_times(writers: np.ndarray | None) -> np.ndarray | None:
+    return None if writers is None else np.tile(writers, 4)
+
   split = corpus.class_split
   return dataclasses.replace(
       corpus,
@@ -358,13 +366,8 @@ def with_rotated_classes(corpus: Corpus) -> Corpus:
           turn_labels(split.validation),
           turn_labels(split.test),
       ),
-      **{
-          name: None if own is None else np.tile(own, 4)
-          for name, own in (
-              ('writers', corpus.writers),
-              ('test_writers', corpus.test_writers),
-          )
-      },
+      writers=four_times(corpus.writers),
+      test_writers=four_times(corpus.test_writers),
   )
 
 
@@ -386,7 +389,7 @@ def _rotate_nearest(pixels: np.ndarray, degrees: float) -> np.ndarray:
   Source: `torchvision.transforms.functional.rotate` of a tensor, with which the
     released code of CAFeMe turns MNIST.
   """
-  height, width = np.float32(pixels.shape[1:3])
+  height, width = np.array(pixels.shape[1:3], np.float32)
   angle = math.radians(degrees)
   cos, sin = np.float32(math.cos(angle)), np.float32(math.sin(angle))
   half = np.float32(0.5)
@@ -470,7 +473,7 @@ def _check_can_scale_to_unit(corpus):
 
 
 def check_row_by_row(
-    preprocess: Callable[[np.ndarray], np.ndarray], x: np.ndarray, where: str
+    preprocess: Preprocess, x: np.ndarray, where: str
 ) -> np.ndarray:
   """Raises unless `preprocess` returns the right form, row by row.
 
@@ -487,8 +490,9 @@ def check_row_by_row(
   """
   rows = np.linspace(0, len(x) - 1, min(3, len(x))).astype(int)
   together = preprocessed(preprocess, x[rows], where)
-  alone = [preprocessed(preprocess, x[[row]], where) for row in rows]
-  alone = np.concatenate(alone)
+  alone = np.concatenate(
+      [preprocessed(preprocess, x[[row]], where) for row in rows]
+  )
   # Kernels may round otherwise for another number of rows.
   atol = 1e-3 * np.abs(alone[np.isfinite(alone)]).max(initial=0)
   if together.shape != alone.shape or not np.allclose(
@@ -504,7 +508,7 @@ def check_row_by_row(
 
 
 def warn_of_scale(
-    preprocess: Callable[[np.ndarray], np.ndarray],
+    preprocess: Preprocess,
     pixels: np.ndarray,
     where: str,
 ) -> None:
@@ -534,7 +538,7 @@ def warn_of_scale(
 
 
 def preprocessed(
-    preprocess: Callable[[np.ndarray], np.ndarray], x: np.ndarray, where: str
+    preprocess: Preprocess, x: np.ndarray, where: str
 ) -> np.ndarray:
   """Returns `preprocess(x)`, having checked its form.
 
@@ -547,7 +551,7 @@ def preprocessed(
     ValueError: If it fails, or returns anything but a float32 array [n, ...].
   """
   try:
-    result = preprocess(x)
+    result: Any = preprocess(x)
   except Exception as e:  # Whatever the caller's function raises.
     raise ValueError(
         f'Expected `preprocess` to take the pixels of {where}, {x.dtype} of'

@@ -8,7 +8,7 @@ Learning, NeurIPS 2021, section 4 and the released code.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,7 +38,8 @@ class Group(NamedTuple):
     query_mask: float32 [Q].
     query_clients: int32 [Q], number of the client that each belongs to.
     salts: int32 [K], sources of randomness of the clients.
-    classes: int32 [way], the corpus label behind every group label.
+    classes: int32 [way], the corpus label behind every group label; `()` where
+      nobody asks.
   """
 
   support_x: np.ndarray
@@ -49,7 +50,7 @@ class Group(NamedTuple):
   query_mask: np.ndarray
   query_clients: np.ndarray
   salts: np.ndarray
-  classes: np.ndarray
+  classes: Any
 
 
 class ClassPools:
@@ -81,6 +82,7 @@ class ClassPools:
     if examples_per_class is not None:
       checks.check_count('examples_per_class', examples_per_class, 1)
     self.corpus = corpus
+    self._class_split = corpus.class_split
     self._rows = rows_by_class(corpus, examples_per_class)
     for role in corpus_lib.ROLES:
       for label in self.classes(role):
@@ -92,7 +94,7 @@ class ClassPools:
 
   def classes(self, role: str) -> tuple[int, ...]:
     """Returns the corpus labels of the classes of a role."""
-    return self.corpus.class_split.of_role(role)
+    return self._class_split.of_role(role)
 
   def rows(self, label: int) -> np.ndarray:
     """Returns the pool's row numbers of one class, in corpus order."""
@@ -190,14 +192,22 @@ def sample_group(
     support.append((rows[learn], labels[learn]))
     query.append((rows[test], labels[test]))
   padded = [_pad(pools.corpus, *s, support_size) for s in support]
-  pooled = tuple(np.concatenate(column) for column in zip(*query, strict=True))
+  asked_rows, asked_labels = map(np.concatenate, zip(*query, strict=True))
   query_clients = np.zeros(query_size, np.int32)
-  query_clients[: len(pooled[0])] = np.repeat(
+  query_clients[: len(asked_rows)] = np.repeat(
       np.arange(num_clients), [len(own) for own, _ in query]
   )
+  support_x, support_y, support_mask = map(np.stack, zip(*padded, strict=True))
+  query_x, query_y, query_mask = _pad(
+      pools.corpus, asked_rows, asked_labels, query_size
+  )
   return Group(
-      *(np.stack(column) for column in zip(*padded, strict=True)),
-      *_pad(pools.corpus, *pooled, query_size),
+      support_x=support_x,
+      support_y=support_y,
+      support_mask=support_mask,
+      query_x=query_x,
+      query_y=query_y,
+      query_mask=query_mask,
       query_clients=query_clients,
       salts=salts,
       classes=classes,
@@ -240,7 +250,7 @@ def padded_sizes(
   if num_seen:
     labels += pools.classes('meta_train')
   sizes = {label: len(pools.rows(label)) for label in labels}
-  smallest = min(sizes, key=sizes.get)
+  smallest = min(sizes, key=sizes.__getitem__)
   if sizes[smallest] < 2 * num_parts:
     raise ValueError(
         f'Expected at least {2 * num_parts} images in every class, one for'

@@ -264,7 +264,7 @@ def proportions_per_class(
   assignment = _balanced_assignment(
       len(classes), num_clients, classes_per_client, slots, rng
   )
-  own = [[] for _ in range(num_clients)]
+  own: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
   for c, (label, rows) in enumerate(classes.items()):
     sizes = (len(rows) * proportions[c]).astype(int)
     if not sizes.all():
@@ -395,7 +395,7 @@ def fedmeta_per_cifar10(
   )
   draw = random.Random(seed)
   taken = np.zeros(num_classes, int)
-  own = [[] for _ in range(num_clients)]
+  own: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
 
   def take(client, c, count):
     own[client].append(classes[c][taken[c] : taken[c] + count])
@@ -530,7 +530,7 @@ def fedec_femnist(
   sizes = (drawn / classes_per_client).astype(int)
   first = np.arange(num_clients)[:, np.newaxis]
   held = (first + np.arange(classes_per_client)) % len(classes)
-  own = [[] for _ in range(num_clients)]
+  own: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
   for c, (label, rows) in enumerate(classes.items()):
     rows = rng.permutation(rows)[:max_per_class]
     holders = np.flatnonzero((held == c).any(axis=1))
@@ -548,7 +548,8 @@ def fedec_femnist(
   return [np.concatenate(parts) for parts in own]
 
 
-fedec_femnist.shares_rows = True
+# mypy knows no attributes of functions.
+fedec_femnist.shares_rows = True  # type: ignore[attr-defined]
 
 
 def by_group(
@@ -746,7 +747,7 @@ def _balanced_assignment(num_classes, num_clients, each, slots, rng):
   free = np.full(num_classes, slots)
   assignment = []
   for _ in range(num_clients):
-    own = set()
+    own: set[int] = set()
     while len(own) < each:
       fullest = np.flatnonzero(free == free.max())
       # All classes are within one slot of each other, so that a class the

@@ -75,7 +75,7 @@ def _pair(source, parts, per_class, rng):
 def _pools(source, rng):
   """Deals the rows of every digit to the three parts, in their proportion."""
   bounds = np.cumsum(_PART_SIZES)[:-1] / sum(_PART_SIZES)
-  pools = [], [], []
+  pools: tuple[list[np.ndarray], ...] = [], [], []
   for digit in range(_NUM_DIGITS):
     rows = rng.permutation(np.flatnonzero(source.y == digit))
     cuts = np.round(bounds * len(rows)).astype(int)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from concurrent import futures
 import hashlib
 import os
+from typing import Any
 
 import numpy as np
 
@@ -88,7 +89,12 @@ def files_digest(directory: str, files: Sequence[str]) -> str:
   for file in files:
     try:
       found = os.stat(os.path.join(directory, file))
-      facts = (file, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+      facts: tuple[Any, ...] = (
+          file,
+          found.st_size,
+          found.st_mtime_ns,
+          found.st_ctime_ns,
+      )
     except OSError:
       facts = (file, None)
     digest.update(repr(facts).encode())

@@ -15,7 +15,7 @@ from tff_meta.datasets import dataset_spec
 from tff_meta.datasets import prepared_tfds
 from tff_meta.datasets import scalings
 
-SCALINGS = {
+SCALINGS: dict[str, corpus_lib.Preprocess] = {
     'unit': scalings.UNIT,
     'raw': scalings.RAW,
     'centered': scalings.CENTERED,

@@ -78,10 +78,11 @@ def read(
   arrays = decoded_cache.load_or_decode(
       os.path.join(directory, cache_name), source(directory), names, decode
   )
-  return tuple(
+  train, test = (
       corpus_lib.LabelledExamples(arrays[f'{split}_x'], arrays[f'{split}_y'])
       for split in _SPLITS
   )
+  return train, test
 
 
 def source(directory: str) -> str:

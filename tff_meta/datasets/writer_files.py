@@ -249,17 +249,21 @@ def _parse(batch: Sequence[tuple[str, bytes]], path: str):
         _parse([row], path)
     writer, example = batch[0]
     # Others are TensorFlow's, that it cannot take or show the bytes.
-    is_about_example = isinstance(e, tf.errors.InvalidArgumentError)
+    found = (
+        e.message
+        if isinstance(e, tf.errors.InvalidArgumentError)
+        else reprlib.repr(example)
+    )
     raise ValueError(
         f'Expected the examples of {path} to be tf.train.Example with'
         f' {IMAGE_SIZE**2} floats `pixels` and an integer `label`, found one of'
-        f' {writer!r} that is not:'
-        f' {e.message if is_about_example else reprlib.repr(example)}'
+        f' {writer!r} that is not: {found}'
     ) from e
 
 
 def _read_json(paths: Sequence[str]) -> Part:
-  xs, ys, writers, path_of = [], [], [], {}
+  xs, ys, writers = [], [], []
+  path_of: dict[str, str] = {}
   for path in paths:
     user = None
     try:

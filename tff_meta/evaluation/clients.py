@@ -139,7 +139,8 @@ class ManyExamples(NamedTuple):
   def of(cls, parts: Sequence[corpus_lib.LabelledExamples]) -> 'ManyExamples':
     """Returns those of clients' parts, at least one."""
     bounds = np.cumsum([0, *(len(part.y) for part in parts)])
-    return cls(*map(np.concatenate, zip(*parts, strict=True)), np.int32(bounds))
+    x, y = map(np.concatenate, zip(*parts, strict=True))
+    return cls(x, y, bounds.astype(np.int32))
 
   def client(self, i: tf.Tensor) -> episodes.Examples:
     """Returns those of client i, none of them padding."""
@@ -152,7 +153,7 @@ def build_client_test(
     client_personalizer: personalizer_lib.ClientPersonalizer,
     *,
     with_curve: bool = False,
-) -> Callable[..., tuple[Any, Any, Any]]:
+) -> tf.types.experimental.GenericFunction:
   """Builds the traced function that adapts to clients and asks the results.
 
   It is a loop over clients of any sizes, of which some are computed at the same
@@ -175,23 +176,24 @@ def build_client_test(
     an `InvalidArgumentError`.
   """
   personalizer = client_personalizer
-  with_curve = with_curve and personalizer.curve is not None
-  has_before = with_curve or personalizer.start is not None
+  start, predict = personalizer.start, personalizer.predict
+  ask_on_the_way = personalizer.curve if with_curve else None
+  has_curve = ask_on_the_way is not None
+  has_before = has_curve or start is not None
   labels = tf.TensorSpec([None], tf.int32)
   curves = tf.TensorSpec([None, None], tf.int32)
 
   def answers(weights, memory, support, query, seed):
     if personalizer.num_classes is not None:
       query = episodes.refuse_bad_labels(query, personalizer.num_classes)
-    if with_curve:
-      curve = personalizer.curve(weights, memory, support, query, seed)
+    if ask_on_the_way is not None:
+      curve = ask_on_the_way(weights, memory, support, query, seed)
       return curve[0], curve[-1], curve
     before = ()
-    if has_before:
-      start = personalizer.start(weights, memory)
-      before = personalizer.predict(start, query)
+    if start is not None:
+      before = predict(start(weights, memory), query)
     adapted = personalizer.adapt(weights, memory, support, seed)
-    return before, personalizer.predict(adapted, query), ()
+    return before, predict(adapted, query), ()
 
   @tf.function(autograph=False)
   def client_test(weights, bank, memories, supports, queries, seeds):
@@ -216,21 +218,21 @@ def build_client_test(
         fn_output_signature=(
             labels if has_before else (),
             labels,
-            curves if with_curve else (),
+            curves if has_curve else (),
         ),
         parallel_iterations=machine.PARALLEL,
     )
     return (
         before if has_before else None,
         after,
-        curve if with_curve else None,
+        curve if has_curve else None,
     )
 
   return client_test
 
 
 def ask_clients(
-    client_test: Callable[..., tuple[Any, Any, Any]],
+    client_test: tf.types.experimental.GenericFunction,
     weights: Any,
     memories: Sequence[Any],
     tasks: Sequence[ClientTask],
@@ -264,10 +266,11 @@ def ask_clients(
       ),
   )
   client_test.get_concrete_function(*_any_number(arguments))
-  before, after, curve = (
+  found: list[Any] = [
       None if labels is None else labels.numpy()
       for labels in client_test(*arguments)
-  )
+  ]
+  before, after, curve = found
   return [
       client_metrics.Answers(
           id=task.client_id,
@@ -294,7 +297,7 @@ def _any_number(arguments):
 
 
 def evaluate_clients(
-    client_test: Callable[..., tuple[Any, Any, Any]],
+    client_test: tf.types.experimental.GenericFunction,
     weights: Any,
     memory_of: Callable[[str], Any],
     tasks: Iterable[ClientTask],

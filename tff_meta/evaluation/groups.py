@@ -5,7 +5,7 @@ section 4: accuracy of a group's global model on the pooled query sets of its
 clients, averaged over many groups, with a 95 % confidence interval.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 import dataclasses
 from typing import Any
 
@@ -34,7 +34,8 @@ def batches(items: Iterable[Any]) -> Iterator[list[Any]]:
     At most 64, and no more than 64 MiB unless as many of them as are computed
     at the same time are larger.
   """
-  together, num_bytes = [], 0
+  together: list[Any] = []
+  num_bytes = 0
   for item in items:
     size = sum(getattr(leaf, 'nbytes', 0) for leaf in tf.nest.flatten(item))
     if len(together) == _MOST_TOGETHER or (
@@ -94,7 +95,7 @@ class GroupProtocol:
 
 def build_group_test(
     group_personalizer: personalizer_lib.GroupPersonalizer,
-) -> Callable[..., tf.Tensor]:
+) -> tf.types.experimental.GenericFunction:
   """Builds the traced function that adapts to groups and asks the results.
 
   It is a loop over groups, of which some are computed at the same time; what a
@@ -131,7 +132,7 @@ def build_group_test(
 
 
 def evaluate_groups(
-    group_test: Callable[..., tf.Tensor],
+    group_test: tf.types.experimental.GenericFunction,
     weights: Any,
     pools: groups_lib.ClassPools,
     protocol: GroupProtocol,

@@ -6,6 +6,7 @@ on, because some algorithms take parts of fixed sizes out of every class.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -39,7 +40,7 @@ def batches(
   for d in range(num_devices):
     first = num_clients * d // num_devices
     end = num_clients * (d + 1) // num_devices
-    alike = {}
+    alike: dict[Any, list[int]] = {}
     for client in range(first, end):
       key = _kind(requests, records[client], types)
       alike.setdefault(key, []).append(client)

@@ -11,6 +11,7 @@ taken at its word.
 """
 
 import collections
+from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
@@ -76,9 +77,11 @@ class ClientRecords:
     self._budget_bytes = budget_bytes
     self._used_bytes = 0
     # By data set and reader, least recently used first.
-    self._kept = collections.OrderedDict()
+    self._kept: collections.OrderedDict[tuple[int, int], _Kept] = (
+        collections.OrderedDict()
+    )
     # By data set. Reentrant: garbage collection may call `_forget` any time.
-    self._known = {}
+    self._known: dict[int, _Known] = {}
     self._lock = threading.RLock()
 
   @property
@@ -106,7 +109,7 @@ class ClientRecords:
     """
     records = []
     for i in range(num_clients):
-      leaves = [[] for _ in arguments]
+      leaves: list[list[Any]] = [[] for _ in arguments]
       for argument, (values, kind) in enumerate(
           zip(arguments, types, strict=True)
       ):
@@ -218,7 +221,7 @@ class ClientRecords:
       if part == 0:
         keys = self._known.pop(one_id).kept & self._kept.keys()
       else:
-        keys = [key for key in self._kept if key[1] == one_id]
+        keys = {key for key in self._kept if key[1] == one_id}
       for key in keys:
         self._used_bytes -= self._kept.pop(key).num_bytes
 
@@ -341,6 +344,7 @@ def elements(value: Any, type_signature: tff.StructType):
   kinds = structures.elements_of(type_signature)
   names, all_names = structures.names_of(type_signature)
   # TFF's ways to ask what a container is take long.
+  parts: Sequence[Any]
   if isinstance(value, dict) or isinstance(value, collections.abc.Mapping):
     if value.keys() != all_names:
       raise TypeError(f'Expected the fields {names}, found {list(value)}.')

@@ -56,7 +56,7 @@ class ComputationGraph:
           computation
       )
       serialized = tff.framework.serialize_computation(computation)
-    self.arguments = []
+    self.arguments: list[nodes.Argument] = []
     function = _Interpreter().evaluate(serialized, {}, False)
     parameter = computation.type_signature.parameter
     argument = None if parameter is None else self._arguments_of(parameter)

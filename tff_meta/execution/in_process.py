@@ -82,7 +82,7 @@ class InProcessContext(tff.framework.SyncContext):
     self._parallel_clients = parallel_clients
     self._batched_clients = batched_clients
     self._records = client_records.ClientRecords(kept_bytes)
-    self._compiled = {}
+    self._compiled: dict[int, _Slot] = {}
     self._lock = threading.Lock()
 
   def invoke(self, comp: tff.Computation, arg: Any) -> Any:
@@ -156,7 +156,7 @@ class _CompiledComputation:
     self._num_devices = len(devices)
     self._batched_clients = batched_clients
     # See `RoundFunction`: batches do not bear others at the same time.
-    self._turn = threading.Lock() if batched_clients > 1 else None
+    self._turn = threading.Lock()
     self._records = records
     self._type = computation.type_signature
     self._read = _reader(self._type.result)
@@ -171,7 +171,8 @@ class _CompiledComputation:
     )
 
   def __call__(self, argument):
-    server_leaves, client_values = [], []
+    server_leaves: list[Any] = []
+    client_values: list[list[Any]] = []
     if self._type.parameter is not None:
       self._split(argument, self._type.parameter, server_leaves, client_values)
     num_clients = self._num_clients(client_values)

@@ -44,7 +44,7 @@ class Node:
     self.at_clients = at_clients
     self.type_signature = type_signature
     self.inputs = inputs
-    self.level = max([level, *(node.level for node in inputs)])
+    self.level: int = max([level, *(node.level for node in inputs)])
 
   def compute(self, evaluate: 'Evaluate') -> Any:
     """Computes the value in the graph that is being traced.
@@ -122,7 +122,11 @@ class Function(Node):
 
   def __init__(self, at_clients, type_signature, inputs, function):
     super().__init__(at_clients, type_signature, inputs)
-    self.compute = function
+    self._function = function
+
+  def compute(self, evaluate):
+    """Calls the function."""
+    return self._function(evaluate)
 
 
 class Aggregation(Node):

@@ -117,10 +117,11 @@ class RoundFunction:
   # The rest runs while the function is traced.
 
   def _trace(self, *inputs):
-    batches = None
     if self._in_batches:
-      *inputs, batches = inputs
-    *server_leaves, records = inputs
+      *server_leaves, records, batches = inputs
+    else:
+      *server_leaves, records = inputs
+      batches = None
     leaves = iter(server_leaves)
     server = _Evaluator(
         {
@@ -156,10 +157,11 @@ class RoundFunction:
       )
       with tf.device(device):
         args = self.requests, schedule, server, records, d, bounds
-        if self._in_batches:
-          loop = _BatchLoop(*args, batches)
-        else:
-          loop = _ClientLoop(*args)
+        loop = (
+            _BatchLoop(*args, batches)
+            if self._in_batches
+            else _ClientLoop(*args)
+        )
         # TensorFlow's kernel of oneDNN's batch normalisation keeps the number
         # of channels, so it does not bear batches of several sizes at a time.
         parallel = 1 if self._in_batches else self._parallel_clients
@@ -198,8 +200,8 @@ class _Schedule:
     self.aggregations = [
         [a for a in aggregations if a.level == level + 1] for level in levels
     ]
-    self.kept = [[] for _ in levels]
-    self.kept_lists = {}
+    self.kept: list[list[nodes.Node]] = [[] for _ in levels]
+    self.kept_lists: dict[nodes.Node, Any] = {}
     for node in results:
       self._keep(node)
     for level in reversed(levels):
@@ -237,7 +239,7 @@ class _Evaluator:
       self,
       values: dict[nodes.Node, Any],
       parent: '_Evaluator | None' = None,
-      owns: Callable[[nodes.Node], bool] | None = None,
+      owns: Callable[[nodes.Node], bool] = lambda node: True,
   ):
     """Starts with some values.
 
@@ -408,8 +410,8 @@ class _BatchLoop(_ClientLoop):
   """The loop over the batches of one device."""
 
   def __init__(self, *args):
-    *args, self._batches = args
-    super().__init__(*args)
+    super().__init__(*args[:-1])
+    self._batches = args[-1]
 
   def _step(self, aggregations, kept, loop):
     wanted = _before_accumulation(aggregations, kept)
@@ -487,7 +489,8 @@ def _before_accumulation(aggregations, kept):
   waiting = list(kept)
   for aggregation in aggregations:
     waiting += nodes.nodes_in(aggregation.accumulated)
-  found, seen = {}, set()
+  found: dict[nodes.Node, None] = {}
+  seen = set()
   while waiting:
     node = waiting.pop(0)
     if not node.at_clients or node in seen:
@@ -606,7 +609,7 @@ class _ClientSequence(tensorflow_block.Sequence):
 
 def _ancestors(starts):
   """Returns nodes and all that they are computed from."""
-  found = {}
+  found: dict[nodes.Node, None] = {}
   waiting = list(starts)
   while waiting:
     node = waiting.pop()

@@ -322,7 +322,7 @@ class TensorFlowBlock:
     for kind, name, value in _bind(self._parameter, argument):
       reader = self._readers.get(name)
       tensors = None if reader is None else value.read(reader)
-      if tensors is not None:
+      if reader is not None and tensors is not None:
         feeds.update(zip(reader.names, tensors, strict=True))
       else:
         feeds[name] = value.variant if kind == 'sequence' else value
@@ -531,7 +531,7 @@ def _dense_tensors(
     if any other operation uses the data set, which is then needed anyway.
   """
   derived = {graph.get_tensor_by_name(placeholder).op}
-  constant = set()
+  constant: set[tf.Operation] = set()
   results = []
   for op in graph.get_operations():  # Parents come before their children.
     parents = {tensor.op for tensor in op.inputs} | set(op.control_inputs)

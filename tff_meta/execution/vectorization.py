@@ -61,7 +61,7 @@ class Many:
     """
     self.graph = func_graph.FuncGraph('one_of_many')
     self._num = num
-    self._arguments = []
+    self._arguments: list[tuple[tf.Tensor, tf.Tensor]] = []
 
   def argument(self, stacked: tf.Tensor) -> tf.Tensor:
     """Returns what stands in the graph of one for a row of a tensor.
@@ -222,7 +222,7 @@ class _Library:
 
   def _of_function(self, graph, inputs):
     """Which outputs of a function may differ."""
-    differ = set()
+    differ: set[int] = set()
 
     def add(tensors, flags):
       pairs = zip(tensors, flags, strict=True)
@@ -349,12 +349,12 @@ def _broadcasting(theirs):
   """
 
   def convert(pfor_input):
+    if any(t.shape.rank is None for t, *_ in pfor_input.inputs):
+      return theirs(pfor_input)
     ranks = [
-        None if t.shape.rank is None else t.shape.rank + (not is_stacked)
+        t.shape.rank + (not is_stacked)
         for t, is_stacked, _ in pfor_input.inputs
     ]
-    if None in ranks:
-      return theirs(pfor_input)
     for number, rank in enumerate(ranks):
       t, is_stacked, _ = pfor_input.input(number)
       if is_stacked and rank < max(ranks):

@@ -73,13 +73,13 @@ class ClientUpload(NamedTuple):
     weights: The trained weights, like those downloaded.
     prototypes: `Prototypes` `[C, D]` of the client's support set.
     weight: lambda_k, float32 scalar.
-    report: `LocalReport` of the training.
+    report: `LocalReport` of the training, `()` where nobody asks.
   """
 
   weights: Any
   prototypes: prototypical.Prototypes
   weight: tf.Tensor
-  report: local_sgd.LocalReport
+  report: Any
 
 
 def client_round(

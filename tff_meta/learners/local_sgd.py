@@ -191,7 +191,7 @@ def resume_local_sgd(
   return _merge(weights, learned, fixed), state, report
 
 
-def length_of(number: int, unit: str) -> dict[str, int | None]:
+def length_of(number: int, unit: str) -> dict[str, Any]:
   """How long to train, as arguments of `local_sgd`.
 
   Args:

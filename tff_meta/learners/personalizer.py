@@ -70,10 +70,12 @@ class ClientPersonalizer(NamedTuple):
 
   def during_training(self) -> 'ClientPersonalizer':
     """Returns what evaluations during training ask."""
+    start = self.start
     if self.adapts_during_training:
       return self
+    assert start is not None, 'Nothing could be asked.'
     return self._replace(
-        adapt=lambda weights, memory, *_: self.start(weights, memory)
+        adapt=lambda weights, memory, *_: start(weights, memory)
     )
 
 
@@ -107,15 +109,16 @@ def refusing_bad_labels(
   if isinstance(personalizer, GroupPersonalizer):
     return personalizer._replace(adapt=adapt)
 
+  guarded = personalizer._replace(adapt=adapt, num_classes=num_classes)
+  ask = personalizer.curve
+  if ask is None:
+    return guarded
+
   def curve(weights, memory, support, query, seed):
     support, query = (
         episodes.refuse_bad_labels(examples, num_classes)
         for examples in (support, query)
     )
-    return personalizer.curve(weights, memory, support, query, seed)
+    return ask(weights, memory, support, query, seed)
 
-  return personalizer._replace(
-      adapt=adapt,
-      curve=curve if personalizer.curve else None,
-      num_classes=num_classes,
-  )
+  return guarded._replace(curve=curve)

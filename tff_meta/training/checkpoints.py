@@ -254,7 +254,7 @@ def _is_checkpoint(path: pathlib.Path) -> bool:
 
 
 def _rounds_of(path: pathlib.Path) -> int:
-  return int(_FILE_NAME.fullmatch(path.name).group(1))
+  return int(_FILE_NAME.findall(path.name)[0])
 
 
 def _serialize(checkpoint: Checkpoint) -> bytes:

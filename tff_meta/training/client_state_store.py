@@ -242,9 +242,9 @@ class SqliteStore(ClientStateStore):
     # Clients whose states may not all be needed after the next commit: those
     # written since the last one, and by each kept round those of which it needs
     # an older state, and no later one does.
-    self._written = set()
-    self._held_by = collections.defaultdict(set)
-    self._place = None
+    self._written: set[str] = set()
+    self._held_by: dict[int, set[str]] = collections.defaultdict(set)
+    self._place: plain_files.Place | None = None
     with self._errors():
       for suffix in _SIDE_FILES:
         plain_files.check_plain(path.with_name(path.name + suffix))

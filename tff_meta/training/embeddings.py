@@ -32,13 +32,13 @@ class EmbeddedExamples(NamedTuple):
 
 def embedded_by(experiment: experiment_lib.Experiment) -> str:
   """Returns whose body `embed_test_examples` uses: 'global' or 'client'."""
-  return 'global' if experiment.spec.client_network is None else 'client'
+  return 'global' if experiment.method.client_network is None else 'client'
 
 
 def check_can_embed(experiment: experiment_lib.Experiment) -> None:
   """Raises a ValueError if there is no one network, or nothing to embed."""
   dataset = experiment.dataset
-  if experiment.spec.has_many_models:
+  if experiment.method.num_models is not None:
     raise ValueError(
         'Expected an algorithm whose server has one model, or each client its'
         f' own, found {experiment.config.algorithm!r}, whose server has'
@@ -59,7 +59,7 @@ def embed_test_examples(
   """Embeds the test examples of all known clients.
 
   They are embedded by the body of the server's model; where known clients have
-  networks of their own (`AlgorithmSpec.client_network`), each client's by the
+  networks of their own (`Method.client_network`), each client's by the
   body of its own. A client's examples are one batch, which matters to networks
   with batch normalisation.
 
@@ -93,14 +93,8 @@ def embed_test_examples(
 
 def _build_network_of(experiment):
   """Returns `(weights, memory) -> OrderedDict(body, head)` of a client."""
-  build = experiment.spec.build_client_network
-  if build is None:
-    return lambda weights, memory: weights
-  return build(
-      experiment.model,
-      experiment.config.hparams,
-      experiment.dataset.num_classes,
-  )
+  own = experiment.method.client_network
+  return (lambda weights, memory: weights) if own is None else own
 
 
 def build_embed(model: model_lib.Model) -> Any:

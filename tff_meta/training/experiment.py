@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 from tff_meta import augmentation
 from tff_meta import composition
 from tff_meta import datasets
+from tff_meta import method as method_lib
 from tff_meta import models
 from tff_meta import registry
 from tff_meta.data import client_sampling
@@ -41,21 +42,31 @@ class Experiment:
     """The algorithm."""
     return registry.get(self.config.algorithm)
 
+  @functools.cached_property
+  def method(self) -> method_lib.Method:
+    """The algorithm for the classes of the training clients."""
+    return self._method(self.dataset.num_classes)
+
+  @functools.cached_property
+  def group_method(self) -> method_lib.Method:
+    """The algorithm for the classes of a new group."""
+    return self._method(self.config.evaluation.way)
+
+  def _method(self, num_classes: int) -> method_lib.Method:
+    return self.spec.method(self.model, self.config.hparams, num_classes)
+
   def build_process(self) -> tff.learning.templates.LearningProcess:
     """Returns the training process.
 
     Raises:
       ValueError: If the algorithm has no such aggregation.
     """
-    options = {}
-    if self.config.training.aggregation == 'robust':
-      options['aggregator'] = composition.robust_factory()
-    return self.spec.build(
+    robust = self.config.training.aggregation == 'robust'
+    return method_lib.build_process(
+        self.method,
         self.model,
-        self.config.hparams,
-        num_classes=self.dataset.num_classes,
         seed=self.config.seed,
-        **options,
+        aggregation=composition.robust_factory() if robust else None,
     )
 
   def cohort(self, round_num: int) -> Sequence[str]:
@@ -74,7 +85,7 @@ class Experiment:
 
   def check_can_train(self) -> None:
     """Raises a ValueError if no client has what the algorithm trains on."""
-    if self.spec.needs is None:
+    if self.method.what_is_missing is None:
       return
     best, missing = -1, None
     for client_id in self.dataset.client_ids():
@@ -107,11 +118,9 @@ class Experiment:
     return np.bincount(labels, minlength=self.dataset.num_classes)
 
   def _what_is_missing(self, client_id: str) -> str | None:
-    if self.spec.needs is None:
+    if self.method.what_is_missing is None:
       return None
-    return self.spec.what_is_missing(
-        self.config.hparams, self._class_sizes(client_id)
-    )
+    return self.method.what_is_missing(self._class_sizes(client_id))
 
 
 def prepare(

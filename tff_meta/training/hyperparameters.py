@@ -7,16 +7,19 @@ import inspect
 import math
 import types
 import typing
-from typing import Any, TypeVar
+from typing import Any, TYPE_CHECKING, TypeVar
 
 from tff_meta import config_checks
 from tff_meta import spelling
 
-_T = TypeVar('_T')
+if TYPE_CHECKING:
+  from _typeshed import DataclassInstance
+
+_ConfigT = TypeVar('_ConfigT', bound='DataclassInstance')
 _BOOLS = {'true': True, '1': True, 'false': False, '0': False}
 
 
-def override(config: _T, text: str) -> _T:
+def override(config: _ConfigT, text: str) -> _ConfigT:
   """Returns `config` with the fields named in `text` replaced.
 
   Args:
@@ -161,7 +164,7 @@ def _parse_tuple(name: str, text: str, arguments: Sequence[Any]) -> tuple:
   """Returns the tuple that `text`, e.g. `(1,2,3)`, means."""
   items = [x.strip() for x in text.strip('()').split(',') if x.strip()]
   if len(arguments) == 2 and arguments[1] is Ellipsis:
-    arguments = arguments[:1] * len(items)
+    arguments = [arguments[0]] * len(items)
   if len(items) != len(arguments):
     raise _error(name, f'{len(arguments)} values like (1,2)', text)
   pairs = zip(items, arguments, strict=True)

@@ -126,7 +126,7 @@ class _Warnings:
   ):
     self._report = report
     self._why_not_trained = why_not_trained
-    self._told = set()
+    self._told: set[str] = set()
 
   def look_at(
       self, rounds: int, metrics: Mapping[str, Any], cohort: Sequence[str]
@@ -412,7 +412,8 @@ def next_round(
 
 def _measured(path: pathlib.Path, column: str | None) -> list[float]:
   """Returns the values of a column of metrics.csv, none without the column."""
-  values = metric_writers.read_metrics(path).get(column, ())
+  table = metric_writers.read_metrics(path)
+  values = [] if column is None else table.get(column, [])
   return [value for value in values if not math.isnan(value)]
 
 

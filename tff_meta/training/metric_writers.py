@@ -18,6 +18,7 @@ import os
 import pathlib
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 import tree
@@ -38,7 +39,7 @@ _TIMINGS = (_SECONDS, 'cached')
 _TRAIN_PATH = 'client_work/train/'
 
 
-def flatten_metrics(metrics: object) -> dict[str, np.generic]:
+def flatten_metrics(metrics: object) -> dict[str, Any]:
   """Returns the scalars of a learning process's metrics by short names.
 
   Args:
@@ -351,7 +352,7 @@ def _read_timings(path: pathlib.Path) -> dict[int, tuple[str, str]]:
     names = header.split(',')
     if names not in ([_ROUND, *_TIMINGS], [_ROUND, _SECONDS]):
       raise ValueError('another header')
-    timings = {}
+    timings: dict[int, tuple[str, str]] = {}
     for line in lines[:-1]:
       round_num, seconds, *cached = line.split(',')
       if len(cached) != len(names) - 2:
@@ -361,10 +362,10 @@ def _read_timings(path: pathlib.Path) -> dict[int, tuple[str, str]]:
         raise ValueError(f'round {round_num} behind a later one')
       if not 0 <= float(seconds) < math.inf:
         raise ValueError(f'{seconds} seconds')
-      cached = ''.join(cached)
-      if cached and not 0 <= float(cached) <= 1:
-        raise ValueError(f'a share of {cached}')
-      timings[int(round_num)] = (seconds, cached)
+      share = ''.join(cached)
+      if share and not 0 <= float(share) <= 1:
+        raise ValueError(f'a share of {share}')
+      timings[int(round_num)] = (seconds, share)
   return timings
 
 
@@ -420,7 +421,7 @@ class TensorBoardWriter:
     with plain_files.named_errors(self._path):
       self._records.write(event.SerializeToString())
 
-  def append(self, round_num: int, values: Mapping[str, object]) -> None:
+  def append(self, round_num: int, values: Mapping[str, float]) -> None:
     """Writes a round's scalars."""
     scalars = [
         self._summary.Value(tag=name, simple_value=float(value))

@@ -17,7 +17,7 @@ class Progress:
       num_rounds: Rounds of the whole run.
     """
     self._num_rounds = num_rounds
-    self._first = None
+    self._first: tuple[int, float] | None = None
     self._next_line = time.monotonic()
     self._bar = None
     if sys.stderr.isatty():

@@ -129,15 +129,15 @@ class Evaluator:
     self._experiment = experiment
     self._config = experiment.config
     self._client_use = functools.cache(self._build_client_use)
-    spec, dataset = experiment.spec, experiment.dataset
+    uses, dataset = experiment.spec.uses, experiment.dataset
     offered = []
-    if spec.build_group_personalizer and dataset.class_pools:
+    if 'group' in uses and dataset.class_pools:
       offered += list(_DEPLOYMENTS)
-    if spec.build_known_client_personalizer and self._tested(KNOWN_CLIENTS):
+    if 'known_client' in uses and self._tested(KNOWN_CLIENTS):
       offered.append(KNOWN_CLIENTS)
-    if spec.build_new_client_personalizer and self._tested(NEW_CLIENTS):
+    if 'new_client' in uses and self._tested(NEW_CLIENTS):
       offered.append(NEW_CLIENTS)
-    if spec.build_new_class_personalizer and dataset.class_pools:
+    if 'new_class' in uses and dataset.class_pools:
       offered.append(NEW_CLASS_CLIENTS)
     self.offered = tuple(offered)
 
@@ -157,11 +157,8 @@ class Evaluator:
 
   def why_nothing(self) -> str:
     """Returns why nothing is offered, and what to do."""
-    spec, partition = self._experiment.spec, self._config.data.partition
-    is_for_clients = (
-        spec.build_known_client_personalizer
-        or spec.build_new_client_personalizer
-    )
+    uses, partition = self._experiment.spec.uses, self._config.data.partition
+    is_for_clients = 'known_client' in uses or 'new_client' in uses
     if partition != run_config.FEW_ROUND and is_for_clients:
       return (
           'no client has examples to be tested on. Tip: without --test_fraction'
@@ -391,7 +388,7 @@ class Evaluator:
         )
         groups.sample(self._pools, 0)
         return column, name, groups
-    if self._experiment.spec.build_known_client_personalizer:
+    if 'known_client' in self._experiment.spec.uses:
       clients = self.client_protocol(KNOWN_CLIENTS)
       if self._tested(KNOWN_CLIENTS, 'validation'):
         clients = dataclasses.replace(
@@ -478,11 +475,7 @@ class Evaluator:
   def _own_test(self) -> Callable[..., Any]:
     """Asks a group what it learned with the algorithm's own personalizer."""
     return group_evaluation.build_group_test(
-        self._experiment.spec.build_group_personalizer(
-            self._experiment.model,
-            self._config.hparams,
-            way=self._config.evaluation.way,
-        )
+        self._experiment.group_method.group()
     )
 
   @functools.cached_property
@@ -496,11 +489,10 @@ class Evaluator:
       config = dataclasses.replace(
           config, **{reference.group_rounds_field: rounds}
       )
-    return group_evaluation.build_group_test(
-        reference.build_group_personalizer(
-            self._experiment.model, config, way=self._config.evaluation.way
-        )
+    method = reference.method(
+        self._experiment.model, config, self._config.evaluation.way
     )
+    return group_evaluation.build_group_test(method.group())
 
   def _client_report(
       self,
@@ -537,21 +529,12 @@ class Evaluator:
       self, name: str, is_final: bool, with_curve: bool
   ) -> tuple[personalizer_lib.ClientPersonalizer, Callable[..., Any]]:
     """Returns what a client does, and the traced function that tests it."""
-    spec, dataset = self._experiment.spec, self._experiment.dataset
-    build, num_classes = {
-        KNOWN_CLIENTS: (
-            spec.build_known_client_personalizer,
-            dataset.num_classes,
-        ),
-        NEW_CLIENTS: (spec.build_new_client_personalizer, dataset.num_classes),
-        NEW_CLASS_CLIENTS: (
-            spec.build_new_class_personalizer,
-            self._config.evaluation.way,
-        ),
+    use = {
+        KNOWN_CLIENTS: lambda: self._experiment.method.known_client,
+        NEW_CLIENTS: lambda: self._experiment.method.new_client,
+        NEW_CLASS_CLIENTS: lambda: self._experiment.group_method.new_class,
     }[name]
-    personalizer = build(
-        self._experiment.model, self._config.hparams, num_classes=num_classes
-    )
+    personalizer = use()()
     final = is_final or personalizer.adapts_during_training
     shown = with_curve and personalizer.curve is not None
     if (final, shown) != (is_final, with_curve):

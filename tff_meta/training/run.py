@@ -96,7 +96,7 @@ def open_client_states(
           f' need, found {plain_files.describe(directory.client_states)}.'
           f' {_TIP}'
       )
-    store = client_state_store.SqliteStore(
+    store: client_state_store.ClientStateStore = client_state_store.SqliteStore(
         directory.client_states, read_only=read_only
     )
   else:
@@ -284,6 +284,7 @@ def train_and_evaluate(
         report,
     )
     if trained.rounds < num_rounds:
+      assert trained.best is not None  # Patience goes by it.
       report(
           f'Training ended after round {trained.rounds} of {num_rounds}:'
           f' accuracy dropped more than {config.training.patience} times'
@@ -485,7 +486,7 @@ def _train(
       f'{config.algorithm} on {config.data.dataset}',
       experiment.spec.rounds_per_cohort(config.hparams),
   )
-  if stop.requested():
+  if stop.signal_num is not None:
     raise StoppedError(stop.signal_num)
   return trained, metrics
 

@@ -398,7 +398,7 @@ def identity(values: Mapping[str, Any]) -> dict[str, Any]:
   return {k: v for k, v in values.items() if k not in FREE_FIELDS}
 
 
-def from_json(values: Mapping[str, Any]) -> RunConfig:
+def from_json(values: Any) -> RunConfig:
   """Returns the configuration that `to_json` was called on.
 
   Raises:

@@ -16,7 +16,7 @@ class StopRequest:
   """
 
   def __init__(self):
-    self.signal_num = None
+    self.signal_num: int | None = None
 
   def requested(self) -> bool:
     """Returns whether to stop after the round that is running."""
