@@ -286,15 +286,16 @@ def _group_map(root):
 
   from tff_meta.analyses import group_map
   from tff_meta.analyses import pictures
+  from tff_meta.training import evaluator as evaluator_lib
   from tff_meta.training import protocols
 
   configs = _configs()
   ((directory, config),) = configs
   ((experiment, rounds),) = _prepare(configs, group_map.build_rounds)
   with _open_models(experiment, directory) as models:
-    evaluator = protocols.Evaluator(experiment)
-    evaluator.choose(['new_groups'])
-    group = evaluator.group_protocol('new_groups').sample(
+    evaluator = evaluator_lib.Evaluator(experiment)
+    evaluator.choose([protocols.NEW_GROUPS])
+    group = evaluator.protocols[protocols.NEW_GROUPS].draw.sample(
         experiment.dataset.class_pools, GROUP.value
     )
     views = group_map.view_client(

@@ -49,8 +49,8 @@ def _evaluate(stack):
     command_line.set_execution_context('in_process', flag_groups.DEVICE.value)
     from binaries import accuracy_table
     from tff_meta.training import atomic_files
+    from tff_meta.training import evaluator as evaluator_lib
     from tff_meta.training import experiment as experiment_lib
-    from tff_meta.training import protocols
     from tff_meta.training import restored_run
     from tff_meta.training import run_directory
 
@@ -63,13 +63,13 @@ def _evaluate(stack):
     # The clients stay those of the run; only groups and adaptation change.
     if EVAL_SEED.value is not None:
       eval_config = eval_config.replace(seed=EVAL_SEED.value)
-    evaluator = protocols.Evaluator(
+    evaluator = evaluator_lib.Evaluator(
         dataclasses.replace(experiment, config=eval_config)
     )
     names = evaluator.choose(eval_config.evaluation.protocols)
     evaluator.check_has_groups(**flag_groups.group_sizes())
     if flag_groups.NVAR.value:
-      protocols.check_has_known_clients(names)
+      evaluator_lib.check_has_known_clients(names)
     trained, untrained, rounds = stack.enter_context(
         restored_run.open_models(experiment, directory, command_line.report)
     )

@@ -325,17 +325,17 @@ def main() -> int:
     )
     from binaries import accuracy_table
     from tff_meta.training import checkpoints
+    from tff_meta.training import evaluator as evaluator_lib
     from tff_meta.training import experiment as experiment_lib
-    from tff_meta.training import protocols
     from tff_meta.training import run
     from tff_meta.training import run_directory
 
     experiment = experiment_lib.prepare(config, download=DOWNLOAD.value)
-    evaluator = protocols.Evaluator(experiment)
+    evaluator = evaluator_lib.Evaluator(experiment)
     chosen = evaluator.choose(config.evaluation.protocols)
     evaluator.check_has_groups(**flag_groups.group_sizes())
     if config.evaluation.nvar:
-      protocols.check_has_known_clients(chosen)
+      evaluator_lib.check_has_known_clients(chosen)
     experiment = dataclasses.replace(
         experiment, config=config.replace(protocols=chosen)
     )
@@ -345,7 +345,9 @@ def main() -> int:
       command_line.report(
           f'Note: nothing will be evaluated: {evaluator.why_nothing()}'
       )
-    for name in filter(evaluator.starts_from_scratch, chosen):
+    for name in chosen:
+      if not evaluator.protocols[name].starts_from_scratch:
+        continue
       command_line.report(
           f'Note: in {name} {config.algorithm} begins with random weights: what'
           ' is trained before makes no difference.'

@@ -19,6 +19,7 @@ import pytest
 from tff_meta.training import checkpoints
 from tff_meta.training import client_memories
 from tff_meta.training import client_state_store
+from tff_meta.training import evaluator as evaluator_lib
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
 from tff_meta.training import restored_run
@@ -117,7 +118,7 @@ def _go_on(experiment, root, rounds, lines):
     return run.train_and_evaluate(
         experiment,
         experiment.process,
-        protocols.Evaluator(experiment),
+        evaluator_lib.Evaluator(experiment),
         directory,
         report=lines.append,
     )

@@ -50,7 +50,8 @@ class Experiment:
   @functools.cached_property
   def group_method(self) -> method_lib.Method:
     """The algorithm for the classes of a new group."""
-    return self._method(self.config.evaluation.way)
+    way, _ = self.config.evaluation.group_sizes()
+    return self._method(way)
 
   def _method(self, num_classes: int) -> method_lib.Method:
     return self.spec.method(self.model, self.config.hparams, num_classes)

@@ -20,11 +20,12 @@ from tff_meta import plain_files
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
+from tff_meta.training import evaluator as evaluator_lib
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import learning_curve
 from tff_meta.training import loop
 from tff_meta.training import metric_writers
-from tff_meta.training import protocols as protocols_lib
+from tff_meta.training import protocols
 from tff_meta.training import run_config
 from tff_meta.training import run_directory
 from tff_meta.training import sealed_json
@@ -220,7 +221,7 @@ def _check_same(old, new, what):
 def train_and_evaluate(
     experiment: experiment_lib.Experiment,
     process: tff.learning.templates.LearningProcess,
-    evaluator: protocols_lib.Evaluator,
+    evaluator: evaluator_lib.Evaluator,
     directory: run_directory.RunDirectory,
     *,
     report: Callable[[str], None],
@@ -391,7 +392,7 @@ def _evaluate(
   """Returns the evaluation of the last round, and of the best if looked for."""
 
   def model(state, round_num):
-    return protocols_lib.model(process, state, client_states, round_num)
+    return protocols.model(process, state, client_states, round_num)
 
   models = {'': model(trained.state, trained.rounds)}
   selection = {}
@@ -405,7 +406,7 @@ def _evaluate(
   evaluations = evaluator.evaluate_all(
       experiment.config.evaluation.protocols,
       models,
-      protocols_lib.untrained_model(process),
+      protocols.untrained_model(process),
       directory.root,
       report,
   )
@@ -651,7 +652,7 @@ def _summary(experiment, directory, trained) -> dict[str, Any]:
 
 
 def _last_evaluations(
-    evaluator: protocols_lib.Evaluator,
+    evaluator: evaluator_lib.Evaluator,
     metrics: Mapping[str, Sequence[float]],
     config: run_config.RunConfig,
 ) -> dict[str, Any]:

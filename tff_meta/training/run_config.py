@@ -14,7 +14,6 @@ from tff_meta import datasets
 from tff_meta import models
 from tff_meta import registry
 from tff_meta import spelling
-from tff_meta.data import federated_dataset
 from tff_meta.training import hyperparameters
 from tff_meta.training import partitions
 
@@ -73,13 +72,10 @@ class DataConfig:
   validation_fraction: float
   num_clients: int
   num_new_clients: int
-  new_clients: str
+  new_clients: Literal['held_out', 'redealt']
 
   def __post_init__(self):
     _check_choice('partition', self.partition, partitions.PARTITIONS)
-    _check_choice(
-        'new_clients', self.new_clients, federated_dataset.NEW_CLIENTS
-    )
     _check_fields(self, at_least_one=('num_clients',))
     if self.partition == FEW_ROUND:
       self._check_few_round()
@@ -229,6 +225,20 @@ class EvaluationConfig:
           'Expected `eval_support_fraction` to be between 0 and 1, found'
           f' {fraction}.'
       )
+
+  def group_sizes(self) -> tuple[int, int]:
+    """Returns the numbers of classes and of clients of a group.
+
+    Raises:
+      ValueError: If no groups can be drawn.
+    """
+    if self.way is None or self.group_clients is None:
+      raise ValueError(
+          'Expected `way` and `group_clients` where groups are drawn and the'
+          f' data set has none of its own, found {self.way} and'
+          f' {self.group_clients}. Tip: --way=5 --group_clients=10.'
+      )
+    return self.way, self.group_clients
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -437,17 +447,17 @@ def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     AttributeError, KeyError, TypeError, ValueError: If it is nothing like it.
   """
-  values = json.loads(json.dumps(_LATER_FIELDS)) | dict(values)
-  former = registry.get(values['algorithm']).former_fields
-  hparams = values['hparams'].items()
-  values['hparams'] = {
+  found = json.loads(json.dumps(_LATER_FIELDS)) | dict(values)
+  former = registry.get(found['algorithm']).former_fields
+  hparams = found['hparams'].items()
+  found['hparams'] = {
       k: v for k, v in hparams if k not in former or v != former[k]
   }
-  earlier_options = datasets.get(values['dataset']).earlier_options
+  earlier_options = datasets.get(found['dataset']).earlier_options
   if earlier_options:
-    options = values['dataset_options']
-    values['dataset_options'] = {**earlier_options(options), **options}
-  return values
+    options = found['dataset_options']
+    found['dataset_options'] = {**earlier_options(options), **options}
+  return found
 
 
 def _to_tuple(value):
