@@ -4,9 +4,15 @@ Where one is not given, training takes what suits the data, and evaluation takes
 what the run had.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 from absl import flags
 
 from binaries import flag_kinds
+
+# Fields of a run's configuration whose flags have another name.
+_FLAGS = {'protocols': 'protocol'}
 
 DATA_DIR = flag_kinds.define_path(
     'data_dir', None, 'Where data sets are; by default the place TFDS uses.'
@@ -79,6 +85,19 @@ DEVICE = flags.DEFINE_enum(
     ['auto', 'cpu', 'gpu'],
     'Where to compute; auto is on all GPUs, or the CPU where there is none.',
 )
+
+
+def values(fields: Iterable[str]) -> dict[str, Any]:
+  """Returns what the flags of fields of a run's configuration hold.
+
+  Args:
+    fields: Names of fields.
+
+  Returns:
+    Field -> value, lists as tuples.
+  """
+  found = {name: flags.FLAGS[_FLAGS.get(name, name)].value for name in fields}
+  return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
 
 
 def group_sizes() -> dict[str, int | None]:

@@ -232,8 +232,6 @@ LIST = flags.DEFINE_bool(
 )
 flags.adopt_module_key_flags(flag_groups)
 
-_EVAL_GROUPS = 100
-
 
 def _print_list() -> None:
   """Prints the names that --algorithm and --dataset take."""
@@ -261,11 +259,6 @@ def _print_hparams(algorithm: str) -> None:
     else:
       shown = ', '.join(f'{preset} {value}' for preset, value in values.items())
     print(f'  {field.name}: {shown}')
-
-
-def _eval_groups() -> int:
-  given = flag_groups.EVAL_GROUPS.value
-  return _EVAL_GROUPS if given is None else given
 
 
 def _dataset() -> str:
@@ -304,50 +297,8 @@ def _config():
   installation.import_tff()
   from tff_meta.training import run_config
 
-  return run_config.resolve(
-      algorithm=ALGORITHM.value,
-      preset=PRESET.value,
-      hparams=HPARAMS.value,
-      reference_hparams=REFERENCE_HPARAMS.value,
-      dataset=_dataset(),
-      dataset_options=DATASET_OPTIONS.value,
-      augmentation=AUGMENTATION.value,
-      data_dir=flag_groups.DATA_DIR.value,
-      partition=PARTITION.value,
-      partition_options=PARTITION_OPTIONS.value,
-      test_fraction=TEST_FRACTION.value,
-      stratify=STRATIFY.value,
-      deal_test_images=DEAL_TEST_IMAGES.value,
-      validation_fraction=VALIDATION_FRACTION.value,
-      num_clients=NUM_CLIENTS.value,
-      num_new_clients=NUM_NEW_CLIENTS.value,
-      new_clients=NEW_CLIENTS.value,
-      model=MODEL.value,
-      rounds=ROUNDS.value,
-      clients_per_round=CLIENTS_PER_ROUND.value,
-      seed=SEED.value,
-      execution=EXECUTION.value,
-      aggregation=AGGREGATION.value,
-      batched_clients=BATCHED_CLIENTS.value,
-      checkpoint_every=CHECKPOINT_EVERY.value,
-      protocols=tuple(flag_groups.PROTOCOL.value),
-      eval_every=EVAL_EVERY.value,
-      eval_from=EVAL_FROM.value,
-      select_best=SELECT_BEST.value,
-      select_by=SELECT_BY.value,
-      patience=PATIENCE.value,
-      validation_groups=VALIDATION_GROUPS.value,
-      eval_groups=_eval_groups(),
-      eval_support_fraction=flag_groups.EVAL_SUPPORT_FRACTION.value,
-      restrict_f1_to_client_labels=(
-          flag_groups.RESTRICT_F1_TO_CLIENT_LABELS.value
-      ),
-      references=flag_groups.REFERENCES.value is not False,
-      curve=bool(flag_groups.CURVE.value),
-      nvar=bool(flag_groups.NVAR.value),
-      way=flag_groups.WAY.value,
-      group_clients=flag_groups.GROUP_CLIENTS.value,
-  )
+  values = flag_groups.values(run_config.FIELDS)
+  return run_config.resolve(**values | {'dataset': _dataset()})
 
 
 def main() -> int:
@@ -367,34 +318,36 @@ def main() -> int:
           f' {_output_dir()}, a comparison of binaries.compare.'
       )
     command_line.set_execution_context(
-        config.execution,
+        config.training.execution,
         flag_groups.DEVICE.value,
         MIXED_PRECISION.value,
-        config.batched_clients,
+        config.training.batched_clients,
     )
     from binaries import accuracy_table
     from tff_meta.training import checkpoints
+    from tff_meta.training import evaluator as evaluator_lib
     from tff_meta.training import experiment as experiment_lib
-    from tff_meta.training import protocols
     from tff_meta.training import run
     from tff_meta.training import run_directory
 
     experiment = experiment_lib.prepare(config, download=DOWNLOAD.value)
-    evaluator = protocols.Evaluator(experiment)
-    chosen = evaluator.choose(config.protocols)
+    evaluator = evaluator_lib.Evaluator(experiment)
+    chosen = evaluator.choose(config.evaluation.protocols)
     evaluator.check_has_groups(**flag_groups.group_sizes())
-    if config.nvar:
-      protocols.check_has_known_clients(chosen)
+    if config.evaluation.nvar:
+      evaluator_lib.check_has_known_clients(chosen)
     experiment = dataclasses.replace(
-        experiment, config=dataclasses.replace(config, protocols=chosen)
+        experiment, config=config.replace(protocols=chosen)
     )
-    if config.eval_every:
+    if config.training.eval_every:
       evaluator.check_on_the_way()
-    if not chosen and not config.protocols:
+    if not chosen and not config.evaluation.protocols:
       command_line.report(
           f'Note: nothing will be evaluated: {evaluator.why_nothing()}'
       )
-    for name in filter(evaluator.starts_from_scratch, chosen):
+    for name in chosen:
+      if not evaluator.protocols[name].starts_from_scratch:
+        continue
       command_line.report(
           f'Note: in {name} {config.algorithm} begins with random weights: what'
           ' is trained before makes no difference.'

@@ -23,18 +23,19 @@ _ALL = [
 ]
 _ONE_SHOT = 'one_shot_ft'
 _PAPER = [name for name, scale in _ALL if scale == 'paper']
+_Flat = dataclasses.make_dataclass('_Flat', run_config.FIELDS)
 
 
 @pytest.fixture
 def resolve(monkeypatch):
-  """Returns a function from a cell's flags to a `RunConfig`."""
+  """Returns a function from a cell's flags to the fields of a `RunConfig`."""
   monkeypatch.chdir(_ROOT)  # Flag files are named from there.
 
   def run(cell_flags):
     with flagsaver.flagsaver():
       rest = flags.FLAGS(['train', *cell_flags])
       assert rest == ['train']
-      return train._config()
+      return _Flat(**train._config().flat())
 
   return run
 

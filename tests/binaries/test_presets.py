@@ -101,7 +101,11 @@ def test_a_baseline_sees_the_same_data(resolve, baseline, compared_with):
 @pytest.mark.parametrize('baseline', _TESTED_LATE)
 def test_long_tests_are_in_the_rounds_that_count(resolve, baseline):
   config = resolve(baseline)
-  assert (config.rounds, config.eval_every, config.eval_from) == (100, 1, 91)
+  assert (
+      config.training.rounds,
+      config.training.eval_every,
+      config.training.eval_from,
+  ) == (100, 1, 91)
 
 
 def test_how_many_baselines_there_are():
@@ -132,7 +136,10 @@ def test_local_training_as_metavers_has_it(resolve):
       'clients_per_round',
       'eval_every',
   }
-  assert (config.rounds, config.clients_per_round) == (1, config.num_clients)
+  assert (config.training.rounds, config.training.clients_per_round) == (
+      1,
+      config.data.num_clients,
+  )
   hparams = config.hparams
   assert (hparams.training, hparams.episodes) == ('episodes', 100)
   assert (hparams.shots, hparams.queries) == (20, 30)
@@ -150,8 +157,11 @@ def test_pfedhn_as_its_code_has_it(resolve, num_clients, size):
       'clients_per_round',
       'eval_every',
   }
-  assert (config.rounds, config.clients_per_round) == (5000, 1)
-  assert config.eval_every == 250
+  assert (config.training.rounds, config.training.clients_per_round) == (
+      5000,
+      1,
+  )
+  assert config.training.eval_every == 250
   assert config.hparams.embedding_size == size
 
 
@@ -162,7 +172,7 @@ def test_other_cells_of_a_table_by_one_flag(resolve):
       'preset',
       'hparams',
   }
-  assert config.hparams.decay_rounds == config.rounds == 1001
+  assert config.hparams.decay_rounds == config.training.rounds == 1001
   hparams = config.hparams
   assert (hparams.fine_tuning_epochs, hparams.fine_tuning_batch_size) == (10, 0)
   assert hparams.learning_rate == hparams.fine_tuning_learning_rate == 0.01
@@ -181,8 +191,8 @@ def test_settings_of_the_code_of_fed_rep(resolve):
     assert (hparams.learning_rate, hparams.momentum) == (0.01, 0.5)
     assert hparams.batch_size == 10
   local = resolve(f'{_FEDEC}_local')
-  assert local.clients_per_round == local.num_clients == 100
-  assert local.rounds * local.hparams.epochs == 100
+  assert local.training.clients_per_round == local.data.num_clients == 100
+  assert local.training.rounds * local.hparams.epochs == 100
 
 
 @pytest.mark.parametrize('cell', _RMNIST)
@@ -207,8 +217,8 @@ def test_settings_of_fed_rep_in_the_code_of_cafeme(resolve, cell):
   hparams = config.hparams
   assert (hparams.head_layers, hparams.client_optimizer_state) == (2, 'persist')
   assert (hparams.head_steps, hparams.base_steps) == (5, 1)
-  assert not config.deal_test_images
-  assert config.dataset_options['rotation_interpolation'] == 'nearest'
+  assert not config.data.deal_test_images
+  assert config.data.dataset_options['rotation_interpolation'] == 'nearest'
 
 
 @pytest.mark.parametrize('cell', _RMNIST)
@@ -217,7 +227,9 @@ def test_curves_of_51_points(resolve, cell):
   for algorithm in ('ditto', 'fed_avg_ft', 'fed_rep', 'per_fed_avg'):
     config = resolve(f'{algorithm}_rmnist_{cell}')
     hparams = config.hparams
-    assert config.curve and config.protocols == ('new_clients',)
+    assert config.evaluation.curve and config.evaluation.protocols == (
+        'new_clients',
+    )
     assert hparams.fine_tuning_steps == 50 and hparams.batch_size == 30
     assert hparams.fine_tuning_decay == 0.8
     assert hparams.fine_tuning_decay_steps == 5

@@ -47,7 +47,7 @@ def check_can_embed(experiment: experiment_lib.Experiment) -> None:
   if not any(dataset.num_examples(c, 'test') for c in dataset.client_ids()):
     raise ValueError(
         f'Expected known clients of {dataset.name!r} with test examples, found'
-        f' none in partition {experiment.config.partition!r}.'
+        f' none in partition {experiment.config.data.partition!r}.'
     )
 
 

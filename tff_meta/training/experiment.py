@@ -50,7 +50,8 @@ class Experiment:
   @functools.cached_property
   def group_method(self) -> method_lib.Method:
     """The algorithm for the classes of a new group."""
-    return self._method(self.config.way)
+    way, _ = self.config.evaluation.group_sizes()
+    return self._method(way)
 
   def _method(self, num_classes: int) -> method_lib.Method:
     return self.spec.method(self.model, self.config.hparams, num_classes)
@@ -61,7 +62,7 @@ class Experiment:
     Raises:
       ValueError: If the algorithm has no such aggregation.
     """
-    robust = self.config.aggregation == 'robust'
+    robust = self.config.training.aggregation == 'robust'
     return method_lib.build_process(
         self.method,
         self.model,
@@ -78,7 +79,7 @@ class Experiment:
     rounds_per_cohort = self.spec.rounds_per_cohort(self.config.hparams)
     return client_sampling.sample_cohort(
         self.dataset.client_ids(),
-        self.config.clients_per_round,
+        self.config.training.clients_per_round,
         self.config.seed,
         (round_num - 1) // rounds_per_cohort,
     )
@@ -136,36 +137,37 @@ def prepare(
     DatasetNotFoundError: If the data set is not there.
     ValueError: If the configuration is impossible with the data.
   """
+  data = config.data
   corpus = datasets.load_corpus(
-      config.dataset, config.data_dir, download, **config.dataset_options
+      data.dataset, data.data_dir, download, **data.dataset_options
   )
-  if not config.deal_test_images:
+  if not data.deal_test_images:
     corpus = corpus.without_test_part()
-  if config.partition == run_config.FEW_ROUND:
+  if data.partition == run_config.FEW_ROUND:
     dataset = federated_dataset.FederatedDataset.few_round(
-        corpus, config.num_clients, config.seed, **config.partition_options
+        corpus, data.num_clients, config.seed, **data.partition_options
     )
   else:
-    held_out = config.num_new_clients * (config.new_clients == 'held_out')
+    held_out = data.num_new_clients * (data.new_clients == 'held_out')
     dataset = federated_dataset.FederatedDataset.from_corpus(
         corpus,
         functools.partial(
-            partitioners.PARTITIONERS[config.partition],
-            **config.partition_options,
+            partitioners.PARTITIONERS[data.partition],
+            **data.partition_options,
         ),
-        config.num_clients + held_out,
+        data.num_clients + held_out,
         config.seed,
-        partition_by=_PARTITION_BY.get(config.partition, 'label'),
-        validation_fraction=config.validation_fraction,
-        test_fraction=config.test_fraction,
-        stratify=config.stratify,
-        num_test_clients=config.num_new_clients,
-        new_clients=config.new_clients,
+        partition_by=_PARTITION_BY.get(data.partition, 'label'),
+        validation_fraction=data.validation_fraction,
+        test_fraction=data.test_fraction,
+        stratify=data.stratify,
+        num_test_clients=data.num_new_clients,
+        new_clients=data.new_clients,
     )
   model = models.build(config.model, dataset.input_shape, None)
-  if config.augmentation is not None:
+  if config.training.augmentation is not None:
     augment = augmentation.CropAndFlip(
-        **config.augmentation, fill=tuple(corpus.black.tolist())
+        **config.training.augmentation, fill=tuple(corpus.black.tolist())
     )
     model = dataclasses.replace(model, augment=augment)
   return Experiment(config, dataset, model)
