@@ -49,6 +49,11 @@ SEEDS = flags.DEFINE_list('seeds', [], 'Instead of those of the scale.')
 PROCESSES = flag_kinds.define_whole_number(
     'processes', 1, 'Cells that run at the same time.', least=1
 )
+PRINT_COMMAND = flags.DEFINE_bool(
+    'print_command',
+    False,
+    "Print each cell's command of binaries.train, a line each, and end.",
+)
 REPORT_ONLY = flags.DEFINE_bool(
     'report_only', False, 'Run nothing; write the report of what is there.'
 )
@@ -135,7 +140,7 @@ def _with_flag_files(cell: tables.Cell) -> tables.Cell:
 
   So a cell tells what it was run with, whatever becomes of the files.
   """
-  given = flag_files.expand(cell.flags, ours=True)
+  given = flag_files.expand(cell.flags)
   return dataclasses.replace(cell, flags=tuple(given))
 
 
@@ -253,6 +258,10 @@ def main() -> int:
     from tff_meta.comparison import runner
     from tff_meta.training import run_directory
 
+    if PRINT_COMMAND.value:
+      for cell in cells:
+        print(shlex.join(runner.command(program, root, cell)))
+      return 0
     runner.check_claim(root, table.name, SCALE.value)
     if kept:
       if kept == root:

@@ -459,7 +459,8 @@ def test_rows_on_omniglot_have_what_the_search_found():
   rows = {row.name: row for row in experiments.get('frl_omniglot').rows}
   for method, entry in best.items():
     rates = entry['row'].removeprefix(method).split()
-    assert rows[method].flags[-1].endswith(','.join(rates)), method
+    hparams = tables.in_force(rows[method].flags)['--hparams']
+    assert hparams.endswith(','.join(rates)), method
 
 
 def test_the_scaling_of_mnist_is_what_the_search_found():

@@ -239,6 +239,23 @@ def cells(
   ]
 
 
+def in_force(flags: Sequence[str]) -> dict[str, str]:
+  """Returns what flags mean: the name of each -> how it stands last.
+
+  Two cells whose flags are the same in this sense are the same run, in whatever
+  order a table has put them together.
+
+  Args:
+    flags: Of `binaries.train`, flag files read in.
+  """
+  last = {}
+  for flag in flags:
+    name, equals, _ = flag.partition('=')
+    # --nocurve is a value of --curve.
+    last[name if equals else name.replace('--no', '--', 1)] = flag
+  return last
+
+
 def read(summary: Any, path: str) -> float | None:
   """Returns a number of summary.json, None if the run did not report it.
 
