@@ -1,7 +1,8 @@
 """The list of algorithms: name, paper, presets, how to build and to use each.
 
-It is the only list. Importing it imports neither TensorFlow nor an algorithm;
-`AlgorithmSpec.module()` does, so that programs can show what there is at once.
+It is the only list; `register_algorithm` adds those from outside. Importing it
+imports neither TensorFlow nor an algorithm; `AlgorithmSpec.module()` does, so
+that programs can show what there is at once.
 """
 
 import ast
@@ -10,10 +11,9 @@ import dataclasses
 import functools
 import importlib
 import importlib.util
-import pathlib
 from typing import Any
 
-from tff_meta import spelling
+from tff_meta import catalog
 
 PRESETS = ('paper', 'release', 'demo')
 REFERENCE = 'fed_avg'  # What new groups compare with, trained from scratch.
@@ -124,18 +124,22 @@ class AlgorithmSpec:
     """Returns the names of the configuration's fields.
 
     They are read in the module's source: to import it imports TensorFlow, which
-    takes seconds that nobody who misspelt a name should have to wait.
+    takes seconds that nobody who misspelt a name should have to wait. A module
+    from outside whose source does not tell, as where the configuration is of
+    another one, is imported all the same.
     """
-    path = pathlib.Path(importlib.util.find_spec(self.module_name).origin)
+    spec = importlib.util.find_spec(self.module_name)
+    source = spec and spec.loader.get_source(self.module_name)
     fields = {}
-    for node in ast.parse(path.read_text(encoding='utf-8')).body:
+    for node in ast.parse(source or '').body:
       match node:
-        case ast.ClassDef(name=name, body=body):
+        case ast.ClassDef(name=name, bases=[], body=body):
           annotated = [n for n in body if isinstance(n, ast.AnnAssign)]
           fields[name] = tuple(n.target.id for n in annotated)
         case ast.Assign([ast.Name('PAPER')], ast.Call(ast.Name(name))):
-          return fields[name]
-    raise AssertionError(f'{self.module_name} has no preset PAPER.')
+          if name in fields:
+            return fields[name]
+    return tuple(f.name for f in dataclasses.fields(self._attribute('PAPER')))
 
   @property
   def build(self) -> Callable[..., Any]:
@@ -211,7 +215,7 @@ _FORMER_FIELDS_OF_FED_REP = dict(
     fine_tuning_decay_steps=5,
 )
 
-ALGORITHMS: Mapping[str, AlgorithmSpec] = {
+_OURS = {
     spec.name: spec
     for spec in (
         AlgorithmSpec(
@@ -622,6 +626,20 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
     )
 }
 
+ALGORITHMS = catalog.Catalog[AlgorithmSpec]('algorithm', _OURS)
+
+
+def register_algorithm(spec: AlgorithmSpec) -> None:
+  """Adds an algorithm from outside.
+
+  Args:
+    spec: Its specification; `module_name` is usually the caller's `__name__`.
+
+  Raises:
+    ValueError: If there is one of its name, or that is no name.
+  """
+  ALGORITHMS.register(spec.name, spec)
+
 
 def get(name: str) -> AlgorithmSpec:
   """Returns the algorithm of that name.
@@ -635,9 +653,4 @@ def get(name: str) -> AlgorithmSpec:
   Raises:
     ValueError: If there is none of that name.
   """
-  if name not in ALGORITHMS:
-    raise ValueError(
-        f'Expected an algorithm of {", ".join(ALGORITHMS)}, found'
-        f' {name!r}.{spelling.tip(name, ALGORITHMS)}'
-    )
-  return ALGORITHMS[name]
+  return ALGORITHMS.find(name)

@@ -18,9 +18,6 @@ from tff_meta.data import partitioners
 from tff_meta.models import model as model_lib
 from tff_meta.training import run_config
 
-# What a partitioner looks at where it is not the label.
-_PARTITION_BY = {'by_writer': 'writer', 'by_group': 'rotation'}
-
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
@@ -137,16 +134,14 @@ def prepare(
         corpus, config.num_clients, config.seed, **config.partition_options
     )
   else:
+    deal = partitioners.PARTITIONERS[config.partition]
     held_out = config.num_new_clients * (config.new_clients == 'held_out')
     dataset = federated_dataset.FederatedDataset.from_corpus(
         corpus,
-        functools.partial(
-            partitioners.PARTITIONERS[config.partition],
-            **config.partition_options,
-        ),
+        functools.partial(deal, **config.partition_options),
         config.num_clients + held_out,
         config.seed,
-        partition_by=_PARTITION_BY.get(config.partition, 'label'),
+        partition_by=getattr(deal, 'partition_by', 'label'),
         validation_fraction=config.validation_fraction,
         test_fraction=config.test_fraction,
         stratify=config.stratify,

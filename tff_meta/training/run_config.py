@@ -10,10 +10,11 @@ from tff_meta import models
 from tff_meta import registry
 from tff_meta import spelling
 from tff_meta.data import federated_dataset
+from tff_meta.data import partitioners
 from tff_meta.training import hyperparameters
 from tff_meta.training import partitions
 
-FEW_ROUND = partitions.FEW_ROUND
+FEW_ROUND = partitioners.FEW_ROUND
 EXECUTIONS = ('in_process', 'native')
 AGGREGATIONS = ('plain', 'robust')
 PRESETS = registry.PRESETS
@@ -31,6 +32,7 @@ FREE_FIELDS = (
     'references',
     'reference_hparams',
     'nvar',
+    'plugins',
 )
 
 # Fields that runs of older versions do not have -> what these did.
@@ -104,6 +106,8 @@ class RunConfig:
     batched_clients: How many clients that are alike are computed together, 1
       for one after the other. Only rounding depends on it, but that does, so a
       continuation must share it. In `to_json` only if it is not 1, likewise.
+    plugins: Modules that were imported for what they register; runs of earlier
+      versions have none.
   """
 
   algorithm: str
@@ -146,11 +150,12 @@ class RunConfig:
   execution: str
   aggregation: str = AGGREGATIONS[0]
   batched_clients: int = 1
+  plugins: tuple[str, ...] = ()
 
   def __post_init__(self):
+    models.MODELS.check(self.model)
+    partitioners.PARTITIONERS.check(self.partition)
     for name, value, choices in (
-        ('model', self.model, models.MODELS),
-        ('partition', self.partition, partitions.PARTITIONS),
         ('new_clients', self.new_clients, federated_dataset.NEW_CLIENTS),
         ('select_by', self.select_by, SELECT_BY),
         ('execution', self.execution, EXECUTIONS),
@@ -289,7 +294,8 @@ def from_json(values: Mapping[str, Any]) -> RunConfig:
     ValueError: If `values` is not one, e.g. of another version.
   """
   try:
-    values = upgrade({'nvar': False} | dict(values))
+    # Kept copies of runs do not say where the data were.
+    values = upgrade({'nvar': False, 'data_dir': None} | dict(values))
     preset = registry.get(values['algorithm']).presets[values['preset']]
     hparams = {k: _to_tuple(v) for k, v in values['hparams'].items()}
     reference = registry.get(registry.REFERENCE).presets[values['preset']]
