@@ -1,7 +1,8 @@
 """The list of algorithms: name, paper, presets, how to build and to use each.
 
-It is the only list. Importing it imports neither TensorFlow nor an algorithm;
-`AlgorithmSpec.module()` does, so that programs can show what there is at once.
+It is the only list; `register_algorithm` adds those from outside. Importing it
+imports neither TensorFlow nor an algorithm; `AlgorithmSpec.module()` does, so
+that programs can show what there is at once.
 """
 
 import ast
@@ -9,9 +10,9 @@ from collections.abc import Mapping
 import dataclasses
 import importlib
 import importlib.util
-import pathlib
 from typing import Any
 
+from tff_meta import catalog
 from tff_meta import spelling
 
 PRESETS = ('paper', 'release', 'demo')
@@ -131,13 +132,17 @@ class AlgorithmSpec:
     """Returns the names of the configuration's fields.
 
     They are read in the module's source: to import it imports TensorFlow, which
-    takes seconds that nobody who misspelt a name should have to wait.
+    takes seconds that nobody who misspelt a name should have to wait. A module
+    from outside whose source does not tell, as where the configuration is of
+    another one, is imported all the same.
     """
     for node in _parsed(self.module_name):
       match node:
         case ast.Assign([ast.Name('PAPER')], ast.Call(ast.Name(name))):
-          return tuple(_field_names(self.module_name, name))
-    raise AssertionError(f'{self.module_name} has no preset PAPER.')
+          names = _field_names(self.module_name, name)
+          if names:
+            return tuple(names)
+    return tuple(f.name for f in dataclasses.fields(self._attribute('PAPER')))
 
   def rounds_per_cohort(self, config: Any) -> int:
     """Returns for how many consecutive rounds a cohort must stay together."""
@@ -148,8 +153,9 @@ class AlgorithmSpec:
 
 def _parsed(module_name: str) -> list[ast.stmt]:
   """Returns the statements of a module, which is not imported."""
-  path = pathlib.Path(importlib.util.find_spec(module_name).origin)
-  return ast.parse(path.read_text(encoding='utf-8')).body
+  spec = importlib.util.find_spec(module_name)
+  source = spec and spec.loader.get_source(module_name)
+  return ast.parse(source or '').body
 
 
 def _field_names(module_name: str, class_name: str) -> dict[str, None]:
@@ -166,7 +172,9 @@ def _field_names(module_name: str, class_name: str) -> dict[str, None]:
       case ast.ClassDef(name=name) if name == class_name:
         for base in reversed(node.bases):  # As dataclasses collect them.
           match base:
-            case ast.Attribute(ast.Name(module), base_name):
+            case ast.Attribute(ast.Name(module), base_name) if (
+                module in imported
+            ):
               names |= _field_names(imported[module], base_name)
             case ast.Name(base_name):
               names |= _field_names(module_name, base_name)
@@ -191,7 +199,7 @@ _FORMER_FIELDS_OF_FED_REP = dict(
     fine_tuning_decay_steps=5,
 )
 
-ALGORITHMS: Mapping[str, AlgorithmSpec] = {
+_OURS = {
     spec.name: spec
     for spec in (
         AlgorithmSpec(
@@ -513,6 +521,20 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
     )
 }
 
+ALGORITHMS = catalog.Catalog[AlgorithmSpec]('algorithm', _OURS)
+
+
+def register_algorithm(spec: AlgorithmSpec) -> None:
+  """Adds an algorithm from outside.
+
+  Args:
+    spec: Its specification; `module_name` is usually the caller's `__name__`.
+
+  Raises:
+    ValueError: If there is one of its name, or that is no name.
+  """
+  ALGORITHMS.register(spec.name, spec)
+
 
 def get(name: str) -> AlgorithmSpec:
   """Returns the algorithm of that name.
@@ -526,12 +548,7 @@ def get(name: str) -> AlgorithmSpec:
   Raises:
     ValueError: If there is none of that name.
   """
-  if name not in ALGORITHMS:
-    raise ValueError(
-        f'Expected an algorithm of {", ".join(ALGORITHMS)}, found'
-        f' {name!r}.{spelling.tip(name, ALGORITHMS)}'
-    )
-  return ALGORITHMS[name]
+  return ALGORITHMS.find(name)
 
 
 def build(

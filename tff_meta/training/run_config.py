@@ -14,10 +14,11 @@ from tff_meta import datasets
 from tff_meta import models
 from tff_meta import registry
 from tff_meta import spelling
+from tff_meta.data import partitioners
 from tff_meta.training import hyperparameters
 from tff_meta.training import partitions
 
-FEW_ROUND = partitions.FEW_ROUND
+FEW_ROUND = partitioners.FEW_ROUND
 PRESETS = registry.PRESETS
 
 # Fields that may differ between a run and its continuation: none of them
@@ -32,6 +33,7 @@ FREE_FIELDS = (
     'references',
     'reference_hparams',
     'nvar',
+    'plugins',
 )
 
 
@@ -75,7 +77,7 @@ class DataConfig:
   new_clients: Literal['held_out', 'redealt']
 
   def __post_init__(self):
-    _check_choice('partition', self.partition, partitions.PARTITIONS)
+    partitioners.PARTITIONERS.check(self.partition)
     _check_fields(self, at_least_one=('num_clients',))
     if self.partition == FEW_ROUND:
       self._check_few_round()
@@ -259,6 +261,7 @@ class RunConfig:
     data: Which clients there are.
     training: What happens up to the last round.
     evaluation: How the outcome is tested.
+    plugins: Modules that were imported for what they register.
   """
 
   algorithm: str
@@ -269,9 +272,10 @@ class RunConfig:
   data: DataConfig
   training: TrainingConfig
   evaluation: EvaluationConfig
+  plugins: tuple[str, ...] = ()
 
   def __post_init__(self):
-    _check_choice('model', self.model, models.MODELS)
+    models.MODELS.check(self.model)
     _check_fields(self)
     if self.training.clients_per_round > self.data.num_clients:
       raise ValueError(
@@ -415,7 +419,8 @@ def from_json(values: Any) -> RunConfig:
     ValueError: If `values` is not one, e.g. of another version.
   """
   try:
-    values = upgrade(values)
+    # Kept copies of runs do not say where the data were.
+    values = upgrade({'data_dir': None} | dict(values))
     preset = registry.get(values['algorithm']).presets[values['preset']]
     hparams = {k: _to_tuple(v) for k, v in values['hparams'].items()}
     reference = registry.get(registry.REFERENCE).presets[values['preset']]
