@@ -348,7 +348,7 @@ class _ClientTests:
       is_final: bool = True,
       with_curve: bool = False,
   ) -> client_metrics.Report:
-    """Tests clients, unless `is_final` without what they do at the end alone."""
+    """Tests clients; only `is_final` they do what is for the end alone."""
     personalizer, client_test = self._traced(is_final, with_curve)
     return client_evaluation.evaluate_clients(
         client_test,
