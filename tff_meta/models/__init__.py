@@ -11,6 +11,7 @@ from tff_meta.models import lenet
 from tff_meta.models import mlp
 from tff_meta.models import model
 from tff_meta.models import modulated_cnn
+from tff_meta.models import norm_cnn
 
 _OURS = {
     'cafeme_base': modulated_cnn.build_cafeme_base,
@@ -23,6 +24,7 @@ _OURS = {
     'mlp': mlp.build_mlp,
     'modulated_cnn': modulated_cnn.build_modulated_cnn,
     'modulated_mlp': modulated_cnn.build_modulated_mlp,
+    'norm_cnn': norm_cnn.build_norm_cnn,
 }
 
 MODELS = catalog.Catalog[Callable[..., model.Model]]('model', _OURS)
