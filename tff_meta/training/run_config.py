@@ -36,6 +36,8 @@ FREE_FIELDS = (
 )
 
 # Fields that runs of older versions do not have -> what these did.
+# Likewise of the free ones; kept copies of runs do not say where the data were.
+LATER_FREE_FIELDS = {'nvar': False, 'plugins': [], 'data_dir': None}
 _LATER_FIELDS = {'augmentation': None, 'deal_test_images': True}
 
 
@@ -294,8 +296,7 @@ def from_json(values: Mapping[str, Any]) -> RunConfig:
     ValueError: If `values` is not one, e.g. of another version.
   """
   try:
-    # Kept copies of runs do not say where the data were.
-    values = upgrade({'nvar': False, 'data_dir': None} | dict(values))
+    values = upgrade(LATER_FREE_FIELDS | dict(values))
     preset = registry.get(values['algorithm']).presets[values['preset']]
     hparams = {k: _to_tuple(v) for k, v in values['hparams'].items()}
     reference = registry.get(registry.REFERENCE).presets[values['preset']]
