@@ -3,11 +3,13 @@
   python -m binaries.compare --list
   python -m binaries.compare --experiment=fedmeta_per_mnist --scale=paper \
       --output_dir=DIR
+  python -m binaries.compare --runs=RUN,RUN,...
 
 Every cell (method, setting, seed) is a run of `binaries.train`. The same
 command continues a comparison that was stopped, by whatever: finished cells are
 not run again. DIR holds table.md, table.csv, table.json and report.html, which
-are brought up to date after every cell, and the runs.
+are brought up to date after every cell, and the runs. --runs makes the same of
+runs that exist, with what differs in their settings, data and code.
 """
 
 import dataclasses
@@ -35,11 +37,17 @@ EXPERIMENT = flags.DEFINE_string(
     ' TABLES as those of binaries/experiments do, PATH.py:NAME if there are'
     ' several.',
 )
+RUNS = flag_kinds.define_paths(
+    'runs',
+    [],
+    'Instead of an --experiment: directories of finished runs, --output_dir of'
+    ' binaries.train, with commas, to be set side by side. Nothing is trained.',
+)
 OUTPUT_DIR = flag_kinds.define_path(
     'output_dir',
     None,
     'Where the comparison is written, or continued; by default'
-    ' runs/compare_<experiment>_<scale>.',
+    ' runs/compare_<experiment>_<scale>, or runs/compare_runs.',
 )
 SCALE = flags.DEFINE_enum(
     'scale',
@@ -188,7 +196,7 @@ def _claim_kept(kept: pathlib.Path, table: tables.Table) -> None:
 
   try:
     plain_files.make_directory(kept, parents=True)
-    runner.claim(kept, table.name, SCALE.value)
+    runner.claim(kept, experiment=table.name, scale=SCALE.value)
   except plain_files.DamagedFileError:
     raise
   except OSError as error:
@@ -254,6 +262,39 @@ def _places(root: pathlib.Path) -> dict[str, str]:
   return places
 
 
+def _compare_runs() -> int:
+  """Writes the report of --runs."""
+  others = (
+      EXPERIMENT,
+      SCALE,
+      ROWS,
+      SETTINGS,
+      SEEDS,
+      PROCESSES,
+      REPORT_ONLY,
+      KEEP,
+  )
+  given = [flag.name for flag in others if flags.FLAGS[flag.name].present]
+  if given:
+    raise ValueError(f'Expected no --{given[0]} with --runs, found both.')
+  from tff_meta.comparison import existing_runs
+  from tff_meta.comparison import report
+  from tff_meta.comparison import runner
+  from tff_meta.training import run_directory
+
+  root = pathlib.Path(OUTPUT_DIR.value or 'runs/compare_runs')
+  paths = ','.join(RUNS.value)
+  runner.check_claim(root, runs=paths)
+  command = shlex.join([*_this_program(), f'--runs={paths}'])
+  found = existing_runs.RunsReport(existing_runs.read(RUNS.value), command)
+  with run_directory.RunDirectory(root).locked():
+    runner.claim(root, runs=paths)
+    report.write(root, found)
+  print(report.markdown(found))
+  print(f'Report: {root / "report.html"}')
+  return 0
+
+
 def main() -> int:
   """Runs the program and returns its exit code."""
   with command_line.reported_errors():
@@ -262,6 +303,8 @@ def main() -> int:
     if LIST.value:
       _print_list()
       return 0
+    if RUNS.value:
+      return _compare_runs()
     if not EXPERIMENT.value:
       raise ValueError(
           'Expected --experiment, found none. Tip: --list shows them.'
@@ -290,14 +333,14 @@ def main() -> int:
       for cell in cells:
         print(shlex.join(runner.command(program, root, cell)))
       return 0
-    runner.check_claim(root, table.name, SCALE.value)
+    runner.check_claim(root, experiment=table.name, scale=SCALE.value)
     if kept:
       if kept == root:
         raise ValueError(
             'Expected --keep to be another directory than --output_dir, found'
             f' {KEEP.value} for both.'
         )
-      runner.check_claim(kept, table.name, SCALE.value)
+      runner.check_claim(kept, experiment=table.name, scale=SCALE.value)
       record.check_target(kept, _shown(root, table, cells))
     if REPORT_ONLY.value and not root.exists():
       raise ValueError(f'Expected a comparison in {root}, found no directory.')
@@ -324,7 +367,7 @@ def main() -> int:
       )
 
     with run_directory.RunDirectory(root).locked():
-      runner.claim(root, table.name, SCALE.value)
+      runner.claim(root, experiment=table.name, scale=SCALE.value)
       if kept:
         _claim_kept(kept, table)
       begun = _shown(root, table, cells)

@@ -80,14 +80,16 @@ def test_everything_comes_from_outside(tmp_path):
   def call(program, *calls):
     return program_calls.call_all(program, calls, tmp_path)
 
-  shown, table = call(
+  shown, table, report = call(
       'compare',
       ('--plugins=theirs', '--list'),
       ('--plugins=theirs', '--experiment=table.py', '--scale=smoke'),
+      (f'--runs={run}',),
   )
   rows = next(x for x in shown[1].splitlines() if 'rows: frl, met' in x)
   assert rows.endswith(', their_per') and '\ntheir_table\n' in shown[1]
   assert table[0] == 0 and ' --plugins=theirs' in table[1], table[2]
+  assert report[0] == 0 and '| their_per (1) |' in report[1], report[2]
   content = json.loads((tmp_path / run / 'config.json').read_text())
   assert content['config']['plugins'] == ['theirs']
   assert content['config']['model'] == 'their_mlp'

@@ -419,8 +419,7 @@ def from_json(values: Any) -> RunConfig:
     ValueError: If `values` is not one, e.g. of another version.
   """
   try:
-    # Kept copies of runs do not say where the data were.
-    values = upgrade({'data_dir': None} | dict(values))
+    values = upgrade(values)
     preset = registry.get(values['algorithm']).presets[values['preset']]
     hparams = {k: _to_tuple(v) for k, v in values['hparams'].items()}
     reference = registry.get(registry.REFERENCE).presets[values['preset']]
