@@ -452,8 +452,9 @@ def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
     AttributeError, KeyError, TypeError, ValueError: If it is nothing like it.
   """
   found = json.loads(json.dumps(_LATER_FIELDS)) | dict(values)
-  former = registry.get(found['algorithm']).former_fields
-  hparams = found['hparams'].items()
+  spec = registry.get(found['algorithm'])
+  hparams = {**spec.later_fields, **found['hparams']}.items()
+  former = spec.former_fields
   found['hparams'] = {
       k: v for k, v in hparams if k not in former or v != former[k]
   }
