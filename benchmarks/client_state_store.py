@@ -17,7 +17,7 @@ import time
 import numpy as np
 import psutil
 
-from tff_meta import client_state_store
+from tff_meta.training import client_state_store
 
 # Clients, the cohort, float32 numbers that a client keeps, rounds.
 _CASES = (

@@ -32,7 +32,6 @@ from tff_meta.execution import native
 native.prepare_environment()
 installation.import_tff()  # As programs do.
 
-from tff_meta import client_state_store  # noqa: E402
 from tff_meta import registry  # noqa: E402
 from tff_meta.data import client_sampling  # noqa: E402
 from tff_meta.data import corpus as corpus_lib  # noqa: E402
@@ -40,6 +39,7 @@ from tff_meta.data import federated_dataset  # noqa: E402
 from tff_meta.data import partitioners  # noqa: E402
 from tff_meta.execution import in_process  # noqa: E402
 from tff_meta.models import mlp  # noqa: E402
+from tff_meta.training import client_state_store  # noqa: E402
 from tff_meta.training import loop  # noqa: E402
 from tff_meta.training import run_directory  # noqa: E402
 

@@ -81,8 +81,8 @@ def build_fed_avg(setting: FedAvgSetting):
       learning_rate=setting.learning_rate,
       epochs=1,
   )
-  return network, fed_avg.build_fed_avg(
-      network, config, num_classes=_NUM_CLASSES
+  return network, registry.build(
+      'fed_avg', network, config, num_classes=_NUM_CLASSES
   )
 
 

@@ -56,6 +56,7 @@ def _evaluate(stack):
       raise ValueError('Expected --run_dir, found none.')
     installation.import_tff()
     command_line.set_execution_context('in_process', flag_groups.DEVICE.value)
+    from binaries import accuracy_table
     from tff_meta.training import atomic_files
     from tff_meta.training import experiment as experiment_lib
     from tff_meta.training import protocols
@@ -106,7 +107,7 @@ def _evaluate(stack):
           files[name], {'protocol': name, **settings, **result}
       )
   print(f'After {rounds} rounds of {run_config.rounds}:')
-  print(protocols.format_table(results))
+  print(accuracy_table.format_table(results))
 
 
 def main() -> int:

@@ -372,6 +372,7 @@ def main() -> int:
         MIXED_PRECISION.value,
         config.batched_clients,
     )
+    from binaries import accuracy_table
     from tff_meta.training import checkpoints
     from tff_meta.training import experiment as experiment_lib
     from tff_meta.training import protocols
@@ -426,10 +427,10 @@ def main() -> int:
     command_line.report('Stopped; the same command continues the run.')
     return 128 + stopped.signal_num
   if summary['evaluation']:
-    print(protocols.format_table(summary['evaluation']))
+    print(accuracy_table.format_table(summary['evaluation']))
   if summary.get('evaluation_best'):
     print(f'Best round, {summary["best_round"]}:')
-    print(protocols.format_table(summary['evaluation_best']))
+    print(accuracy_table.format_table(summary['evaluation_best']))
   print(f'Written: {directory.root}')
   return 0
 

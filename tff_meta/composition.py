@@ -1,24 +1,20 @@
-"""From one client function to a `tff.learning.templates.LearningProcess`.
+"""From the four processes of TFF's templates to a `LearningProcess`.
 
-Algorithms whose state is the model's weights use `build_learning_process`;
-those that keep more beside them compose their own and hide the rest behind
-`with_model_weights`.
+`method.build_process` does this for algorithms whose state is the weights of
+models. Those that keep more beside them compose their own, and hide the rest
+behind `with_model_weights`.
 """
 
 import collections
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import config_checks
-from tff_meta import episodes
-from tff_meta import optimizers
 from tff_meta.client_works import client_work as client_work_lib
-from tff_meta.learners import local_sgd
-from tff_meta.models import model as model_lib
 
 
 def mean_factory() -> tff.aggregators.WeightedAggregationFactory:
@@ -36,45 +32,6 @@ def robust_factory() -> tff.aggregators.WeightedAggregationFactory:
   return tff.learning.robust_aggregator()
 
 
-def train_epochs(
-    loss_fn: Callable[[Any, episodes.Examples], tf.Tensor],
-    config: Any,
-    weights: Any,
-    examples: episodes.Examples,
-    seed: tf.Tensor,
-    num_epochs: int,
-    **options: Any,
-) -> tuple[Any, local_sgd.LocalReport]:
-  """Local epochs with the optimizer of a configuration.
-
-  Args:
-    loss_fn: As in `local_sgd.local_sgd`.
-    config: Has the fields `optimizer`, `learning_rate`, `momentum`,
-      `weight_decay` and `batch_size`, where 0 is the whole set.
-    weights: Where training begins.
-    examples: The client's.
-    seed: int32 `[2]`.
-    num_epochs: How many.
-    **options: Of `local_sgd.local_sgd`.
-
-  Returns:
-    The weights after the last step, and a report.
-  """
-  return local_sgd.local_sgd(
-      loss_fn,
-      weights,
-      examples,
-      optimizers.build_optimizer(
-          config.optimizer, config.learning_rate, config.momentum
-      ),
-      batch_size=config.batch_size or None,
-      num_epochs=num_epochs,
-      seed=seed,
-      weight_decay=config.weight_decay,
-      **options,
-  )
-
-
 def initial_seed(seed: int) -> tf.Tensor:
   """The seed of a run's initial weights, int32 `[2]`.
 
@@ -89,25 +46,6 @@ def initial_seed(seed: int) -> tf.Tensor:
   """
   config_checks.check_seed(seed)
   return tf.constant([1, seed], tf.int32)
-
-
-class ClientInput(NamedTuple):
-  """What a client works with in a round.
-
-  Attributes:
-    examples: Its `Examples`, dense, none of them padding.
-    seed: int32 `[2]`, this client's own in this round.
-    fixed_seed: int32 `[2]`, this client's own, the same in all rounds.
-    message: What the server broadcasts beside the weights; `()` for nothing.
-    memory: `ClientMemory`, what the client has kept since its last round; `()`
-      if clients keep nothing.
-  """
-
-  examples: episodes.Examples
-  seed: tf.Tensor
-  fixed_seed: tf.Tensor
-  message: Any
-  memory: Any
 
 
 class StatefulLearningProcess(tff.learning.templates.LearningProcess):
@@ -155,90 +93,42 @@ class StatefulLearningProcess(tff.learning.templates.LearningProcess):
     return self._initial_memory
 
 
-def build_learning_process(
-    initialize: Callable[[], Any],
-    model: model_lib.Model,
-    client_update: Callable[[Any, ClientInput], client_work_lib.ClientOutput],
-    *,
-    num_classes: int,
-    seed: int,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-    memory: Callable[[], Any] | None = None,
-    state: client_work_lib.ClientWorkState | None = None,
+def compose(
+    initial_weights: tff.Computation,
+    work: client_work_lib.ClientWork,
+    aggregation: tff.templates.AggregationProcess,
+    finalizer: tff.learning.templates.FinalizerProcess,
+    initial_memory: Any = None,
 ) -> tff.learning.templates.LearningProcess:
-  """Composes a process whose global state is the model's weights.
+  """Composes a process that broadcasts its weights, also with memories.
 
   Args:
-    initialize: `() -> weights` in pure TensorFlow, the initial weights.
-    model: The network that clients train: what their examples look like, and
-      how they are augmented.
-    client_update: `(weights, ClientInput) -> ClientOutput` in pure TensorFlow;
-      the result's `update` is a pseudo-gradient, initial minus final weights.
-    num_classes: Clients' labels are 0..num_classes-1.
-    seed: The run's seed, in the int32 range.
-    aggregator: Weighted; by default `mean_factory()`.
-    server_optimizer: Applied to the aggregate; by default SGD of rate 1, which
-      adds the mean change to the weights.
-    memory: `() -> value` in pure TensorFlow, stands in for the memory of a
-      client that has not taken part yet; None if clients keep nothing.
-    state: What the server keeps and broadcasts to the clients beside the
-      weights; None for nothing.
+    initial_weights: `() -> ModelWeights`.
+    work: What clients do.
+    aggregation: Of the clients' updates.
+    finalizer: What the server does with the aggregate.
+    initial_memory: What stands in for the memory of a client that has none, a
+      structure of arrays, where clients keep something.
 
   Returns:
-    A `LearningProcess` whose `get_model_weights` returns `ModelWeights` with
-    the weights as `trainable`; a `StatefulLearningProcess` if clients have a
-    `memory`.
+    A `LearningProcess`; a `StatefulLearningProcess` if clients have a memory.
   """
-
-  @tff.tensorflow.computation
-  def initial_weights():
-    return tff.learning.models.ModelWeights(initialize(), ())
-
-  weights_type = initial_weights.type_signature.result
-
-  def update_weights(model_weights, message, data):
-    fold_in = tf.random.experimental.stateless_fold_in
-    client = ClientInput(
-        data.examples,
-        fold_in(message.seed, data.salt),
-        fold_in(message.run_seed, data.salt),
-        message.message,
-        data.memory,
-    )
-    return client_update(model_weights.trainable, client)
-
-  work = client_work_lib.build_client_work(
-      weights_type,
-      model,
-      update_weights,
-      client_work_lib.round_seed(seed, state),
-      memory,
-      num_classes=num_classes,
-  )
-  result_type = work.process.next.type_signature.result.result.member
-  distributor = tff.learning.templates.build_broadcast_process(weights_type)
-  aggregation = (aggregator or mean_factory()).create(
-      result_type.update, result_type.update_weight
-  )
-  finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
-      server_optimizer
-      or optimizers.WithoutAutoGraph(tff.learning.optimizers.build_sgdm(1.0)),
-      weights_type,
-      tf.autograph.experimental.do_not_convert(
-          tff.learning.templates.reject_non_finite_update
-      ),
+  distributor = tff.learning.templates.build_broadcast_process(
+      initial_weights.type_signature.result
   )
   process = tff.learning.templates.compose_learning_process(
       initial_weights, distributor, work.process, aggregation, finalizer
   )
-  if memory is None:
+  if work.next_with_memory is None:
     return process
   next_with_memory = _compose_next_with_memory(
       process, distributor, work, aggregation, finalizer
   )
-  initial_memory = tf.nest.map_structure(np.asarray, memory())
-  return StatefulLearningProcess(process, next_with_memory, initial_memory)
+  return StatefulLearningProcess(
+      process,
+      next_with_memory,
+      tf.nest.map_structure(np.asarray, initial_memory),
+  )
 
 
 def _compose_next_with_memory(

@@ -1,4 +1,4 @@
-"""Optimizers by name, and those that TFF has otherwise than the papers' code."""
+"""Optimizers by name; some are other than TFF's, as the papers' code is."""
 
 import collections
 from typing import Any

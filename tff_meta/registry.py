@@ -16,44 +16,23 @@ from typing import Any
 from tff_meta import spelling
 
 PRESETS = ('paper', 'release', 'demo')
+USES = ('known_client', 'new_client', 'new_class', 'group')
 REFERENCE = 'fed_avg'  # What new groups compare with, trained from scratch.
-
-
-@functools.cache
-def _refusing_bad_labels(build: Callable[..., Any]) -> Callable[..., Any]:
-  """Makes a builder's personalizers refuse labels that no class has."""
-
-  @functools.wraps(build)
-  def build_refusing(model, config, **num_classes):
-    from tff_meta.learners import personalizer
-
-    return personalizer.refusing_bad_labels(
-        build(model, config, **num_classes), *num_classes.values()
-    )
-
-  return build_refusing
 
 
 @dataclasses.dataclass(frozen=True)
 class AlgorithmSpec:
   """What the rest of the library knows of an algorithm.
 
-  The callables named here are attributes of the module; those of clients and
-  groups are None where the algorithm has no such use.
-
   Attributes:
     name: What `--algorithm` takes.
     summary: One line.
     paper: Authors, venue and year.
     module_name: Where the algorithm is written.
-    builder: `(model, config, *, num_classes, seed) -> LearningProcess`.
-    group_personalizer: `(model, config, *, way) -> GroupPersonalizer`, a new
-      group of clients.
-    known_client_personalizer: `(model, config, *, num_classes) ->
-      ClientPersonalizer`, a client of the training population.
-    new_client_personalizer: The same for a client that training never saw.
-    new_class_personalizer: The same for one whose classes training never saw;
-      `num_classes` is then the number of these classes.
+    function: Name of its `(model, config, num_classes) -> Method` there; ''
+      for that of the module itself.
+    uses: What the trained model is for: which of `'known_client'`,
+      `'new_client'`, `'new_class'` and `'group'` its `Method` has.
     partition: How training clients are made unless asked otherwise:
       `'few_round'` (of meta-train classes, two shards a client) or a name of
       `tff_meta.data.partitioners`.
@@ -84,7 +63,9 @@ class AlgorithmSpec:
   summary: str
   paper: str
   module_name: str
-  builder: str
+  function: str = ''
+  uses: tuple[str, ...] = ()
+  builder: str | None = None
   group_personalizer: str | None = None
   known_client_personalizer: str | None = None
   new_client_personalizer: str | None = None
@@ -98,14 +79,49 @@ class AlgorithmSpec:
   needs: str | None = None
   memory_flow: str | None = None
 
-  def _attribute(self, name: str | None) -> Any:
+  def _attribute(self, name: str) -> Any:
     return getattr(importlib.import_module(self.module_name), name)
 
-  def _builder(self, name: str | None) -> Callable[..., Any] | None:
-    return None if name is None else _with_checked_model(self._attribute(name))
+  def method(self, model: Any, config: Any, num_classes: int) -> Any:
+    """Returns the algorithm's `Method`, whose uses refuse bad labels.
 
-  def _personalizer(self, name: str | None) -> Callable[..., Any] | None:
-    return None if name is None else _refusing_bad_labels(self._builder(name))
+    Args:
+      model: A `models.model.Model`.
+      config: One of the presets, or another of its kind.
+      num_classes: Labels are 0..num_classes-1.
+
+    Raises:
+      TypeError: If the model is no network of this library.
+      ValueError: If the algorithm does not take it, or the configuration.
+    """
+    from tff_meta.learners import personalizer  # Imports TensorFlow.
+    from tff_meta.models import model as model_lib
+
+    if not isinstance(model, model_lib.Model):
+      raise TypeError(
+          'Expected `model` to be a `tff_meta.models.model.Model`, found a'
+          f' {type(model).__name__}. Tip: `models.build(name, input_shape,'
+          ' None)` builds one by name; a network of another kind has to be'
+          ' written as the pure functions that a `Model` consists of.'
+      )
+    name = self.function or self.module_name.rpartition('.')[2]
+    method = self._attribute(name)(model, config, num_classes)
+
+    def refusing(use):
+      return lambda: personalizer.refusing_bad_labels(use(), num_classes)
+
+    given = {use: getattr(method, use) for use in self.uses}
+    uses = {name: refusing(use) for name, use in given.items()}
+    return dataclasses.replace(method, **dict.fromkeys(USES) | uses)
+
+  def _use(self, use: str, old: str | None) -> Callable[..., Any] | None:
+    if self.builder is None:
+      return _use_builder(self, use) if use in self.uses else None
+    return (
+        None
+        if old is None
+        else _refusing_bad_labels(_with_checked_model(self._attribute(old)))
+    )
 
   @property
   def presets(self) -> Mapping[str, Any]:
@@ -126,49 +142,58 @@ class AlgorithmSpec:
     They are read in the module's source: to import it imports TensorFlow, which
     takes seconds that nobody who misspelt a name should have to wait.
     """
-    path = pathlib.Path(importlib.util.find_spec(self.module_name).origin)
-    fields = {}
-    for node in ast.parse(path.read_text(encoding='utf-8')).body:
+    for node in _parsed(self.module_name):
       match node:
-        case ast.ClassDef(name=name, body=body):
-          annotated = [n for n in body if isinstance(n, ast.AnnAssign)]
-          fields[name] = tuple(n.target.id for n in annotated)
         case ast.Assign([ast.Name('PAPER')], ast.Call(ast.Name(name))):
-          return fields[name]
+          return tuple(_field_names(self.module_name, name))
     raise AssertionError(f'{self.module_name} has no preset PAPER.')
 
   @property
   def build(self) -> Callable[..., Any]:
     """The process builder, see `builder`."""
-    return self._builder(self.builder)
+    if self.builder is None:
+      return _process_builder(self.module_name, _Hidden(self))
+    return _with_checked_model(self._attribute(self.builder))
 
   @property
   def build_group_personalizer(self) -> Callable[..., Any] | None:
     """The builder of what a new group does, or None."""
-    return self._personalizer(self.group_personalizer)
+    return self._use('group', self.group_personalizer)
 
   @property
   def build_known_client_personalizer(self) -> Callable[..., Any] | None:
     """The builder of what a known client does, or None."""
-    return self._personalizer(self.known_client_personalizer)
+    return self._use('known_client', self.known_client_personalizer)
 
   @property
   def build_new_client_personalizer(self) -> Callable[..., Any] | None:
     """The builder of what a new client does, or None."""
-    return self._personalizer(self.new_client_personalizer)
+    return self._use('new_client', self.new_client_personalizer)
 
   @property
   def build_new_class_personalizer(self) -> Callable[..., Any] | None:
     """The builder of what a client with new classes does, or None."""
-    return self._personalizer(self.new_class_personalizer)
+    return self._use('new_class', self.new_class_personalizer)
 
   @property
   def what_is_missing(self) -> Callable[..., str | None] | None:
     """What says what a client lacks to learn anything, or None, see `needs`."""
+    if self.builder is None:
+      return self.needs and (
+          lambda config, sizes: self._any_method(config).what_is_missing(sizes)
+      )
     return self.needs and self._attribute(self.needs)
+
+  def _any_method(self, config):
+    from tff_meta import models
+
+    network = models.build(self.model or 'mlp', (28, 28, 1), None)
+    return self.method(network, config, 3)
 
   def memory_reaches(self, config: Any) -> Mapping[str, str]:
     """Returns what a client's memory reaches, see `memory_flow`."""
+    if self.builder is None:
+      return self._any_method(config).memory_reaches
     if self.memory_flow is None:
       return {}
     return self._attribute(self.memory_flow)(config)
@@ -178,6 +203,91 @@ class AlgorithmSpec:
     if self.cohort_rounds_field is None:
       return 1
     return getattr(config, self.cohort_rounds_field) + 1
+
+
+def _parsed(module_name: str) -> list[ast.stmt]:
+  """Returns the statements of a module, which is not imported."""
+  path = pathlib.Path(importlib.util.find_spec(module_name).origin)
+  return ast.parse(path.read_text(encoding='utf-8')).body
+
+
+def _field_names(module_name: str, class_name: str) -> dict[str, None]:
+  """Returns the fields of a dataclass in its source, those of bases first."""
+  statements, names = _parsed(module_name), {}
+  imported = {
+      alias.asname or alias.name: f'{node.module}.{alias.name}'
+      for node in statements
+      if isinstance(node, ast.ImportFrom)
+      for alias in node.names
+  }
+  for node in statements:
+    match node:
+      case ast.ClassDef(name=name) if name == class_name:
+        for base in reversed(node.bases):  # As dataclasses collect them.
+          match base:
+            case ast.Attribute(ast.Name(module), base_name):
+              names |= _field_names(imported[module], base_name)
+            case ast.Name(base_name):
+              names |= _field_names(module_name, base_name)
+        names |= {
+            n.target.id: None for n in node.body if isinstance(n, ast.AnnAssign)
+        }
+  return names
+
+
+# What follows is for modules that are not a `Method` yet, and goes with them.
+class _Hidden:
+  """A value that makes no difference to a cache."""
+
+  def __init__(self, value):
+    self.value = value
+
+  def __eq__(self, other):
+    return isinstance(other, _Hidden)
+
+  def __hash__(self):
+    return 0
+
+
+@functools.cache
+def _process_builder(module_name, spec):
+  del module_name
+
+  def build(model, config, num_classes, seed=0, aggregator=None, **options):
+    from tff_meta import method
+
+    return method.build_process(
+        spec.value.method(model, config, num_classes),
+        model,
+        seed=seed,
+        aggregation=aggregator,
+        **options,
+    )
+
+  return build
+
+
+def _use_builder(spec, use):
+  def build(model, config, **num_classes):
+    method = spec.method(model, config, *num_classes.values())
+    return getattr(method, use)()
+
+  return build
+
+
+@functools.cache
+def _refusing_bad_labels(build: Callable[..., Any]) -> Callable[..., Any]:
+  """Makes a builder's personalizers refuse labels that no class has."""
+
+  @functools.wraps(build)
+  def build_refusing(model, config, **num_classes):
+    from tff_meta.learners import personalizer
+
+    return personalizer.refusing_bad_labels(
+        build(model, config, **num_classes), *num_classes.values()
+    )
+
+  return build_refusing
 
 
 @functools.cache
@@ -219,8 +329,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='Few-round learning with global prototypes (GPAL)',
             paper='Park et al., NeurIPS 2021',
             module_name='tff_meta.algorithms.frl',
-            builder='build_frl',
-            group_personalizer='build_frl_personalizer',
+            uses=('group',),
             partition='few_round',
             cohort_rounds_field='rounds',
             channels='class prototypes',
@@ -230,10 +339,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='Prototypes, and triplets with a federated margin',
             paper='Lim et al., WACV 2024',
             module_name='tff_meta.algorithms.metavers',
-            builder='build_metavers',
-            known_client_personalizer='build_metavers_client_personalizer',
-            new_client_personalizer='build_metavers_client_personalizer',
-            new_class_personalizer='build_metavers_client_personalizer',
+            uses=('known_client', 'new_client', 'new_class'),
             needs='what_is_missing',
             channels='margins',
         ),
@@ -242,10 +348,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='MetaVers with its prototypical loss alone',
             paper='Lim et al., WACV 2024',
             module_name='tff_meta.algorithms.metavers',
-            builder='build_metavers',
-            known_client_personalizer='build_metavers_client_personalizer',
-            new_client_personalizer='build_metavers_client_personalizer',
-            new_class_personalizer='build_metavers_client_personalizer',
+            uses=('known_client', 'new_client', 'new_class'),
             changes=dict(loss='ce'),
             needs='what_is_missing',
             channels='margins',
@@ -255,10 +358,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='MetaVers with its triplet loss alone, and a fixed margin',
             paper='Lim et al., WACV 2024',
             module_name='tff_meta.algorithms.metavers',
-            builder='build_metavers',
-            known_client_personalizer='build_metavers_client_personalizer',
-            new_client_personalizer='build_metavers_client_personalizer',
-            new_class_personalizer='build_metavers_client_personalizer',
+            uses=('known_client', 'new_client', 'new_class'),
             changes=dict(loss='triplet'),
             needs='what_is_missing',
             channels='margins',
@@ -268,64 +368,46 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='CAFeMe: modulated by context, and meta-learned',
             paper='Vettoruzzo et al., 2023',
             module_name='tff_meta.algorithms.cafeme',
-            builder='build_cafeme',
-            known_client_personalizer='build_cafeme_client',
-            new_client_personalizer='build_cafeme_client',
+            uses=('known_client', 'new_client'),
             model='modulated_cnn',
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fedec',
             summary='Reptile, held to the predictions of the last local model',
             paper='Lan et al., 2023',
             module_name='tff_meta.algorithms.fedec',
-            builder='build_fedec',
-            known_client_personalizer='build_fedec_known_client',
-            new_client_personalizer='build_fedec_new_client',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='fedec_wo',
             summary='FedEC without constraint: federated Reptile',
             paper='Lan et al., 2023',
             module_name='tff_meta.algorithms.fedec',
-            builder='build_fedec',
-            known_client_personalizer='build_fedec_known_client',
-            new_client_personalizer='build_fedec_new_client',
+            uses=('known_client', 'new_client'),
             changes={'constraint': 'none'},
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fedec_l2',
             summary='FedEC, held to the weights of the last local model',
             paper='Lan et al., 2023',
             module_name='tff_meta.algorithms.fedec',
-            builder='build_fedec',
-            known_client_personalizer='build_fedec_known_client',
-            new_client_personalizer='build_fedec_new_client',
+            uses=('known_client', 'new_client'),
             changes={'constraint': 'l2'},
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fedmeta_per',
             summary='Learns to adapt, under a head that stays with the client',
             paper='Nguyen et al., 2022',
             module_name='tff_meta.algorithms.fedmeta_per',
-            builder='build_fedmeta_per',
-            known_client_personalizer='build_fedmeta_per_known_client',
-            new_client_personalizer='build_fedmeta_per_new_client',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='fedmeta',
             summary='Learns to adapt: federated MAML or Meta-SGD',
             paper='Chen et al., 2018',
             module_name='tff_meta.algorithms.fedmeta_per',
-            builder='build_fedmeta_per',
-            known_client_personalizer='build_fedmeta_per_known_client',
-            new_client_personalizer='build_fedmeta_per_new_client',
+            uses=('known_client', 'new_client'),
             changes=dict(personal_layers=0),
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='local',
@@ -343,29 +425,23 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='Federated averaging; a new group starts from scratch',
             paper='McMahan et al., AISTATS 2017',
             module_name='tff_meta.baselines.fed_avg',
-            builder='build_fed_avg',
-            group_personalizer='build_from_scratch_group_personalizer',
-            known_client_personalizer='build_global_client_personalizer',
-            new_client_personalizer='build_global_client_personalizer',
+            uses=('known_client', 'new_client', 'group'),
         ),
         AlgorithmSpec(
             name='fed_avg_ft',
             summary='Federated averaging, then fine-tuning',
             paper='McMahan et al., AISTATS 2017; Park et al., NeurIPS 2021',
             module_name='tff_meta.baselines.fed_avg',
-            builder='build_fed_avg',
-            group_personalizer='build_fine_tuning_group_personalizer',
-            known_client_personalizer='build_fine_tuning_client_personalizer',
-            new_client_personalizer='build_fine_tuning_client_personalizer',
+            function='fed_avg_ft',
+            uses=('known_client', 'new_client', 'group'),
         ),
         AlgorithmSpec(
             name='fed_avg_meta',
             summary='Federated averaging with Adam, fine-tuned before a test',
             paper='McMahan et al., AISTATS 2017; Nguyen et al., 2022',
             module_name='tff_meta.baselines.fed_avg',
-            builder='build_fed_avg',
-            known_client_personalizer='build_fine_tuning_client_personalizer',
-            new_client_personalizer='build_fine_tuning_client_personalizer',
+            function='fed_avg_ft',
+            uses=('known_client', 'new_client'),
             # Published rates differ by data set; see binaries/presets.
             changes=dict(
                 optimizer='adam',
@@ -381,31 +457,23 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='Federated averaging, then class prototypes for the head',
             paper='McMahan et al., AISTATS 2017; Lim et al., WACV 2024',
             module_name='tff_meta.baselines.fed_avg',
-            builder='build_fed_avg',
-            known_client_personalizer='build_proto_client_personalizer',
-            new_client_personalizer='build_proto_client_personalizer',
-            new_class_personalizer='build_proto_client_personalizer',
+            function='fed_avg_proto',
+            uses=('known_client', 'new_client', 'new_class'),
         ),
         AlgorithmSpec(
             name='fed_per',
             summary='The body is averaged, every client keeps its own head',
             paper='Arivazhagan et al., 2019',
             module_name='tff_meta.baselines.fed_per',
-            builder='build_fed_per',
-            known_client_personalizer='build_fed_per_known_client',
-            new_client_personalizer='build_fed_per_new_client',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='fed_per_meta',
             summary='FedPer, tested with fine-tuning of the averaged head',
             paper='Arivazhagan et al., 2019; Nguyen et al., 2022',
             module_name='tff_meta.baselines.fed_per',
-            builder='build_fed_per',
-            known_client_personalizer='build_fed_per_known_client',
-            new_client_personalizer='build_fed_per_new_client',
+            uses=('known_client', 'new_client'),
             changes=dict(head_of_evaluation='averaged', fine_tuning_epochs=1),
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fed_rep',
@@ -641,3 +709,51 @@ def get(name: str) -> AlgorithmSpec:
         f' {name!r}.{spelling.tip(name, ALGORITHMS)}'
     )
   return ALGORITHMS[name]
+
+
+def build(
+    name: str,
+    model: Any,
+    config: Any,
+    num_classes: int,
+    *,
+    seed: int = 0,
+    aggregation: Any = None,
+    server_optimizer: Any = None,
+) -> Any:
+  """Builds the process that trains with an algorithm, in one line.
+
+  Args:
+    name: One of `ALGORITHMS`.
+    model: A `models.model.Model`; its head, if any, is not used.
+    config: Name of a preset, or a configuration of the algorithm.
+    num_classes: Labels of the clients are 0..num_classes-1.
+    seed: The run's seed, 0..2**31-1.
+    aggregation: Of the changes of a model, see `method.build_process`.
+    server_optimizer: In place of the algorithm's own.
+
+  Returns:
+    A `tff.learning.templates.LearningProcess`, see `method.build_process`.
+
+  Raises:
+    TypeError: If the model is no network of this library.
+    ValueError: If a name is unknown or a value is out of its range.
+  """
+  from tff_meta import method  # Imports TensorFlow.
+
+  spec = get(name)
+  if isinstance(config, str):
+    presets = spec.presets
+    if config not in presets:
+      raise ValueError(
+          f'Expected a preset of {", ".join(presets)}, found'
+          f' {config!r}.{spelling.tip(config, presets)}'
+      )
+    config = presets[config]
+  return method.build_process(
+      spec.method(model, config, num_classes),
+      model,
+      seed=seed,
+      aggregation=aggregation,
+      server_optimizer=server_optimizer,
+  )

@@ -139,8 +139,8 @@ def data(process, salt, xy, memory=None):
 
 @functools.cache
 def build(config):
-  return cafeme.build_cafeme(
-      build_model(), config, num_classes=NUM_CLASSES, seed=RUN_SEED
+  return registry.build(
+      'cafeme', build_model(), config, num_classes=NUM_CLASSES, seed=RUN_SEED
   )
 
 
@@ -446,9 +446,7 @@ QUERY = make_examples((3, 3, 3), 9)
 def test_fine_tuning_by_hand(config):
   """Four steps; gates of the last step's batch, all examples or the query."""
   config = dataclasses.replace(config, fine_tuning_learning_rate=1.5)
-  use = cafeme.build_cafeme_client(
-      build_model(), config, num_classes=NUM_CLASSES
-  )
+  use = cafeme.cafeme(build_model(), config, NUM_CLASSES).known_client()
   network = cafeme.build_network(build_model(), config, NUM_CLASSES)
   weights = network.initialize([1, 5])
   oracle = Oracle(config.context_mode == 'labeled_support')
@@ -489,7 +487,7 @@ def test_fine_tuning_by_hand(config):
 
 def test_the_published_curve_has_51_points():
   for config in (cafeme.PAPER, cafeme.RELEASE):
-    use = cafeme.build_cafeme_client(build_model(), config, num_classes=3)
+    use = cafeme.cafeme(build_model(), config, 3).known_client()
     network = cafeme.build_network(build_model(), config, 3)
     curve = use.curve(
         network.initialize([1, 5]),
@@ -503,8 +501,11 @@ def test_the_published_curve_has_51_points():
 
 def test_rounds_of_the_convolutional_network():
   """Its small form, through TFF: losses are finite and fall."""
-  process = cafeme.build_cafeme(
-      models.build('modulated_cnn', (4, 4, 1), None), RELEASE, num_classes=2
+  process = registry.build(
+      'cafeme',
+      models.build('modulated_cnn', (4, 4, 1), None),
+      RELEASE,
+      num_classes=2,
   )
   rng = np.random.default_rng(0)
   y = np.array([0, 1] * 6, np.int32)
@@ -526,8 +527,8 @@ def test_rounds_of_the_convolutional_network():
 
 def test_other_networks_are_refused():
   with pytest.raises(ValueError, match="found 'mlp'. Tip: use `modulated_cnn`"):
-    cafeme.build_cafeme(
-        models.build('mlp', (4, 4, 1), None), PAPER, num_classes=3
+    registry.build(
+        'cafeme', models.build('mlp', (4, 4, 1), None), PAPER, num_classes=3
     )
 
 

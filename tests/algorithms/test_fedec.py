@@ -18,9 +18,11 @@ import tensorflow_federated as tff
 import tree
 
 from tff_meta import episodes
+from tff_meta import registry
 from tff_meta.algorithms import fedec
 from tff_meta.baselines import fed_avg
 from tff_meta.client_works import client_work
+from tff_meta.learners import classifiers
 from tff_meta.training import hyperparameters
 
 CLIENTS = oracle.CLIENTS
@@ -63,7 +65,8 @@ NO_MEMORY = client_work.ClientMemory(tf.constant(False), ())
 
 @functools.cache
 def build(config):
-  return fedec.build_fedec(
+  return registry.build(
+      'fedec',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -243,12 +246,13 @@ def test_updates_are_summed_if_asked_for():
 
 def test_an_aggregator_is_no_sum():
   config = dataclasses.replace(PLAIN, server_aggregate='sum')
-  with pytest.raises(ValueError, match='no `aggregator` with.*MeanFactory'):
-    fedec.build_fedec(
+  with pytest.raises(ValueError, match='no `aggregation` with.*MeanFactory'):
+    registry.build(
+        'fedec',
         oracle.build_model(),
         config,
         num_classes=4,
-        aggregator=tff.aggregators.MeanFactory(),
+        aggregation=tff.aggregators.MeanFactory(),
     )
 
 
@@ -260,7 +264,8 @@ def test_without_constraint_and_server_rate_it_is_uniform_fed_avg():
   config = fed_avg.FedAvgConfig(
       learning_rate=0.3, epochs=2, batch_size=4, uniform=True
   )
-  process = fed_avg.build_fed_avg(
+  process = registry.build(
+      'fed_avg',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -337,7 +342,7 @@ def test_a_client_without_examples_counts_and_learns_nothing():
 
 
 def network(num_classes=2):
-  return oracle.build_model().with_head(num_classes)
+  return classifiers.LinearClassifier(oracle.build_model(), num_classes)
 
 
 def predicting(p, shift=0.0):
@@ -469,9 +474,7 @@ QUERY = oracle.make_client((6, 7, 8), salt=9)
 def test_a_known_client_uses_the_model_it_trained_last(sampled):
   weights, last = models()
   memory = client_work.ClientMemory(tf.constant(sampled), last)
-  known = fedec.build_fedec_known_client(
-      oracle.build_model(), PLAIN, num_classes=4
-  )
+  known = fedec.fedec(oracle.build_model(), PLAIN, 4).known_client()
   expected = last if sampled else weights
   adapted = known.adapt(
       weights, memory, CLIENTS[0].examples(), tf.constant([3, 4])
@@ -495,11 +498,8 @@ def test_what_evaluations_ask(eval_model, asked_during, asked_after):
   """The stored model is what a client has before it trains, in all cases."""
   weights, last = models()
   memory = client_work.ClientMemory(tf.constant(True), last)
-  known = fedec.build_fedec_known_client(
-      oracle.build_model(),
-      dataclasses.replace(PLAIN, eval_model=eval_model),
-      num_classes=4,
-  )
+  config = dataclasses.replace(PLAIN, eval_model=eval_model)
+  known = fedec.fedec(oracle.build_model(), config, 4).known_client()
   arguments = weights, memory, CLIENTS[1].examples(), tf.constant([3, 4])
   for use, expected in (
       (known.during_training(), asked_during),
@@ -516,9 +516,7 @@ def test_a_known_client_can_train_the_initialisation_once_more(sampled):
   weights, last = models()
   memory = client_work.ClientMemory(tf.constant(sampled), last)
   config = dataclasses.replace(CONFIGS['kl'], eval_model='finetune')
-  known = fedec.build_fedec_known_client(
-      oracle.build_model(), config, num_classes=4
-  )
+  known = fedec.fedec(oracle.build_model(), config, 4).known_client()
   seed = tf.constant([3, 4])
   adapted = known.adapt(weights, memory, CLIENTS[1].examples(), seed)
   expected, _, _ = naive_update(
@@ -539,9 +537,7 @@ def test_a_new_client_trains_as_in_its_first_round(name):
   """Unconstrained, unless the constraint is on first rounds."""
   weights, _ = models()
   config, seed = CONFIGS[name], tf.constant([3, 4])
-  new = fedec.build_fedec_new_client(
-      oracle.build_model(), config, num_classes=4
-  )
+  new = fedec.fedec(oracle.build_model(), config, 4).new_client()
   adapted = new.adapt(weights, (), CLIENTS[1].examples(), seed)
   expected, _, _ = naive_update(
       config, oracle.to_vector(weights), None, CLIENTS[1], seed

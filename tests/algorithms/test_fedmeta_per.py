@@ -12,9 +12,11 @@ import tensorflow as tf
 from tff_meta import composition
 from tff_meta import episodes
 from tff_meta import models
+from tff_meta import registry
 from tff_meta import weights as weights_lib
 from tff_meta.algorithms import fedmeta_per
 from tff_meta.client_works import client_work
+from tff_meta.learners import classifiers
 from tff_meta.learners import personal_layers
 
 fold_in = tf.random.experimental.stateless_fold_in
@@ -50,9 +52,16 @@ CONFIGS = {
 HEAD = slice(9, 25)  # Of a vector of weights; the body comes first.
 
 
+def build_method(config):
+  return fedmeta_per.fedmeta_per(
+      oracle.build_model(), config, oracle.NUM_CLASSES
+  )
+
+
 @functools.cache
 def build(config):
-  return fedmeta_per.build_fedmeta_per(
+  return registry.build(
+      'fedmeta_per',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -265,8 +274,9 @@ def inner_product(a, b):
 def float64_problem(config, network, input_shape):
   """A network with three classes, 7 support and 5 query examples."""
   rng = np.random.default_rng(4)
-  model = models.build(network, input_shape, 3)
-  weights = fedmeta_per.initialize(model, config, tf.constant([3, 7]))
+  model = models.build(network, input_shape, None)
+  classifier = classifiers.LinearClassifier(model, 3)
+  weights = fedmeta_per.initialize(classifier, config, tf.constant([3, 7]))
   weights = tf.nest.map_structure(lambda w: tf.cast(w, tf.float64), weights)
   support, query = (
       episodes.Examples(
@@ -276,7 +286,7 @@ def float64_problem(config, network, input_shape):
       )
       for n in (7, 5)
   )
-  return model, weights, support, query
+  return classifier, weights, support, query
 
 
 @pytest.mark.parametrize(
@@ -288,7 +298,9 @@ def test_outer_gradient_against_finite_differences(network, input_shape):
   config = dataclasses.replace(
       RELEASE, inner_learning_rate=0.1, inner_batch_size=4, query_batch_size=2
   )
-  model, weights, support, query = float64_problem(config, network, input_shape)
+  classifier, weights, support, query = float64_problem(
+      config, network, input_shape
+  )
   rng = np.random.default_rng(5)
   weights['rates'] = weights_lib.add(
       weights['rates'], random_like(weights['rates'], rng, 0.02)
@@ -296,7 +308,7 @@ def test_outer_gradient_against_finite_differences(network, input_shape):
   seed = tf.constant([1, 2])
   outer = tf.function(
       lambda w: fedmeta_per.outer_gradient(
-          model, config, w, support, query, seed
+          classifier, config, w, support, query, seed
       ),
       autograph=False,
   )
@@ -318,7 +330,9 @@ def test_outer_gradient_against_finite_differences(network, input_shape):
     )
     # First order is something else.
   first = dataclasses.replace(config, order=1)
-  _, g = fedmeta_per.outer_gradient(model, first, weights, support, query, seed)
+  _, g = fedmeta_per.outer_gradient(
+      classifier, first, weights, support, query, seed
+  )
   g['rates'], gradient['rates'] = {}, {}
   difference = weights_lib.subtract(g, gradient)
   assert inner_product(difference, difference) > 1e-4 * inner_product(g, g)
@@ -328,14 +342,16 @@ def test_outer_gradient_against_finite_differences(network, input_shape):
 def test_gradient_by_the_rates_after_one_step(order):
   """dL_q/dalpha = -(grad L_s(w) o grad L_q(w')), in either order."""
   config = dataclasses.replace(PAPER, inner='meta_sgd', order=order)
-  model, weights, support, query = float64_problem(config, 'mlp', (4, 5, 1))
+  classifier, weights, support, query = float64_problem(
+      config, 'mlp', (4, 5, 1)
+  )
 
   def gradient(weights, examples):
     with tf.GradientTape() as tape:
       tape.watch(weights)
       loss = tf.reduce_mean(
           tf.nn.sparse_softmax_cross_entropy_with_logits(
-              examples.y, model.logits(weights, examples.x)
+              examples.y, classifier.logits(weights, examples)
           )
       )
     return tape.gradient(loss, weights)
@@ -348,7 +364,7 @@ def test_gradient_by_the_rates_after_one_step(order):
       query,
   )
   _, actual = fedmeta_per.outer_gradient(
-      model, config, weights, support, query, tf.constant([0, 0])
+      classifier, config, weights, support, query, tf.constant([0, 0])
   )
   tf.nest.map_structure(
       lambda a, s, q: np.testing.assert_allclose(a, -s * q, atol=1e-12),
@@ -361,14 +377,14 @@ def test_gradient_by_the_rates_after_one_step(order):
 def test_equal_rates_of_meta_sgd_are_maml():
   maml = dataclasses.replace(PAPER, inner_batch_size=3)
   sgd = dataclasses.replace(maml, inner='meta_sgd')
-  model, weights, support, query = float64_problem(sgd, 'mlp', (4, 5, 1))
+  classifier, weights, support, query = float64_problem(sgd, 'mlp', (4, 5, 1))
   seed = tf.constant([4, 4])
   without = collections.OrderedDict(body=weights['body'], head=weights['head'])
   loss, g = fedmeta_per.outer_gradient(
-      model, sgd, weights, support, query, seed
+      classifier, sgd, weights, support, query, seed
   )
   loss_maml, g_maml = fedmeta_per.outer_gradient(
-      model, maml, without, support, query, seed
+      classifier, maml, without, support, query, seed
   )
   np.testing.assert_allclose(loss, loss_maml, rtol=1e-9)
   del g['rates']
@@ -403,14 +419,13 @@ def test_without_an_inner_step_it_is_fed_sgd_on_the_query_sets():
 
 
 def client_output(config, client, present=False):
-  model = oracle.build_model().with_head(oracle.NUM_CLASSES)
   process = build(config)
   weights = process.get_model_weights(process.initialize()).trainable
   to_tensors = functools.partial(tf.nest.map_structure, tf.constant)
   memory = client_work.ClientMemory(
       tf.constant(present), to_tensors(process.initial_memory)
   )
-  return fedmeta_per.build_client_update(model, config)(
+  return build_method(config).client_update(
       to_tensors(weights),
       composition.ClientInput(
           client.examples(),
@@ -448,8 +463,12 @@ def test_no_head_leaves_a_client(inner):
 
 def test_the_first_head_follows_from_the_seed_alone():
   memory = build(PAPER).initial_memory
-  other = fedmeta_per.build_fedmeta_per(
-      oracle.build_model(), PAPER, num_classes=oracle.NUM_CLASSES, seed=12
+  other = registry.build(
+      'fedmeta_per',
+      oracle.build_model(),
+      PAPER,
+      num_classes=oracle.NUM_CLASSES,
+      seed=12,
   ).initial_memory
   seeded = build(dataclasses.replace(PAPER, first_head='averaged_head'))
   weights = seeded.get_model_weights(seeded.initialize()).trainable
@@ -539,9 +558,7 @@ def test_a_new_client_adapts_under_the_head_that_fits_best(config):
   if config.inner == 'meta_sgd':
     config = dataclasses.replace(config, first_head='server_init')
   model, shared, bank, client = bank_problem(config)
-  use = fedmeta_per.build_fedmeta_per_new_client(
-      model, config, num_classes=oracle.NUM_CLASSES
-  )
+  use = build_method(config).new_client()
   assert use.uses_bank and use.start is None
   seed = tf.constant([8, 1])
   for shift in range(3):  # The best head comes first, second and third.
@@ -578,9 +595,7 @@ def test_the_epochs_that_a_head_is_judged_by(head_score, expected):
   seed = tf.constant([8, 1])
   results = naive_scores(config, shared, bank, client, seed)
   assert np.argmin([score for _, score in results]) == expected
-  use = fedmeta_per.build_fedmeta_per_new_client(
-      model, config, num_classes=oracle.NUM_CLASSES
-  )
+  use = build_method(config).new_client()
   adapted = use.adapt(shared, bank, client.examples(), seed)
   np.testing.assert_allclose(
       oracle.to_vector(adapted), results[expected][0], rtol=1e-4, atol=1e-5
@@ -593,9 +608,7 @@ def test_equal_heads_and_heads_that_diverge():
   equal = {'head': {'kernel': tf.zeros([3, 3, 4]), 'bias': tf.zeros([3, 4])}}
   # Rates of zero but for the body, so that the heads can be told apart after.
   config = dataclasses.replace(PAPER, inner_learning_rate=0.0)
-  use = fedmeta_per.build_fedmeta_per_new_client(
-      model, config, num_classes=oracle.NUM_CLASSES
-  )
+  use = build_method(config).new_client()
   seed = tf.constant([0, 0])
   # Adding the same to all logits changes no loss.
   equal['head']['bias'] += tf.constant([[2.0], [1.0], [4.0]])
@@ -613,12 +626,9 @@ def test_equal_heads_and_heads_that_diverge():
 @pytest.mark.parametrize('name', ['paper', 'release', 'fedmeta'])
 def test_a_known_client_adapts_under_its_own_head(name):
   config = CONFIGS[name]
-  model = oracle.build_model()
   weights, _, memories = run(config, [(0, 1)])
   weights = tf.nest.map_structure(tf.constant, weights[-1])
-  use = fedmeta_per.build_fedmeta_per_known_client(
-      model, config, num_classes=oracle.NUM_CLASSES
-  )
+  use = build_method(config).known_client()
   assert not use.uses_bank
   client, seed = CLIENTS[0], tf.constant([8, 1])
   memory, w = (), oracle.to_vector(weights) if name != 'paper' else None
@@ -656,9 +666,7 @@ def test_a_client_never_sampled_has_the_first_head():
     memory = client_work.ClientMemory(
         tf.constant(False), process.initial_memory
     )
-    start = fedmeta_per.build_fedmeta_per_known_client(
-        oracle.build_model(), config, num_classes=oracle.NUM_CLASSES
-    ).start(weights[-1], memory)
+    start = build_method(config).known_client().start(weights[-1], memory)
     first = process.initial_memory['head']
     averaged = config.first_head == 'averaged_head'
     expected = weights[-1]['head'] if averaged else first

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tff_meta import episodes
+from tff_meta import registry
 from tff_meta.algorithms import frl
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
@@ -35,7 +36,8 @@ LINEAR = dataclasses.replace(PAPER, classifier='linear', rounds=1, uniform=True)
 
 @functools.cache
 def build(config, num_classes=oracle.NUM_CLASSES):
-  return frl.build_frl(
+  return registry.build(
+      'frl',
       oracle.build_model(),
       config,
       num_classes=num_classes,
@@ -247,7 +249,7 @@ def test_first_order_meta_step(monkeypatch):
       inner_learning_rate=0.5,
       meta_learning_rate=0.25,
   )
-  process = frl.build_frl(oracle.build_model(), config, num_classes=2)
+  process = registry.build('frl', oracle.build_model(), config, num_classes=2)
   clients = [
       oracle.Client(np.full((4, 2), t, np.float32), np.zeros(4, np.int32), t)
       for t in (1, 3)
@@ -523,9 +525,8 @@ def group(clients=CLIENTS):
 
 def adapt_from(weights, config):
   """What the personalizer makes of the group."""
-  deployed = frl.build_frl_personalizer(
-      oracle.build_model(), config, way=oracle.NUM_CLASSES
-  )
+  method = frl.frl(oracle.build_model(), config, oracle.NUM_CLASSES)
+  deployed = method.group()
   support, salts = group()
   theta, prototypes = deployed.adapt(
       weights, support, salts, tf.constant([3, 4])
@@ -637,7 +638,7 @@ def test_the_options_of_the_prototypes_reach_deployment():
 def test_a_new_group_is_classified_by_its_own_prototypes():
   """The zero row of the absent class 3 attracts nothing."""
   config = dataclasses.replace(DEPLOYED, rounds=1)
-  deployed = frl.build_frl_personalizer(oracle.build_model(), config, way=4)
+  deployed = frl.frl(oracle.build_model(), config, num_classes=4).group()
   weights = oracle.build_model().initialize(tf.constant([1, 2]))
   theta, prototypes = adapt(config)
   support, salts = group()
@@ -656,7 +657,7 @@ def test_a_new_group_is_classified_by_its_own_prototypes():
 def test_deployment_without_rounds_is_refused():
   config = dataclasses.replace(frl.PAPER, rounds=0)
   with pytest.raises(ValueError, match='`rounds` of at least 1, found 0'):
-    frl.build_frl_personalizer(oracle.build_model(), config, way=3)
+    frl.frl(oracle.build_model(), config, num_classes=3).group()
 
 
 def test_model_weights_are_phi():

@@ -60,7 +60,8 @@ CONFIGS = {
 
 @functools.cache
 def build(config):
-  return metavers.build_metavers(
+  return registry.build(
+      'metavers',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -264,7 +265,7 @@ def test_one_round_by_hand():
       init_body=lambda seed: dict(kernel=tf.ones([1])),
       embed=embed,
   )
-  process = metavers.build_metavers(model, config, num_classes=3)
+  process = registry.build('metavers', model, config, num_classes=3)
 
   def client(values, labels, salt):
     x = np.zeros((len(values), 2), np.float32)
@@ -391,13 +392,10 @@ def test_a_client_uses_all_its_examples_of_classes_never_trained():
       oracle.build_model(), embed=lambda body, x, mask: x
   )
   weights = model.initialize([1, 2])
-  spec = registry.get('metavers')
-  client = spec.build_new_class_personalizer(
-      model, dataclasses.replace(metavers.PAPER, shots=1), num_classes=7
-  )
-  assert spec.build_known_client_personalizer is (
-      spec.build_new_client_personalizer
-  )
+  config = dataclasses.replace(metavers.PAPER, shots=1)
+  method = metavers.metavers(model, config, num_classes=7)
+  client = method.new_class()
+  assert method.known_client is method.new_client is method.new_class
   x = [[0.0, 0], [0, 0], [9, 0], [-4, 0]]
   examples = episodes.Examples(
       tf.constant(x), tf.constant([1, 1, 1, 6]), tf.ones(4)

@@ -14,7 +14,7 @@ from tff_meta.analyses import embedding_map
 from tff_meta.analyses import group_map
 from tff_meta.analyses import pictures
 from tff_meta.analyses import projections
-from tff_meta.data import few_round_groups
+from tff_meta.data import groups as groups_lib
 from tff_meta.learners import few_round
 from tff_meta.training import embeddings
 
@@ -74,10 +74,8 @@ def weights(model):
 
 @pytest.fixture(scope='module')
 def group():
-  pools = few_round_groups.ClassPools(
-      datasets.load_corpus('synthetic', noise=5.0)
-  )
-  return few_round_groups.sample_group(
+  pools = groups_lib.ClassPools(datasets.load_corpus('synthetic', noise=5.0))
+  return groups_lib.sample_group(
       pools,
       role='meta_test',
       way=3,

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_meta import client_state_store
 from tff_meta.analyses import projections
 from tff_meta.analyses import trajectory
 from tff_meta.baselines import pfedhn
 from tff_meta.client_works import client_work
 from tff_meta.training import checkpoints
+from tff_meta.training import client_state_store
 from tff_meta.training import embeddings
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tff_meta import composition
+from tff_meta import registry
 from tff_meta.baselines import apfl
 from tff_meta.baselines import fed_avg
 from tff_meta.baselines import local
@@ -122,7 +123,8 @@ def test_two_rounds_by_a_naive_implementation(config):
 def test_the_server_learns_what_it_would_without(mixing):
   """It is FedAvg's, bit for bit; without a share own models stay."""
   config = dataclasses.replace(CONFIG, weight_decay=0.0, mixing=mixing)
-  theirs = fed_avg.build_fed_avg(
+  theirs = registry.build(
+      'fed_avg',
       oracle.build_model(),
       fed_avg.FedAvgConfig(
           learning_rate=0.2, momentum=0.5, epochs=2, batch_size=4

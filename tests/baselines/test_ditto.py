@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tff_meta import composition
+from tff_meta import registry
 from tff_meta.baselines import ditto
 from tff_meta.baselines import fed_avg
 from tff_meta.baselines import local
@@ -186,7 +187,8 @@ def test_the_server_learns_what_it_would_without():
   shared = dict(
       learning_rate=0.2, momentum=0.5, epochs=2, batch_size=4, uniform=False
   )
-  theirs = fed_avg.build_fed_avg(
+  theirs = registry.build(
+      'fed_avg',
       oracle.build_model(),
       fed_avg.FedAvgConfig(**shared),
       num_classes=oracle.NUM_CLASSES,

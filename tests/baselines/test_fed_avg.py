@@ -35,7 +35,8 @@ ADAM = dataclasses.replace(
 
 @functools.cache
 def build(config, **options):
-  return fed_avg.build_fed_avg(
+  return registry.build(
+      'fed_avg',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -185,7 +186,7 @@ def test_server_optimizer_and_aggregator_are_those_given():
   process = build(
       FULL_BATCH,
       server_optimizer=tff.learning.optimizers.build_sgdm(0.5),
-      aggregator=tff.aggregators.clipping_factory(
+      aggregation=tff.aggregators.clipping_factory(
           0.1, tff.aggregators.MeanFactory()
       ),
   )
@@ -198,7 +199,8 @@ def test_server_optimizer_and_aggregator_are_those_given():
 def test_one_pixel_without_a_number_is_noticed_by_every_network(network):
   """Also where kernels turn NaN into a number, as oneDNN's ReLU does."""
   shape = (16, 16, 1)
-  process = fed_avg.build_fed_avg(
+  process = registry.build(
+      'fed_avg',
       models.build(network, shape, 2),
       dataclasses.replace(fed_avg.PAPER, batch_size=3),
       num_classes=2,
@@ -261,21 +263,21 @@ DEPLOYED = dataclasses.replace(
     deployment_batch_size=0,
     learning_rate=9.0,
 )
-BUILDERS = {
-    'fine tuning': fed_avg.build_fine_tuning_group_personalizer,
-    'from scratch': fed_avg.build_from_scratch_group_personalizer,
+METHODS = {
+    'fine tuning': fed_avg.fed_avg_ft,
+    'from scratch': fed_avg.fed_avg,
 }
 
 
-@pytest.mark.parametrize('name', BUILDERS)
+@pytest.mark.parametrize('name', METHODS)
 def test_a_group_runs_federated_averaging_from_a_new_head(name):
   """Without epochs adapt returns where the group starts; then two rounds."""
   clients, support, salts = group()
   weights, seed = trained_weights(), tf.constant([3, 4])
   start, adapted = (
-      BUILDERS[name](oracle.build_model(), config, way=3).adapt(
-          weights, support, salts, seed
-      )[0]
+      METHODS[name](oracle.build_model(), config, 3)
+      .group()
+      .adapt(weights, support, salts, seed)[0]
       for config in (dataclasses.replace(DEPLOYED, epochs=0), DEPLOYED)
   )
   same_body = np.array_equal(start['body']['kernel'], weights['body']['kernel'])
@@ -298,8 +300,8 @@ def test_a_group_runs_federated_averaging_from_a_new_head(name):
 def test_only_fine_tuning_uses_the_trained_weights():
   _, support, salts = group()
   config = dataclasses.replace(DEPLOYED, rounds=1)
-  for name, builder in BUILDERS.items():
-    deployed = builder(oracle.build_model(), config, way=3)
+  for name, function in METHODS.items():
+    deployed = function(oracle.build_model(), config, num_classes=3).group()
     one, other, reseeded = (
         oracle.to_vector(
             deployed.adapt(
@@ -339,11 +341,8 @@ def test_known_clients_use_the_global_model_or_train_it_first():
       naive_optimizer(dataclasses.replace(config, learning_rate=0.3)),
       0.1,
   )
-  for builder, expected in (
-      (fed_avg.build_global_client_personalizer, w),
-      (fed_avg.build_fine_tuning_client_personalizer, tuned),
-  ):
-    personalizer = builder(oracle.build_model(), config, num_classes=4)
+  for function, expected in ((fed_avg.fed_avg, w), (fed_avg.fed_avg_ft, tuned)):
+    personalizer = function(oracle.build_model(), config, 4).known_client()
     np.testing.assert_array_equal(
         oracle.to_vector(personalizer.start(weights, ())), w
     )
@@ -366,16 +365,14 @@ def test_fine_tuning_by_steps_has_a_curve():
       fine_tuning_decay=0.5,
       fine_tuning_decay_steps=2,
   )
-  use = fed_avg.build_fine_tuning_client_personalizer(
-      oracle.build_model(), config, num_classes=oracle.NUM_CLASSES
-  )
+  method = fed_avg.fed_avg_ft(oracle.build_model(), config, oracle.NUM_CLASSES)
+  use = method.known_client()
   oracle.assert_fine_tunes(use, batch_size=3, rates=(0.5, 0.5, 0.25))
 
 
 def test_prototypes_in_place_of_the_trained_head():
   """The same training; then the nearest class mean of the averaged body."""
-  spec = registry.get('fed_avg_proto')
-  assert spec.build.__wrapped__ is fed_avg.build_fed_avg
+  method = fed_avg.fed_avg_proto(oracle.build_model(), fed_avg.PAPER, 3)
   client, query = CLIENTS[1], oracle.make_client((6, 7, 8), salt=9)
   weights = trained_weights()
   w = oracle.to_vector(weights)
@@ -387,14 +384,8 @@ def test_prototypes_in_place_of_the_trained_head():
       )
       for x in query.x
   ]
-  for build_client in (
-      spec.build_known_client_personalizer,
-      spec.build_new_client_personalizer,
-      spec.build_new_class_personalizer,
-  ):
-    client_personalizer = build_client(
-        oracle.build_model(), fed_avg.PAPER, num_classes=3
-    )
+  for use in (method.known_client, method.new_client, method.new_class):
+    client_personalizer = use()
     adapted = client_personalizer.adapt(
         weights, (), client.examples(), tf.constant([5, 6])
     )

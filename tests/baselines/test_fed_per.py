@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 import tree
 
 from tff_meta import composition
+from tff_meta import registry
 from tff_meta.baselines import fed_avg
 from tff_meta.baselines import fed_per
 from tff_meta.learners import personal_head
@@ -34,7 +35,8 @@ AVERAGED = dataclasses.replace(
 
 @functools.cache
 def build(config):
-  return fed_per.build_fed_per(
+  return registry.build(
+      'fed_per',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -63,8 +65,8 @@ def test_one_round_by_hand(uniform, body):
   config = fed_per.FedPerConfig(
       learning_rate=0.5, epochs=1, batch_size=0, uniform=uniform
   )
-  process = fed_per.build_fed_per(
-      personal.scalar_model(), config, num_classes=2
+  process = registry.build(
+      'fed_per', personal.scalar_model(), config, num_classes=2
   )
 
   result = personal.run(process, [personal.SCALAR_CLIENTS])
@@ -118,7 +120,8 @@ def test_without_anything_personal_it_is_fed_avg():
   """In the first round of all, and with a single client in every round."""
   shared = dict(learning_rate=0.3, epochs=2, batch_size=4)
   mine = build(fed_per.FedPerConfig(head_of_evaluation='averaged', **shared))
-  theirs = fed_avg.build_fed_avg(
+  theirs = registry.build(
+      'fed_avg',
       oracle.build_model(),
       fed_avg.FedAvgConfig(**shared),
       num_classes=oracle.NUM_CLASSES,
@@ -146,11 +149,12 @@ class RecordingMean(tff.aggregators.WeightedAggregationFactory):
 def test_heads_leave_no_client():
   """Neither in an update nor in the server's state, bit by bit."""
   aggregator = RecordingMean()
-  process = fed_per.build_fed_per(
+  process = registry.build(
+      'fed_per',
       oracle.build_model(),
       PERSONAL,
       num_classes=oracle.NUM_CLASSES,
-      aggregator=aggregator,
+      aggregation=aggregator,
   )
   body, head = aggregator.value_type
   assert [tuple(t.shape) for t in body] == [(2, 3), (3,)]
@@ -181,8 +185,12 @@ def test_the_first_head_is_common_and_random():
       process.get_model_weights(none.state).trainable,
       process.get_model_weights(given.state).trainable,
   )
-  other = fed_per.build_fed_per(
-      oracle.build_model(), PERSONAL, num_classes=4, seed=oracle.RUN_SEED + 1
+  other = registry.build(
+      'fed_per',
+      oracle.build_model(),
+      PERSONAL,
+      num_classes=4,
+      seed=oracle.RUN_SEED + 1,
   ).initial_memory
   assert np.ptp(common['kernel'] - other['kernel']) > 0.1
 
@@ -216,10 +224,7 @@ def test_use(known, head_of_evaluation, fine_tuning_epochs):
   model = oracle.build_model()
   weights = model.with_head(4).initialize(tf.constant([8, 9]))
   own = model.with_head(4).initialize(tf.constant([5, 5]))['head']
-  builder, memory, head = fed_per.build_fed_per_new_client, (), None
-  if known:
-    builder, memory = fed_per.build_fed_per_known_client, personal.memory(own)
-    head = own
+  memory, head = (personal.memory(own), own) if known else ((), None)
   if averaged:
     head = weights['head']
   else:
@@ -232,7 +237,8 @@ def test_use(known, head_of_evaluation, fine_tuning_epochs):
   tuned, _, _ = personal.train(start, client.pairs(), config, seed, num_epochs)
   query = oracle.make_client((6, 7, 8), salt=9)
 
-  use = builder(model, config, num_classes=4)
+  method = fed_per.fed_per(model, config, num_classes=4)
+  use = method.known_client() if known else method.new_client()
   adapt = tf.function(use.adapt, autograph=False)
 
   np.testing.assert_array_equal(

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tff_meta import composition
+from tff_meta import registry
 from tff_meta.baselines import fed_avg
 from tff_meta.baselines import l2gd
 
@@ -184,7 +185,8 @@ def test_a_whole_pull_and_one_local_step_are_federated_averaging():
   )
   assert config.pull == 1
   assert all(coin(config, t).count(0) == 1 for t in range(len(COHORTS)))
-  theirs = fed_avg.build_fed_avg(
+  theirs = registry.build(
+      'fed_avg',
       oracle.build_model(),
       fed_avg.FedAvgConfig(
           learning_rate=0.25,

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tff_meta import composition
 from tff_meta import models
+from tff_meta import registry
 from tff_meta.baselines import fed_avg
 from tff_meta.baselines import lg_fed_avg
 from tff_meta.learners import personal_head
@@ -104,7 +105,8 @@ def test_the_servers_first_layers_stay_after_the_averaged_rounds():
   """Bit by bit, whatever the clients have; in these rounds it is FedAvg."""
   result = run(2)
   personal.assert_same(result.weights[3]['body'], result.weights[2]['body'])
-  theirs = fed_avg.build_fed_avg(
+  theirs = registry.build(
+      'fed_avg',
       oracle.build_model(),
       fed_avg.FedAvgConfig(
           learning_rate=0.3,

@@ -13,8 +13,8 @@ from tff_meta import episodes
 from tff_meta import models
 from tff_meta.baselines import fed_avg
 from tff_meta.baselines import one_shot_ft
-from tff_meta.data import few_round_groups
-from tff_meta.evaluation import few_round as evaluation
+from tff_meta.data import groups as groups_lib
+from tff_meta.evaluation import groups as group_evaluation
 from tff_meta.learners import classifiers
 from tff_meta.learners import few_round
 
@@ -77,9 +77,8 @@ def fine_tune(config, clients):
       for name, value in dataclasses.asdict(config).items()
       if name in fields
   }
-  use = fed_avg.build_fine_tuning_group_personalizer(
-      oracle.build_model(), fed_avg.FedAvgConfig(**shared), way=WAY
-  )
+  config = fed_avg.FedAvgConfig(**shared)
+  use = fed_avg.fed_avg_ft(oracle.build_model(), config, WAY).group()
   adapted, _ = use.adapt(trained_weights(), *stack(clients), SEED)
   return adapted
 
@@ -329,10 +328,10 @@ def test_queries_do_not_matter_to_the_group_s_model():
   use = one_shot_ft.build_one_shot_ft_personalizer(
       oracle.build_model(), CONFIG, way=WAY
   )
-  ask = evaluation.build_group_test(use)
+  ask = group_evaluation.build_group_test(use)
 
   def answers(x, y):
-    group = few_round_groups.Group(
+    group = groups_lib.Group(
         *support[:3],
         query_x=tf.constant(x),
         query_y=tf.constant(y),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_meta import registry
 from tff_meta.algorithms import frl
 from tff_meta.baselines import personalized_fl
 
@@ -123,7 +124,8 @@ def test_one_client_of_few_round_learning_without_gpal():
   """A group of one in FRL with R = 1 is a participant prepared alone."""
   config = dataclasses.replace(DISTANCE, batch_size=0)
   weights, _ = run(config, 1, CLIENTS[1:2])
-  process = frl.build_frl(
+  process = registry.build(
+      'frl',
       oracle.build_model(),
       dataclasses.replace(
           frl.PAPER,

@@ -13,8 +13,8 @@ import mutations
 import psutil
 import pytest
 
-from tff_meta import client_state_store
 from tff_meta.training import checkpoints
+from tff_meta.training import client_state_store
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _ROUNDS = 62  # Fifteen and a half FRL episodes of four rounds.

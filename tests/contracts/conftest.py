@@ -18,14 +18,15 @@ import tensorflow_federated as tff
 import tree
 
 from tff_meta import composition
+from tff_meta import method as method_lib
 from tff_meta import models
 from tff_meta import registry
 from tff_meta.client_works import client_work
 from tff_meta.data import corpus as corpus_lib
-from tff_meta.data import few_round_groups
+from tff_meta.data import groups as groups_lib
 from tff_meta.datasets import synthetic
-from tff_meta.evaluation import few_round
-from tff_meta.evaluation import personalization
+from tff_meta.evaluation import clients as client_evaluation
+from tff_meta.evaluation import groups as group_evaluation
 from tff_meta.execution import native
 from tff_meta.learners import personalizer
 
@@ -523,6 +524,10 @@ class Subject:
     self.num_rounds = max(3, self.rounds_per_cohort)
     self.cohort = _COHORT
 
+  @functools.cached_property
+  def method(self) -> method_lib.Method:
+    return self.case.spec.method(self.model, self.case.config, _NUM_CLASSES)
+
   def build(self, *, seed: int = _SEED, copy: int = 0) -> Any:
     """Returns a process; each `copy` of the same one is built by itself."""
     case = self.case
@@ -813,15 +818,17 @@ class ClientUse:
     self.personalizer = build(
         self.subject.model, case.config, num_classes=self.num_classes
     )
-    self.test = personalization.build_client_test(
+    self.test = client_evaluation.build_client_test(
         self.personalizer, with_curve=True
     )
 
-  def task(self, pools: few_round_groups.ClassPools, index: int = 0):
+  def task(self, pools: groups_lib.ClassPools, index: int = 0):
     """Returns a client: of the cohort, unseen, or of a group of new classes."""
     if self.kind == 'new_class':
-      protocol = few_round.GroupProtocol('meta_test', _WAY, 2, 'iid', 1, index)
-      return next(personalization.new_class_tasks(pools, protocol))
+      protocol = group_evaluation.GroupProtocol(
+          'meta_test', _WAY, 2, 'iid', 1, index
+      )
+      return next(client_evaluation.new_class_tasks(pools, protocol))
     if self.kind == 'known_client':
       support, query = _COHORT[0], Client({0: 8, 1: 8}, salt=11, first=30)
     else:
@@ -830,7 +837,7 @@ class ClientUse:
           Client({0: 8, 2: 8}, salt=21, first=30),
       )
     parts = (corpus_lib.LabelledExamples(*c.arrays()) for c in (support, query))
-    return personalization.ClientTask('client', *parts, salt=support.salt)
+    return client_evaluation.ClientTask('client', *parts, salt=support.salt)
 
   def memory(self) -> Any:
     """Returns what the personalizer is given of the clients' memories."""
@@ -842,7 +849,7 @@ class ClientUse:
       return tree.map_structure(lambda *leaves: np.stack(leaves), *values)
     return ()
 
-  def ask(self, task: personalization.ClientTask, memory: Any = None) -> Any:
+  def ask(self, task: client_evaluation.ClientTask, memory: Any = None) -> Any:
     """Returns the client's answers before, after and while it adapts."""
     return self.ask_all([task], memory)[0]
 
@@ -850,7 +857,7 @@ class ClientUse:
     """Returns the answers of clients with the same memory."""
     memory = self.memory() if memory is None else memory
     bank, own = (memory, ()) if self.personalizer.uses_bank else ((), memory)
-    return personalization.ask_clients(
+    return client_evaluation.ask_clients(
         test or self.test,
         self.subject.trained_weights,
         [own] * len(tasks),
@@ -903,6 +910,6 @@ def way() -> int:
 
 
 @pytest.fixture(scope='session')
-def pools() -> few_round_groups.ClassPools:
+def pools() -> groups_lib.ClassPools:
   """Images of the toy problem by class."""
-  return few_round_groups.ClassPools(_corpus(), examples_per_class=16)
+  return groups_lib.ClassPools(_corpus(), examples_per_class=16)

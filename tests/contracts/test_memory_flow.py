@@ -17,6 +17,7 @@ import tensorflow as tf
 import tree
 
 from tff_meta import composition
+from tff_meta import method
 from tff_meta import models
 from tff_meta import optimizers
 from tff_meta import weights as weights_lib
@@ -194,9 +195,6 @@ def leaky_process():
   model = models.build('mlp', (8, 8, 1), None)
   classifier = classifiers.LinearClassifier(model, 3)
 
-  def initialize():
-    return classifier.initialize(composition.initial_seed(7))
-
   def client_update(weights, client):
     trained, report = local_sgd.local_sgd(
         classifier.loss,
@@ -220,19 +218,18 @@ def leaky_process():
         *tf.switch_case(client.message, forms), memory=trained['head']
     )
 
-  return composition.build_learning_process(
-      initialize,
-      model,
+  leaking = method.Method(
+      3,
+      classifier.initialize,
       client_update,
-      num_classes=3,
-      seed=7,
-      memory=lambda: initialize()['head'],
+      memory=lambda seed: classifier.initialize(seed)['head'],
       state=client_work.ClientWorkState(
           initialize=lambda: tf.constant(0),
           message=lambda number: number,
           next=lambda number, aggregate: number,
       ),
   )
+  return method.build_process(leaking, model, seed=7)
 
 
 class _Noise(NamedTuple):

@@ -11,6 +11,8 @@ import tree
 
 from tff_meta import composition
 from tff_meta.client_works import client_work
+from tff_meta.execution import computation_graph
+from tff_meta.execution import nodes as graph_nodes
 from tff_meta.training import checkpoints
 
 _TRAIN_METRICS = {
@@ -118,9 +120,52 @@ def test_metrics_are_finite_scalars(subject):
     assert _all_finite(output.metrics)
 
 
-def test_what_is_aggregated_beside_the_models_is_declared(subject):
-  metrics = subject.outputs[0].metrics['client_work']
-  assert 'signal' not in metrics or subject.case.spec.channels
+def _aggregated(process):
+  """Dtypes and shapes of all that the compiled round adds up over clients."""
+  found, nodes = collections.Counter(), []
+  graph = computation_graph.ComputationGraph(process.next)
+  waiting = graph_nodes.nodes_in(graph.result)
+  while waiting:
+    node = waiting.pop()
+    if node not in nodes:
+      nodes.append(node)
+      waiting += node.inputs
+      if isinstance(node, graph_nodes.Aggregation):
+        found.update(_kinds(node.type_signature))
+  return found
+
+
+def _kinds(type_signature):
+  if isinstance(type_signature, tff.StructType):
+    return [k for part in type_signature for k in _kinds(part)]
+  return [(type_signature.dtype.name, tuple(type_signature.shape))]
+
+
+def test_nothing_is_aggregated_that_is_not_declared(subject):
+  """Changes of models and their weights, channels, and scalar metrics."""
+  method = subject.method
+  weights = [w.shape for w in tree.flatten(subject.weights(subject.states[0]))]
+  copies = 1
+  if method.num_models is not None:
+    copies, weights = method.num_models, [shape[1:] for shape in weights]
+  summed = [
+      tuple(spec.shape)
+      for channel in method.channels
+      for spec in tree.flatten(channel.summed)
+  ]
+  has_weight = not method.sums_updates
+  metrics = len(_train(subject.outputs[0]))
+
+  assert _aggregated(subject.process) == collections.Counter(
+      ('float32', shape)
+      for shape in copies * (weights + [()] * has_weight)
+      + summed
+      + [()] * metrics
+  )
+  names = [channel.name for channel in method.channels]
+  if method.num_models is not None:
+    names.append('choices among models')
+  assert ', '.join(names) == (subject.case.spec.channels or '')
 
 
 def test_weights_that_are_set_are_got(subject):

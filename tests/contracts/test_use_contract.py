@@ -13,18 +13,18 @@ from tff_meta import episodes
 from tff_meta import registry
 from tff_meta.client_works import client_work
 from tff_meta.data import corpus as corpus_lib
-from tff_meta.data import few_round_groups
-from tff_meta.evaluation import few_round
-from tff_meta.evaluation import personalization
+from tff_meta.data import groups as groups_lib
+from tff_meta.evaluation import clients as client_evaluation
+from tff_meta.evaluation import groups as group_evaluation
 
 _SEED = tf.constant([3, 14])
 
 
 @pytest.fixture(scope='session')
-def groups(pools, way) -> list[few_round_groups.Group]:
+def groups(pools, way) -> list[groups_lib.Group]:
   """Groups of four clients with one or two of four unseen classes."""
   drawn = [
-      few_round_groups.sample_group(
+      groups_lib.sample_group(
           pools,
           role='meta_test',
           way=way,
@@ -39,7 +39,7 @@ def groups(pools, way) -> list[few_round_groups.Group]:
 
 
 @pytest.fixture(scope='session')
-def group(groups) -> few_round_groups.Group:
+def group(groups) -> groups_lib.Group:
   return groups[0]
 
 
@@ -160,10 +160,12 @@ def test_order_of_the_groups_clients_does_not_matter(group_subject, group):
 def test_groups_answer_alike_whoever_is_asked_with_them(
     group_subject, pools, way
 ):
-  ask = few_round.build_group_test(group_subject.group_personalizer)
+  ask = group_evaluation.build_group_test(group_subject.group_personalizer)
   weights = group_subject.trained_weights
-  protocol = few_round.GroupProtocol('meta_test', way, 4, 'non_iid', 3, seed=2)
-  report = few_round.evaluate_groups(ask, weights, pools, protocol)
+  protocol = group_evaluation.GroupProtocol(
+      'meta_test', way, 4, 'non_iid', 3, seed=2
+  )
+  report = group_evaluation.evaluate_groups(ask, weights, pools, protocol)
   for index in range(3):
     group = protocol.sample(pools, index)._replace(classes=())
     (labels,) = ask(
@@ -278,7 +280,7 @@ def test_a_curve_goes_from_the_start_to_what_adaptation_gives(
     pytest.skip('Adaptation has no steps to look between.')
   task = client_use.task(pools)
   curve = client_use.ask(task).curve
-  without = personalization.build_client_test(client_use.personalizer)
+  without = client_evaluation.build_client_test(client_use.personalizer)
   (answers,) = client_use.ask_all([task], test=without)
 
   assert len(curve) > 1 and answers.curve is None

@@ -17,7 +17,7 @@ from tff_meta.data import client_sampling
 from tff_meta.data import client_sources
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import federated_dataset
-from tff_meta.data import few_round_groups
+from tff_meta.data import groups as groups_lib
 from tff_meta.data import partitioners
 
 # Repeatable, and nothing is written.
@@ -459,11 +459,11 @@ def test_few_round_groups(labels, data, seed):
       preprocess=np.float32,
       class_split=split,
   )
-  pools = few_round_groups.ClassPools(corpus)
-  deployment = data.draw(st.sampled_from(few_round_groups.DEPLOYMENTS))
+  pools = groups_lib.ClassPools(corpus)
+  deployment = data.draw(st.sampled_from(groups_lib.DEPLOYMENTS))
   num_clients = 3 if deployment == 'iid' else way
   sample = functools.partial(
-      few_round_groups.sample_group,
+      groups_lib.sample_group,
       pools,
       role='meta_test',
       way=way,

@@ -8,13 +8,13 @@ import pytest
 import tensorflow as tf
 
 from tff_meta.data import corpus as corpus_lib
-from tff_meta.data import few_round_groups
+from tff_meta.data import groups as groups_lib
 from tff_meta.evaluation import client_metrics
-from tff_meta.evaluation import few_round
+from tff_meta.evaluation import groups as group_evaluation
 from tff_meta.learners import personalizer
 
 CLASS_SIZES = (24, 27, 30, 40, 25, 26, 24, 33, 24, 29)
-PROTOCOL = few_round.GroupProtocol(
+PROTOCOL = group_evaluation.GroupProtocol(
     role='meta_test',
     way=3,
     num_clients=6,
@@ -31,7 +31,7 @@ def pools():
   rng = np.random.default_rng(3)
   y = rng.permutation(np.repeat(np.arange(10), CLASS_SIZES)).astype(np.int32)
   x = 20 * y[:, None, None, None] + rng.integers(0, 60, (len(y), 2, 2, 1))
-  return few_round_groups.ClassPools(
+  return groups_lib.ClassPools(
       corpus_lib.Corpus(
           name='toy',
           train=corpus_lib.LabelledExamples(x[50:].astype(np.uint8), y[50:]),
@@ -66,8 +66,8 @@ def nearest_mean_brightness(log=None):
 
 
 def evaluate(pools, protocol=PROTOCOL, deployed=None):
-  return few_round.evaluate_groups(
-      few_round.build_group_test(deployed or nearest_mean_brightness()),
+  return group_evaluation.evaluate_groups(
+      group_evaluation.build_group_test(deployed or nearest_mean_brightness()),
       WEIGHTS,
       pools,
       protocol,
@@ -102,7 +102,7 @@ def test_against_a_naive_count(pools):
   report = evaluate(pools)
   padded = 0
   for index in range(5):
-    group = few_round_groups.sample_group(
+    group = groups_lib.sample_group(
         pools,
         role='meta_test',
         way=3,
@@ -168,9 +168,9 @@ def test_one_trace_serves_all_groups(pools):
     traces.append(1)
     return deployed.adapt(*args)
 
-  group_test = few_round.build_group_test(deployed._replace(adapt=adapt))
+  group_test = group_evaluation.build_group_test(deployed._replace(adapt=adapt))
   for _ in range(2):
-    few_round.evaluate_groups(group_test, WEIGHTS, pools, PROTOCOL)
+    group_evaluation.evaluate_groups(group_test, WEIGHTS, pools, PROTOCOL)
   assert len(traces) == 1
 
 

@@ -6,9 +6,9 @@ import types
 import numpy as np
 import pytest
 
-from tff_meta import client_state_store
 from tff_meta.training import checkpoints
 from tff_meta.training import client_memories
+from tff_meta.training import client_state_store
 
 INITIAL = collections.OrderedDict(
     head=np.zeros((2, 3), np.float32), steps=np.int32(7)

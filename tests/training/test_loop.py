@@ -7,13 +7,13 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_meta import client_state_store
-from tff_meta import composition
+from tff_meta import method
 from tff_meta import models
 from tff_meta.client_works import client_work
 from tff_meta.learners import local_sgd
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
+from tff_meta.training import client_state_store
 from tff_meta.training import loop
 from tff_meta.training import metric_writers
 from tff_meta.training import run
@@ -403,17 +403,17 @@ def _remember(weights, client):
 
 @pytest.fixture(scope='module')
 def stateful():
-  return composition.build_learning_process(
-      lambda: collections.OrderedDict(
+  remembering = method.Method(
+      1,
+      lambda seed: collections.OrderedDict(
           body=collections.OrderedDict(w=tf.zeros([2])),
           head=collections.OrderedDict(),
       ),
-      models.build('mlp', (1,), None),
       _remember,
-      num_classes=1,
-      seed=5,
-      memory=lambda: tf.constant(0.0),
+      memory=lambda seed: tf.constant(0.0),
   )
+  model = models.build('mlp', (1,), None)
+  return method.build_process(remembering, model, seed=5)
 
 
 def _train_stateful(stateful, root, **options):

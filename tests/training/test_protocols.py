@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import tree
 
-from tff_meta import client_state_store
-from tff_meta.data import few_round_groups
+from binaries import accuracy_table
+from tff_meta.data import groups as groups_lib
 from tff_meta.evaluation import normalized_variance
 from tff_meta.training import checkpoints
+from tff_meta.training import client_state_store
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
 from tff_meta.training import run_config
@@ -196,7 +197,7 @@ def test_all_protocols_of_clients_have_the_same_keys(
     assert len(rows) == found[name]['num_clients']
     mean = np.mean([float(row['accuracy']) for row in rows])
     assert mean == pytest.approx(found[name]['accuracy_mean'])
-  table = protocols.format_table(found)
+  table = accuracy_table.format_table(found)
   for part in ('known_clients (6 clients', 'initial model', 'worst decile'):
     assert part in table
 
@@ -244,7 +245,9 @@ def test_spread_of_classes_is_that_of_known_clients_in_the_global_body(
   evaluator = protocols.Evaluator(asked)
   known, _ = _evaluate(evaluator, 'known_clients', trained, untrained)
   assert known['nvar'] == pytest.approx(expected, rel=1e-4)
-  assert f'nVAR {known["nvar"]:.4g}' in protocols.format_table({'a': known})
+  assert f'nVAR {known["nvar"]:.4g}' in accuracy_table.format_table(
+      {'a': known}
+  )
   new, _ = _evaluate(evaluator, 'new_clients', trained, untrained)
   assert 'nvar' not in new
   without, _ = _evaluate(
@@ -271,7 +274,7 @@ def test_a_network_that_tells_no_classes_apart_has_no_spread(
   )
   known, _ = results['']
   assert known['nvar'] is None and known['num_clients'] == 6
-  assert 'nVAR' not in protocols.format_table({'a': known})
+  assert 'nVAR' not in accuracy_table.format_table({'a': known})
   (said,) = (line for line in lines if 'nVAR' in line)
   assert 'equal ones' in said
 
@@ -365,13 +368,13 @@ def test_clients_of_validation_classes_are_measured_on_the_way(monkeypatch):
   assert evaluation.names == (column, column + '_micro')
   assert evaluation.best_by == column
   drawn = []
-  sample = few_round_groups.sample_group
+  sample = groups_lib.sample_group
 
   def sample_group(*args, **options):
     drawn.append(sample(*args, **options))
     return drawn[-1]
 
-  monkeypatch.setattr(few_round_groups, 'sample_group', sample_group)
+  monkeypatch.setattr(groups_lib, 'sample_group', sample_group)
   measured = evaluation.measure(process.get_model_weights(state), None)
   split = experiment.dataset.class_pools.corpus.class_split
   assert len(drawn) == 2
@@ -383,7 +386,7 @@ def test_clients_of_validation_classes_are_measured_on_the_way(monkeypatch):
       config=dataclasses.replace(experiment.config, eval_groups=2),
   )
   monkeypatch.setattr(
-      few_round_groups,
+      groups_lib,
       'sample_group',
       lambda *args, **options: drawn[options['index']],
   )
@@ -466,7 +469,7 @@ def test_groups_have_the_keys_of_clients(experiment, models, tmp_path):
   assert np.mean(accuracies) == found['accuracy_mean']
   assert np.std(accuracies) == found['accuracy_std']
   assert min(accuracies) == found['accuracy_worst_decile']
-  table = protocols.format_table(evaluation)
+  table = accuracy_table.format_table(evaluation)
   assert 'worst decile' in table and 'hurt' not in table
 
 
@@ -502,7 +505,7 @@ def test_who_ignores_what_was_trained(tmp_path, name, file, changes):
   assert evaluation == {suffix: {name: expected} for suffix in ('', '_best')}
   assert not evaluation[''][name]['references']
   assert (tmp_path / f'{file}_best.csv').exists()
-  table = protocols.format_table(evaluation[''])
+  table = accuracy_table.format_table(evaluation[''])
   assert '  from scratch ' in table and 'trained model' not in table
 
 
@@ -525,7 +528,7 @@ def test_without_references_only_the_trained_model_is_tested(
   expected, _ = _evaluate(with_references, name, untrained, untrained)
   assert expected['references']
   assert found == {name: expected | {'references': {}}}
-  table = protocols.format_table(found)
+  table = accuracy_table.format_table(found)
   assert 'trained model' in table and 'untrained' not in table
 
 

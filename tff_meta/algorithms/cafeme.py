@@ -18,11 +18,11 @@ import dataclasses
 from typing import Literal, NamedTuple
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import configurations
 from tff_meta import episodes
+from tff_meta import method
 from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
@@ -37,7 +37,7 @@ from tff_meta.models import modulated_cnn
 
 
 @dataclasses.dataclass(frozen=True)
-class CafemeConfig:
+class CafemeConfig(configurations.FineTuned):
   """Configuration; the defaults are the `paper` preset, for CIFAR-10.
 
   Attributes:
@@ -66,10 +66,6 @@ class CafemeConfig:
     batch_size: Examples of a batch, at least 1; also in prediction.
     inner_learning_rate: Of the inner steps.
     outer_learning_rate: Of Adam, which takes one step a round.
-    fine_tuning_steps: SGD steps of a client before it is used.
-    fine_tuning_learning_rate: Of the first of them.
-    fine_tuning_decay: Factor of that rate every `fine_tuning_decay_steps`.
-    fine_tuning_decay_steps: At least 1.
   """
 
   context_mode: Literal['labeled_support', 'unlabeled_self'] = 'labeled_support'
@@ -85,15 +81,12 @@ class CafemeConfig:
   batch_size: int = 50
   inner_learning_rate: float = 0.05
   outer_learning_rate: float = 1e-3
-  fine_tuning_steps: int = 50
   fine_tuning_learning_rate: float = 0.05
-  fine_tuning_decay: float = 0.8
-  fine_tuning_decay_steps: int = 5
 
   def __post_init__(self):
-    config_checks.check_fields(self)
+    super().__post_init__()
     config_checks.check_fraction(self, 'support_fraction')
-    for name in ('query_batches', 'batch_size', 'fine_tuning_decay_steps'):
+    for name in ('query_batches', 'batch_size'):
       config_checks.check_at_least_one(self, name)
     is_self = self.context_mode == 'unlabeled_self'
     if is_self and self.query_context != 'last_batch':
@@ -233,63 +226,43 @@ def client_meta_gradient(
   )
 
 
-def memory_flow(config: CafemeConfig) -> dict[str, str]:
-  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
-  reached = {}
-  if 'persist' in (config.client_adam_state, config.batch_position):
-    reached['update'] = 'training'
-  if config.batch_position == 'persist':
-    reached['loss'] = 'itself'  # It says which batches are next.
-  return reached
+def cafeme(
+    model: model_lib.Model, config: CafemeConfig, num_classes: int
+) -> method.Method:
+  """CAFeMe; the loss it reports is that of the query sets.
 
+  Where anything persists clients have a memory: `num_rounds`, an int32 scalar
+  that says which batches come next, with `batch_position`, and `adam`, the
+  optimizer's state, with `client_adam_state`.
 
-def build_cafeme(
-    model: model_lib.Model,
-    config: CafemeConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> tff.learning.templates.LearningProcess:
-  """Builds CAFeMe; the loss it reports is that of the query sets.
-
-  Args:
-    model: A `ModulatedModel`; it gets a head of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the models; by default the mean, clients counting alike.
-    server_optimizer: By default SGD of rate 1, the plain average.
-
-  Returns:
-    A `LearningProcess`; where anything persists, a `StatefulLearningProcess`.
-    With `batch_position` its clients keep `num_rounds`, an int32 scalar that
-    says which batches come next; with `client_adam_state` they keep `adam`, the
-    optimizer's state.
+  A client, known or new, fine-tunes the whole network, and does not use what it
+  kept of training; its curve has `fine_tuning_steps + 1` points. (This is the
+  test of the released code; the labelled context is ours.)
 
   Raises:
     ValueError: If the model has no modulator.
   """
   network = build_network(model, config, num_classes)
   optimizer = optimizers.build_optimizer('adam', config.outer_learning_rate)
-  options = dict(
-      num_rounds=config.batch_position, adam=config.client_adam_state
-  )
-  kept = [name for name, option in options.items() if option == 'persist']
+  keeps_adam = config.client_adam_state == 'persist'
+  keeps_position = config.batch_position == 'persist'
 
-  def initialize():
-    return network.initialize(composition.initial_seed(seed))
-
-  def first_values(weights):
-    adam = local_sgd.initial_optimizer_state(optimizer, weights)
-    return dict(num_rounds=tf.constant(0), adam=adam)
-
-  def to_memory(values):
-    return collections.OrderedDict((name, values[name]) for name in kept)
+  def memory_of(num_rounds, adam):
+    memory = collections.OrderedDict()
+    if keeps_position:
+      memory['num_rounds'] = num_rounds
+    if keeps_adam:
+      memory['adam'] = adam
+    return memory or ()
 
   def client_update(weights, client):
-    values = first_values(weights) | (client.memory.value if kept else {})
+    num_rounds, order_seed = tf.constant(0), client.seed
+    if keeps_position:
+      num_rounds = client.memory.value['num_rounds']
+      order_seed = client.fixed_seed
+    adam = local_sgd.initial_optimizer_state(optimizer, weights)
+    if keeps_adam:
+      adam = client.memory.value['adam']
     batches = cyclic_batches.support_and_query(
         client.examples,
         config.batch_size,
@@ -299,52 +272,49 @@ def build_cafeme(
             config.support_fraction if config.disjoint_support_query else None
         ),
         split_seed=client.fixed_seed,
-        order_seed=(client.fixed_seed if 'num_rounds' in kept else client.seed),
-        num_rounds=values['num_rounds'],
+        order_seed=order_seed,
+        num_rounds=num_rounds,
     )
     loss, gradient = client_meta_gradient(network, config, weights, batches)
-    adam, moved = optimizer.next(values['adam'], weights, gradient)
-    values = dict(num_rounds=values['num_rounds'] + 1, adam=adam)
+    adam, moved = optimizer.next(adam, weights, gradient)
     num_query = tf.cast(tf.size(batches.query.y), tf.float32)
     return client_work.ClientOutput(
         weights_lib.subtract(weights, moved),
         tf.cast(num_query > 0, tf.float32),
         local_sgd.LocalReport(loss * num_query, num_query),
-        memory=to_memory(values) if kept else (),
+        memory=memory_of(num_rounds + 1, adam),
     )
 
-  return composition.build_learning_process(
-      initialize,
-      model,
+  def initial_memory(seed):
+    weights = network.initialize(seed)
+    return memory_of(
+        tf.constant(0), local_sgd.initial_optimizer_state(optimizer, weights)
+    )
+
+  reaches = {}
+  if keeps_adam or keeps_position:
+    reaches['update'] = 'training'
+  if keeps_position:
+    reaches['loss'] = 'itself'  # It says which batches are next.
+
+  def client():
+    return build_client(network, config)
+
+  return method.Method(
+      num_classes,
+      network.initialize,
       client_update,
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=server_optimizer,
-      memory=(lambda: to_memory(first_values(initialize()))) if kept else None,
+      memory=initial_memory if keeps_adam or keeps_position else None,
+      memory_reaches=reaches,
+      known_client=client,
+      new_client=client,
   )
 
 
-def build_cafeme_client(
-    model: model_lib.Model, config: CafemeConfig, *, num_classes: int
+def build_client(
+    network: modulated_cnn.ModulatedModel, config: CafemeConfig
 ) -> personalizer.ClientPersonalizer:
-  """A client, known or new, fine-tunes the whole network.
-
-  Args:
-    model: A `ModulatedModel`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer`; its curve has `fine_tuning_steps + 1` points. What a
-    client keeps of training is not used.
-
-  Raises:
-    ValueError: If the model has no modulator.
-
-  Source: the test of the released code; the labelled context is ours.
-  """
-  network = build_network(model, config, num_classes)
+  """A client that fine-tunes the whole network, and modulates what came out."""
   is_labeled = config.context_mode == 'labeled_support'
 
   def to_personalized(weights, context):
@@ -360,7 +330,7 @@ def build_cafeme_client(
     return tf.argmax(logits, axis=1, output_type=tf.int32)
 
   return fine_tuning.build_client_personalizer(
-      fine_tuning.of_config(config),
+      config.fine_tuning(),
       network.input_shape,
       lambda w, batch: modulated_loss(network, w, batch, batch),
       predict,

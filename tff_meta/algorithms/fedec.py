@@ -14,21 +14,20 @@ Learning", 2023, https://arxiv.org/abs/2306.16703. No code was released.
 Deviations: BUILD_NOTES.md, FedEC.
 """
 
-from collections.abc import Callable
 import dataclasses
 from typing import Any, Literal
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_meta import composition
-from tff_meta import config_checks
+from tff_meta import configurations
 from tff_meta import episodes
+from tff_meta import method
 from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
+from tff_meta.learners import classifiers
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personalizer
 from tff_meta.losses import cross_entropy
 from tff_meta.losses import distillation
 from tff_meta.losses import proximal
@@ -36,7 +35,7 @@ from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class FedEcConfig:
+class FedEcConfig(configurations.Configuration):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
@@ -84,7 +83,7 @@ class FedEcConfig:
   )
 
   def __post_init__(self):
-    config_checks.check_fields(self)
+    super().__post_init__()
     optimizers.build_optimizer(
         self.optimizer, self.inner_learning_rate, self.momentum
     )
@@ -102,7 +101,7 @@ DEMO = dataclasses.replace(
 
 
 def client_loss(
-    network: model_lib.Model,
+    classifier: classifiers.LinearClassifier,
     config: FedEcConfig,
     weights: Any,
     batch: episodes.Examples,
@@ -116,7 +115,7 @@ def client_loss(
   FedEC-l2 has `a * ||theta - theta_hat||^2` instead of the divergence.
 
   Args:
-    network: The network with its classifier.
+    classifier: The network and its head.
     config: The configuration.
     weights: theta.
     batch: `Examples` `[b, ...]`.
@@ -127,10 +126,10 @@ def client_loss(
 
   Source: FedEC, eqs. 6, 9 and 11.
   """
-  logits = network.logits(weights, batch.x, batch.mask)
+  logits = classifier.logits(weights, batch)
   a = config.constraint_weight * tf.cast(held_to.present, logits.dtype)
   if config.constraint == 'kl':
-    teacher = network.logits(held_to.value, batch.x, batch.mask)
+    teacher = classifier.logits(held_to.value, batch)
     loss = distillation.elastic_loss(
         logits, batch.y, batch.mask, teacher, a, config.kl_direction
     )
@@ -143,7 +142,7 @@ def client_loss(
 
 
 def inner_update(
-    network: model_lib.Model,
+    classifier: classifiers.LinearClassifier,
     config: FedEcConfig,
     initial: Any,
     last: client_work.ClientMemory,
@@ -153,7 +152,7 @@ def inner_update(
   """Trains the initialisation on a client's examples: `InnerUpdate`.
 
   Args:
-    network: The network with its classifier.
+    classifier: The network and its head.
     config: The configuration.
     initial: phi, where training starts.
     last: The client's memory, theta_hat; of any value where not present.
@@ -170,7 +169,7 @@ def inner_update(
     held_to = client_work.ClientMemory(~last.present, initial)
   return local_sgd.local_sgd(
       lambda weights, batch: client_loss(
-          network, config, weights, batch, held_to
+          classifier, config, weights, batch, held_to
       ),
       initial,
       examples,
@@ -183,157 +182,71 @@ def inner_update(
   )
 
 
-def memory_flow(config: FedEcConfig) -> dict[str, str]:
-  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
-  is_held = config.constraint != 'none' and config.constrain == 'returning'
-  return {'update': 'training', 'loss': 'itself'} if is_held else {}
-
-
-def build_fedec(
-    model: model_lib.Model,
-    config: FedEcConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-) -> composition.StatefulLearningProcess:
-  """Builds FedEC.
+def fedec(
+    model: model_lib.Model, config: FedEcConfig, num_classes: int
+) -> method.Method:
+  """FedEC; a client's memory is theta_hat, the model that it trained last.
 
   The server's step is `phi <- phi + epsilon_out * mean_i (theta_i - phi)` over
   the clients with examples, which count alike (eq. 8), or has the sum in place
   of the mean (eq. 4).
 
-  Args:
-    model: The network; it gets a head of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the models; by default the mean or the sum.
-
-  Returns:
-    A `StatefulLearningProcess`; a client's memory is theta_hat, the complete
-    model that it trained last.
-
-  Raises:
-    ValueError: If there is an aggregator, although updates are to be summed.
+  Before it learns a known client has the model of its last round, and the
+  initialisation if it was never sampled. Unless it is to be tested with that
+  (`eval_model`) it trains the initialisation as in a round, with the
+  constraint. A new client trains it as in its first round, with no last model
+  to be held to.
   """
-  network = model.with_head(num_classes)
-  if config.server_aggregate == 'sum':
-    if aggregator is not None:
-      raise ValueError(
-          "Expected no `aggregator` with `server_aggregate` 'sum', which is one"
-          f" itself, found {aggregator}. Tip: take 'mean', which leaves the"
-          ' aggregate as it is.'
-      )
-    # Clients that do not count send zeros.
-    aggregator = tff.aggregators.as_weighted_aggregator(
-        tff.aggregators.SumFactory()
-    )
-
-  def initialize():
-    return network.initialize(composition.initial_seed(seed))
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def client_update(weights, client):
     trained, report = inner_update(
-        network, config, weights, client.memory, client.examples, client.seed
+        classifier, config, weights, client.memory, client.examples, client.seed
     )
     update = weights_lib.subtract(weights, trained)
     return client_work.ClientOutput(
-        update=update,
-        update_weight=local_sgd.client_weight(
-            tf.size(client.examples.y), uniform=True
-        ),
-        report=report,
+        update,
+        local_sgd.client_weight(tf.size(client.examples.y), uniform=True),
+        report,
         # Not `trained`: this is what the server gets, to the last bit.
         memory=weights_lib.subtract(weights, update),
     )
 
-  return composition.build_learning_process(
-      initialize,
-      model,
+  new = classifiers.build_client_personalizer(classifier)
+
+  def known_client():
+    def start(weights, memory):
+      return memory.value_or(weights)
+
+    def adapt(weights, memory, *data):
+      if config.eval_model == 'stored':
+        return start(weights, memory)
+      return inner_update(classifier, config, weights, memory, *data)[0]
+
+    return new._replace(
+        start=start,
+        adapt=adapt,
+        adapts_during_training=config.eval_model != 'stored_then_finetune',
+    )
+
+  def adapt_new(weights, memory, *data):
+    del memory  # A new client has none.
+    none = client_work.ClientMemory(tf.constant(False), weights)
+    return inner_update(classifier, config, weights, none, *data)[0]
+
+  is_held = config.constraint != 'none' and config.constrain == 'returning'
+  return method.Method(
+      num_classes,
+      classifier.initialize,
       client_update,
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
+      memory=lambda seed: weights_lib.zeros_like(classifier.initialize(seed)),
+      memory_reaches={'update': 'training', 'loss': 'itself'}
+      if is_held
+      else {},
+      sums_updates=config.server_aggregate == 'sum',
       server_optimizer=tff.learning.optimizers.build_sgdm(
           config.outer_learning_rate
       ),
-      memory=lambda: weights_lib.zeros_like(initialize()),
+      known_client=known_client,
+      new_client=lambda: new._replace(adapt=adapt_new),
   )
-
-
-def _predict(network: model_lib.Model) -> Callable[..., Any]:
-  """Returns `(weights, query) -> labels`."""
-
-  def predict(weights, query):
-    logits = network.logits(weights, query.x, query.mask)
-    return tf.argmax(logits, axis=1, output_type=tf.int32)
-
-  return predict
-
-
-def build_fedec_known_client(
-    model: model_lib.Model, config: FedEcConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A client uses the model of its last round, or trains a new one.
-
-  Before it learns a client has the model of its last round, and the
-  initialisation if it was never sampled. Unless it is to be tested with that
-  (`eval_model`) it trains the initialisation as in a round, with the
-  constraint.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer`.
-  """
-  network = model.with_head(num_classes)
-
-  def start(weights, memory):
-    return memory.value_or(weights)
-
-  def adapt(weights, memory, examples, seed):
-    if config.eval_model == 'stored':
-      return start(weights, memory)
-    adapted, _ = inner_update(network, config, weights, memory, examples, seed)
-    return adapted
-
-  return personalizer.ClientPersonalizer(
-      start,
-      adapt,
-      _predict(network),
-      adapts_during_training=config.eval_model != 'stored_then_finetune',
-  )
-
-
-def build_fedec_new_client(
-    model: model_lib.Model, config: FedEcConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A client that training never saw trains the initialisation.
-
-  It does so as in its first round, with no last model to be held to.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer`.
-  """
-  network = model.with_head(num_classes)
-
-  def start(weights, memory):
-    del memory  # A new client has none.
-    return weights
-
-  def adapt(weights, memory, examples, seed):
-    del memory  # A new client has none.
-    none = client_work.ClientMemory(tf.constant(False), weights)
-    adapted, _ = inner_update(network, config, weights, none, examples, seed)
-    return adapted
-
-  return personalizer.ClientPersonalizer(start, adapt, _predict(network))

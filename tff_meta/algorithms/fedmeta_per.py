@@ -21,14 +21,15 @@ import dataclasses
 from typing import Literal
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import configurations
 from tff_meta import episodes
+from tff_meta import method
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import adaptation
+from tff_meta.learners import classifiers
 from tff_meta.learners import local_sgd
 from tff_meta.learners import memory_bank
 from tff_meta.learners import personal_layers
@@ -42,7 +43,7 @@ Weights = collections.OrderedDict
 
 
 @dataclasses.dataclass(frozen=True)
-class FedMetaPerConfig:
+class FedMetaPerConfig(configurations.Configuration):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
@@ -89,7 +90,7 @@ class FedMetaPerConfig:
   f1_restrict_to_client_labels: bool = False
 
   def __post_init__(self):
-    config_checks.check_fields(self)
+    super().__post_init__()
     config_checks.check_fraction(self, 'support_fraction')
     if self.eval_support_fraction:
       config_checks.check_fraction(self, 'eval_support_fraction')
@@ -115,10 +116,12 @@ DEMO = dataclasses.replace(
 
 
 def initialize(
-    model: model_lib.Model, config: FedMetaPerConfig, seed: tf.Tensor
+    classifier: classifiers.LinearClassifier,
+    config: FedMetaPerConfig,
+    seed: tf.Tensor,
 ) -> Weights:
   """Draws w; alpha starts as the same number everywhere."""
-  weights = model.initialize(seed)
+  weights = classifier.initialize(seed)
   if config.inner == 'meta_sgd':
     weights['rates'] = tf.nest.map_structure(
         lambda w: tf.fill(w.shape, config.inner_learning_rate),
@@ -132,8 +135,8 @@ def _network(weights: Weights) -> Weights:
   return collections.OrderedDict(body=weights['body'], head=weights['head'])
 
 
-def _loss(model, weights, examples, batch_size=0):
-  logits = model.logits(weights, examples.x, examples.mask)
+def _loss(classifier, weights, examples, batch_size=0):
+  logits = classifier.logits(weights, examples)
   return cross_entropy.mean_over_minibatches(
       logits, examples.y, examples.mask, batch_size
   )
@@ -145,7 +148,7 @@ def _batches(config, support, seed):
 
 
 def adapt(
-    model: model_lib.Model,
+    classifier: classifiers.LinearClassifier,
     config: FedMetaPerConfig,
     weights: Weights,
     support: episodes.Examples,
@@ -156,7 +159,7 @@ def adapt(
     w <- w - alpha * grad L(w, batch), for the minibatches of the support set.
 
   Args:
-    model: The network, with a head.
+    classifier: The network and its head.
     config: The configuration.
     weights: Where the steps begin; w, and alpha for Meta-SGD.
     support: What to adapt to.
@@ -171,7 +174,7 @@ def adapt(
     num_steps = tf.shape(batches.indices)[0]
     first_scored = num_steps - num_steps // config.inner_epochs
   return adaptation.inner_loop_and_loss(
-      lambda w, batch: _loss(model, w, batch),
+      lambda w, batch: _loss(classifier, w, batch),
       _network(weights),
       support,
       batches,
@@ -182,7 +185,7 @@ def adapt(
 
 
 def outer_gradient(
-    model: model_lib.Model,
+    classifier: classifiers.LinearClassifier,
     config: FedMetaPerConfig,
     weights: Weights,
     support: episodes.Examples,
@@ -192,7 +195,7 @@ def outer_gradient(
   """G of eq. 5 and 7: the gradient of L(w'(w, alpha), D_q) by w and alpha.
 
   Args:
-    model: The network, with a head.
+    classifier: The network and its head.
     config: The configuration.
     weights: w, and alpha for Meta-SGD.
     support: D_s.
@@ -203,8 +206,8 @@ def outer_gradient(
     The query loss of the adapted model, and G in the structure of `weights`.
   """
   meta = adaptation.meta_gradient(
-      lambda w, batch: _loss(model, w, batch),
-      lambda w: _loss(model, w, query, config.query_batch_size),
+      lambda w, batch: _loss(classifier, w, batch),
+      lambda w: _loss(classifier, w, query, config.query_batch_size),
       _network(weights),
       support,
       _batches(config, support, seed),
@@ -217,10 +220,31 @@ def outer_gradient(
   return meta.loss, gradient
 
 
-def build_client_update(model: model_lib.Model, config: FedMetaPerConfig):
-  """A client's round: `(weights, ClientInput) -> ClientOutput`."""
+def fedmeta_per(
+    model: model_lib.Model, config: FedMetaPerConfig, num_classes: int
+) -> method.Method:
+  """FedMeta-Per; a client's memory is its personal layers, and their rates.
+
+  A known client takes the inner steps from the shared body under its own head.
+  A new client takes them under every known client's head and has the one of the
+  least `head_score`; so only examples to adapt on decide. Without personal
+  layers clients keep nothing, and a new one does as a known one.
+
+  Raises:
+    ValueError: If the network does not have so many personal layers.
+  """
+  classifier = classifiers.LinearClassifier(model, num_classes)
   personal = personal_layers.parameters(model, config.personal_layers)
   is_sent = config.first_head == 'averaged_head'
+
+  def split(weights):
+    return personal_layers.split(weights, personal)
+
+  def server_part(weights):
+    return weights if is_sent else split(weights)[0]
+
+  def recall(received, memory):
+    return personal_layers.recall(received, personal, memory, is_sent=is_sent)
 
   def client_update(received, client):
     support, query = episodes.split_support_query(
@@ -228,11 +252,9 @@ def build_client_update(model: model_lib.Model, config: FedMetaPerConfig):
         config.support_fraction,
         client.fixed_seed,
     )
-    weights = personal_layers.recall(
-        received, personal, client.memory, is_sent=is_sent
-    )
+    weights = recall(received, client.memory)
     loss, gradient = outer_gradient(
-        model, config, weights, support, query, client.seed
+        classifier, config, weights, support, query, client.seed
     )
     weights = adaptation.outer_step(
         weights,
@@ -240,136 +262,46 @@ def build_client_update(model: model_lib.Model, config: FedMetaPerConfig):
         config.outer_learning_rate,
         fresh_adam=config.outer_optimizer == 'adam_fresh',
     )
-    after, own = personal_layers.split(weights, personal)
-    if is_sent:
-      after = weights
     count = tf.cast(tf.size(query.y), tf.float32)
     return client_work.ClientOutput(
-        weights_lib.subtract(received, after),
+        weights_lib.subtract(received, server_part(weights)),
         count,
         local_sgd.LocalReport(count * loss, count),
-        memory=own or (),
+        memory=split(weights)[1] or (),
     )
 
-  return client_update
-
-
-def memory_flow(config: FedMetaPerConfig) -> dict[str, str]:
-  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
-  if not config.personal_layers:
-    return {}  # Clients keep nothing.
-  is_sent = config.first_head == 'averaged_head'
-  return {'update': 'itself' if is_sent else 'training', 'loss': 'itself'}
-
-
-def build_fedmeta_per(
-    model: model_lib.Model,
-    config: FedMetaPerConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> tff.learning.templates.LearningProcess:
-  """Builds FedMeta-Per.
-
-  Args:
-    model: The network; it gets a head of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the shared weights and rates; by default the mean, weighted
-      by the size of the query sets (eq. 2 and 3).
-    server_optimizer: By default SGD of rate 1, the plain average.
-
-  Returns:
-    A `LearningProcess` on `<examples, salt, memory>` client data; without
-    personal layers on `<examples, salt>`.
-
-  Raises:
-    ValueError: If the network does not have so many personal layers.
-  """
-  model = model.with_head(num_classes)
-  personal = personal_layers.parameters(model, config.personal_layers)
-
-  def initial(side):
-    weights = initialize(model, config, composition.initial_seed(seed))
-    if side == 'server' and config.first_head == 'averaged_head':
-      return weights
-    shared, own = personal_layers.split(weights, personal)
-    return shared if side == 'server' else own
-
-  return composition.build_learning_process(
-      lambda: initial('server'),
-      model,
-      build_client_update(model, config),
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=server_optimizer,
-      memory=(lambda: initial('client')) if personal else None,
-  )
-
-
-def build_fedmeta_per_known_client(
-    model: model_lib.Model, config: FedMetaPerConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A known client adapts from the shared body under its own head.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that takes the inner steps on the client's examples.
-  """
-  model = model.with_head(num_classes)
-  personal = personal_layers.parameters(model, config.personal_layers)
-
-  def recall(weights, memory):
-    is_sent = config.first_head == 'averaged_head'
-    return personal_layers.recall(weights, personal, memory, is_sent=is_sent)
-
-  def adapt_own(weights, memory, examples, seed):
-    own = recall(weights, memory)
-    return adapt(model, config, own, examples, seed)[0]
-
   def predict(adapted, query):
-    logits = model.logits(adapted, query.x, query.mask)
-    return tf.argmax(logits, axis=1, output_type=tf.int32)
+    return classifier.predict(adapted, classifier.no_prototypes(), query)
 
-  return personalizer.ClientPersonalizer(
-      lambda *args: _network(recall(*args)), adapt_own, predict
+  def known_client():
+    def adapt_own(weights, memory, examples, seed):
+      own = recall(weights, memory)
+      return adapt(classifier, config, own, examples, seed)[0]
+
+    return personalizer.ClientPersonalizer(
+        lambda *args: _network(recall(*args)), adapt_own, predict
+    )
+
+  def new_client():
+    def adapt_under(weights, own, examples, seed):
+      merged = personal_layers.merge(split(weights)[0], own)
+      return adapt(classifier, config, merged, examples, seed)
+
+    return memory_bank.build_client_personalizer(adapt_under, predict)
+
+  def memory(seed):
+    return split(initialize(classifier, config, seed))[1]
+
+  return method.Method(
+      num_classes,
+      lambda seed: server_part(initialize(classifier, config, seed)),
+      client_update,
+      memory=memory if personal else None,
+      memory_reaches=(
+          {'update': 'itself' if is_sent else 'training', 'loss': 'itself'}
+          if personal
+          else {}
+      ),
+      known_client=known_client,
+      new_client=new_client if personal else known_client,
   )
-
-
-def build_fedmeta_per_new_client(
-    model: model_lib.Model, config: FedMetaPerConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A new client adapts under the stored head that fits it best.
-
-  It adapts under every known client's head and takes the one of the least
-  `head_score`; so only examples to adapt on decide. Without personal layers it
-  does as a known client.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that uses the bank of stored heads.
-  """
-  known = build_fedmeta_per_known_client(model, config, num_classes=num_classes)
-  model = model.with_head(num_classes)
-  personal = personal_layers.parameters(model, config.personal_layers)
-  if not personal:
-    return known
-
-  def adapt_under(weights, own, examples, seed):
-    shared, _ = personal_layers.split(weights, personal)
-    merged = personal_layers.merge(shared, own)
-    return adapt(model, config, merged, examples, seed)
-
-  return memory_bank.build_client_personalizer(adapt_under, known.predict)

@@ -27,7 +27,9 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import configurations
 from tff_meta import episodes
+from tff_meta import method
 from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.aggregators import prototypes as prototypes_lib
@@ -35,13 +37,12 @@ from tff_meta.client_works import client_work as client_work_lib
 from tff_meta.learners import classifiers
 from tff_meta.learners import few_round
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personalizer
 from tff_meta.losses import prototypical
 from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class FrlConfig:
+class FrlConfig(configurations.Configuration):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
@@ -102,7 +103,7 @@ class FrlConfig:
   deployment_batch_size: int = 60
 
   def __post_init__(self):
-    config_checks.check_fields(self)
+    super().__post_init__()
     config_checks.check_fraction(self, 'support_fraction')
     if self.meta_prototypes == 'stored_support' and self.rounds == 0:
       raise ValueError(
@@ -384,85 +385,78 @@ def next_state(
   return tf.cond(state.phase < config.rounds, after_round, after_meta_update)
 
 
-def build_frl(
-    model: model_lib.Model,
-    config: FrlConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-) -> tff.learning.templates.LearningProcess:
-  """Builds FRL's preparation; one `next` is one communication round.
+def frl(
+    model: model_lib.Model, config: FrlConfig, num_classes: int
+) -> method.Method:
+  """FRL; one `next` of its process is one communication round.
 
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number C of classes of the training clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the models; by default the weighted mean.
-
-  Returns:
-    A `LearningProcess` on `<examples, salt>` client data. Keep the cohort for
-    `config.rounds + 1` consecutive rounds. `get_model_weights` returns phi.
+  Keep the cohort for `config.rounds + 1` consecutive rounds. The weights of the
+  model are phi. A new group does R rounds from them, and then classifies by the
+  nearest global prototype.
   """
   classifier = build_classifier(model, config, num_classes)
-
-  @tff.tensorflow.computation
-  def initial_state():
-    phi = classifier.initialize(composition.initial_seed(seed))
-    return start_episode(phi, tf.constant(0), classifier, config)
-
-  state_type = initial_state.type_signature.result
-  work = client_work_lib.build_client_work(
-      state_type,
-      model,
-      build_client_update(classifier, config, num_classes),
-      client_work_lib.run_seed(seed),
-      num_classes=num_classes,
-  ).process
-  result_type = work.next.type_signature.result.result.member
-  update_process = prototypes_lib.ModelAndPrototypesFactory(
-      aggregator or composition.mean_factory(), over=config.prototype_mean
-  ).create(result_type.update, result_type.update_weight)
-  process = tff.learning.templates.compose_learning_process(
-      initial_state,
-      tff.learning.templates.build_broadcast_process(state_type),
-      work,
-      update_process,
-      composition.build_stateless_finalizer(
-          state_type,
-          update_process.next.type_signature.result.result.member,
-          lambda state, update: next_state(state, update, classifier, config),
+  num_rows = num_classes if config.classifier == 'distance' else 0
+  size = model.embedding_size
+  spec = tf.TensorSpec
+  prototypes = method.Channel(
+      'class prototypes',
+      prototypical.PrototypeSums(
+          spec([num_rows, size]), spec([num_rows]), spec([])
       ),
-  )
-  return composition.with_model_weights(
-      process,
-      get=lambda state: state.phi,
-      put=lambda state, phi: start_episode(
-          phi, state.episode + 1, classifier, config
+      lambda aggregator_of_models: prototypes_lib.ModelAndPrototypesFactory(
+          aggregator_of_models, over=config.prototype_mean
       ),
+      place='update',
   )
+  client_update = build_client_update(classifier, config, num_classes)
 
+  def compose(model, seed, aggregator):
+    @tff.tensorflow.computation
+    def initial_state():
+      phi = classifier.initialize(composition.initial_seed(seed))
+      return start_episode(phi, tf.constant(0), classifier, config)
 
-def build_frl_personalizer(
-    model: model_lib.Model, config: FrlConfig, *, way: int
-) -> personalizer.GroupPersonalizer:
-  """What a new group does with phi: R rounds, then nearest global prototype.
+    state_type = initial_state.type_signature.result
+    work = client_work_lib.build_client_work(
+        state_type,
+        model,
+        client_update,
+        client_work_lib.run_seed(seed),
+        num_classes=num_classes,
+    )
+    result_type = work.process.next.type_signature.result.result.member
+    update_process = aggregator.create(
+        result_type.update, result_type.update_weight
+    )
+    process = composition.compose(
+        initial_state,
+        work,
+        update_process,
+        composition.build_stateless_finalizer(
+            state_type,
+            update_process.next.type_signature.result.result.member,
+            lambda state, update: next_state(state, update, classifier, config),
+        ),
+    )
+    return composition.with_model_weights(
+        process,
+        get=lambda state: state.phi,
+        put=lambda state, phi: start_episode(
+            phi, state.episode + 1, classifier, config
+        ),
+    )
 
-  Args:
-    model: The network.
-    config: The configuration; `rounds` must be at least 1.
-    way: Number of the group's classes.
+  def group():
+    config_checks.check_at_least_one(config, 'rounds')
+    return few_round.build_group_personalizer(
+        classifier, deployment_settings(config), config.rounds
+    )
 
-  Returns:
-    A `GroupPersonalizer`.
-
-  Raises:
-    ValueError: If the configuration has no rounds.
-  """
-  config_checks.check_at_least_one(config, 'rounds')
-  return few_round.build_group_personalizer(
-      build_classifier(model, config, way),
-      deployment_settings(config),
-      config.rounds,
+  return method.Method(
+      num_classes,
+      classifier.initialize,
+      client_update,
+      channels=(prototypes,),
+      compose=compose,
+      group=group,
   )

@@ -17,18 +17,17 @@ Deviations: BUILD_NOTES.md, MetaVers.
 import dataclasses
 from typing import Literal, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import configurations
 from tff_meta import episodes
+from tff_meta import method
 from tff_meta import optimizers
 from tff_meta.aggregators import margins as margins_lib
 from tff_meta.client_works import client_work as client_work_lib
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personalizer
 from tff_meta.learners import prototype_classifier
 from tff_meta.losses import centroid_triplet
 from tff_meta.losses import prototypical
@@ -36,7 +35,7 @@ from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class MetaVersConfig:
+class MetaVersConfig(configurations.Configuration):
   """Configuration; the defaults are the `paper` preset, for CIFAR-10.
 
   Attributes:
@@ -96,7 +95,7 @@ class MetaVersConfig:
   weight_decay: float = 0.0
 
   def __post_init__(self):
-    config_checks.check_fields(self)
+    super().__post_init__()
     config_checks.check_at_least_one(self, 'shots')
     config_checks.check_at_least_one(self, 'margin_window')
     if self.gamma > 1:
@@ -272,29 +271,10 @@ def _is_over_any_example(y, is_support, message, config, num_classes):
   return has_ce | (has_triplets & message.is_hybrid & (config.gamma < 1))
 
 
-def what_is_missing(
-    config: MetaVersConfig, class_sizes: np.ndarray
-) -> str | None:
-  """Returns what a client lacks to train, see `registry.AlgorithmSpec`."""
-  return episodes.what_is_missing(
-      class_sizes,
-      config.shots,
-      config.queries,
-      # Triplets are of support and query examples alike.
-      needs_query=config.loss == 'ce' or config.gamma == 1,
-  )
-
-
 def build_server_state(
     config: MetaVersConfig,
 ) -> client_work_lib.ClientWorkState:
   """The global margin and the phase, from the clients' margins."""
-  if config.margin_rule == 'eq7':
-    rule = margins_lib.eq7(
-        config.margin_window, config.warm_start, config.initial_margin
-    )
-  else:
-    rule = margins_lib.raw_window(config.margin_window, config.initial_margin)
   return client_work_lib.ClientWorkState(
       initialize=lambda: ServerState(
           tf.constant(0), tf.constant(config.initial_margin)
@@ -303,7 +283,23 @@ def build_server_state(
           state.margin, state.round_num >= config.warm_up_rounds
       ),
       next=lambda state, margin: ServerState(state.round_num + 1, margin),
-      aggregator=margins_lib.MarginsFactory(rule),
+  )
+
+
+def build_margins(config: MetaVersConfig) -> method.Channel:
+  """What the clients' margins are, and what becomes of them."""
+  if config.margin_rule == 'eq7':
+    rule = margins_lib.eq7(
+        config.margin_window, config.warm_start, config.initial_margin
+    )
+  else:
+    rule = margins_lib.raw_window(config.margin_window, config.initial_margin)
+  scalar = tf.TensorSpec([])
+  return method.Channel(
+      'margins',
+      margins_lib.Margin(scalar, scalar),
+      margins_lib.MarginsFactory(rule),
+      bound='range',
   )
 
 
@@ -325,56 +321,39 @@ def build_server_optimizer(
   return tff.learning.optimizers.schedule_learning_rate(optimizer, halved)
 
 
-def build_metavers(
-    model: model_lib.Model,
-    config: MetaVersConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-) -> tff.learning.templates.LearningProcess:
-  """Builds MetaVers; a round is one episode and one gradient of every client.
+def metavers(
+    model: model_lib.Model, config: MetaVersConfig, num_classes: int
+) -> method.Method:
+  """MetaVers; a round is one episode and one gradient of every client.
 
-  Args:
-    model: The network; its head is left out.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of gradients (or models), not margins; by default the mean.
-
-  Returns:
-    A `LearningProcess` on `<examples, salt>` client data.
+  A client, known, new or with classes that training never saw, has the
+  prototypes of all its training examples and takes no gradient step.
   """
   model = model.without_head()
-  return composition.build_learning_process(
-      lambda: model.initialize(composition.initial_seed(seed)),
-      model,
+
+  def what_is_missing(class_sizes):
+    return episodes.what_is_missing(
+        class_sizes,
+        config.shots,
+        config.queries,
+        # Triplets are of support and query examples alike.
+        needs_query=config.loss == 'ce' or config.gamma == 1,
+    )
+
+  def use():
+    return prototype_classifier.build_client_personalizer(
+        model, num_classes=num_classes
+    )
+
+  return method.Method(
+      num_classes,
+      model.initialize,
       build_client_update(model, config, num_classes),
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=build_server_optimizer(config),
       state=build_server_state(config),
-  )
-
-
-def build_metavers_client_personalizer(
-    model: model_lib.Model, config: MetaVersConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A client's prototypes of all its training examples; no gradient steps.
-
-  The same for known clients, new clients, and clients whose classes training
-  never saw.
-
-  Args:
-    model: The network.
-    config: Not used; there is nothing to choose.
-    num_classes: Number of classes of the client's labels.
-
-  Returns:
-    A `ClientPersonalizer`.
-  """
-  del config  # Prototypes have no hyperparameters.
-  return prototype_classifier.build_client_personalizer(
-      model, num_classes=num_classes
+      channels=(build_margins(config),),
+      server_optimizer=build_server_optimizer(config),
+      what_is_missing=what_is_missing,
+      known_client=use,
+      new_client=use,
+      new_class=use,
   )

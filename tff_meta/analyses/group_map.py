@@ -14,7 +14,7 @@ from tff_meta import episodes
 from tff_meta.algorithms import frl
 from tff_meta.analyses import pictures
 from tff_meta.analyses import projections
-from tff_meta.data import few_round_groups
+from tff_meta.data import groups as groups_lib
 from tff_meta.learners import few_round
 from tff_meta.models import model as model_lib
 
@@ -68,7 +68,7 @@ def view_client(
     model: model_lib.Model,
     config: frl.FrlConfig,
     weights: Any,
-    group: few_round_groups.Group,
+    group: groups_lib.Group,
     client: int,
     seed: tf.Tensor,
 ) -> ClientViews:

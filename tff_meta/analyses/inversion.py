@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from tff_meta import weights as weights_lib
 from tff_meta.data import corpus as corpus_lib
-from tff_meta.data import few_round_groups
+from tff_meta.data import groups as groups_lib
 from tff_meta.losses import prototypical
 from tff_meta.models import model as model_lib
 
@@ -95,7 +95,7 @@ def draw_scene(
   others = np.setdiff1d(np.arange(corpus.num_classes), label)
   chosen = rng.choice(others, ways - 1, replace=False)
   classes = sorted([label, *chosen.tolist()])
-  rows = few_round_groups.rows_by_class(corpus)
+  rows = groups_lib.rows_by_class(corpus)
   support = []
   for local_class in classes:
     available = rows[local_class][rows[local_class] != index]

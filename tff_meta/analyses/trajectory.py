@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow_federated as tff
 
-from tff_meta import client_state_store
 from tff_meta.analyses import pictures
 from tff_meta.analyses import projections
 from tff_meta.training import checkpoints
 from tff_meta.training import client_memories
+from tff_meta.training import client_state_store
 from tff_meta.training import embeddings
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import loop

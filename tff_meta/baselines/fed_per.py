@@ -18,33 +18,20 @@ Deviations: BUILD_NOTES.md, FedPer.
 import dataclasses
 from typing import Literal
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
-from tff_meta import composition
-from tff_meta import config_checks
-from tff_meta import optimizers
+from tff_meta import configurations
+from tff_meta import method
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
-from tff_meta.learners import local_sgd
 from tff_meta.learners import personal_head
-from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class FedPerConfig:
+class FedPerConfig(configurations.LocalTraining):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
-    optimizer: Of the clients; its state starts anew every round.
-    learning_rate: Of body and head.
-    momentum: Of SGD, in [0, 1).
-    epochs: Local epochs of a round, on body and head together.
-    batch_size: Examples of a minibatch; 0 is the whole set.
-    weight_decay: Coupled L2 coefficient.
-    uniform: Clients count alike; otherwise by their number of examples.
     head_of_evaluation: `'personal'`: heads never leave the clients;
       `'averaged'`: heads are uploaded and averaged as well. Clients still train
       their own, from the average in their first round, but are tested with the
@@ -55,22 +42,12 @@ class FedPerConfig:
       head when there is no averaged one; body and head together.
   """
 
-  optimizer: Literal['sgd', 'adam'] = 'sgd'
   learning_rate: float = 0.01
-  momentum: float = 0.0
   epochs: int = 4
   batch_size: int = 128
-  weight_decay: float = 0.0
-  uniform: bool = False
   head_of_evaluation: Literal['personal', 'averaged'] = 'personal'
   fine_tuning_epochs: int = 0
   new_client_epochs: int = 10
-
-  def __post_init__(self):
-    config_checks.check_fields(self)
-    optimizers.build_optimizer(
-        self.optimizer, self.learning_rate, self.momentum
-    )
 
 
 # As a public reproduction of Arivazhagan et al. has it: SGD, E = 4, B = 128.
@@ -89,151 +66,66 @@ RELEASE = dataclasses.replace(
 DEMO = dataclasses.replace(PAPER, learning_rate=0.3, epochs=1, batch_size=16)
 
 
-def memory_flow(config: FedPerConfig) -> dict[str, str]:
-  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
-  # Where heads are averaged, a client's own is where its upload begins.
-  is_sent = config.head_of_evaluation == 'averaged'
-  return {'update': 'itself' if is_sent else 'training', 'loss': 'itself'}
+def fed_per(
+    model: model_lib.Model, config: FedPerConfig, num_classes: int
+) -> method.Method:
+  """FedPer; a client's memory is its head.
 
-
-def build_fed_per(
-    model: model_lib.Model,
-    config: FedPerConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> composition.StatefulLearningProcess:
-  """Builds FedPer.
-
-  Args:
-    model: The network; it gets a head of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the models; by default the weighted mean.
-    server_optimizer: By default SGD of rate 1, the plain average.
-
-  Returns:
-    A `StatefulLearningProcess` whose clients' memory is their head.
+  A known client has the server's body under its own or the averaged head, and
+  trains `fine_tuning_epochs`. A new client has no head of its own: it takes the
+  averaged or a random one, with which it first trains `new_client_epochs` as
+  clients do in training. (The paper does not treat new clients.)
   """
   classifier = classifiers.LinearClassifier(model, num_classes)
+  averaged = config.head_of_evaluation == 'averaged'
 
-  def initial_weights():
-    return classifier.initialize(composition.initial_seed(seed))
+  def server_part(weights):
+    return weights if averaged else personal_head.split(weights)[0]
 
   def client_update(weights, client):
-    local = _with_own_head(config, weights, client.memory)
-    trained, report = composition.train_epochs(
+    memory = client.memory
+    head = memory.value_or(weights['head']) if averaged else memory.value
+    trained, report = config.train(
         classifier.loss,
-        config,
-        local,
+        personal_head.merge(weights, head),
         client.examples,
         client.seed,
-        config.epochs,
     )
     return client_work.ClientOutput(
-        weights_lib.subtract(weights, _server_part(config, trained)),
-        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
+        weights_lib.subtract(weights, server_part(trained)),
+        config.weight(client.examples),
         report,
         memory=trained['head'],
     )
 
-  return composition.build_learning_process(
-      lambda: _server_part(config, initial_weights()),
-      model,
-      client_update,
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=server_optimizer,
-      memory=lambda: initial_weights()['head'],
-  )
+  def use(head_of, num_epochs):
+    def start(weights, memory):
+      return (
+          weights if averaged else personal_head.merge(weights, head_of(memory))
+      )
 
-
-def _server_part(config, weights):
-  """What the server averages of a client's model."""
-  if config.head_of_evaluation == 'averaged':
-    return weights
-  return personal_head.split(weights)[0]
-
-
-def _with_own_head(config, weights, memory):
-  """The server's body under the head that the client trains."""
-  if config.head_of_evaluation == 'averaged':
-    return personal_head.merge(weights, memory.value_or(weights['head']))
-  return personal_head.merge(weights, memory.value)
-
-
-def _build_client(classifier, config, start, num_epochs):
-  """A client that trains for some epochs, from `start(weights, memory)`."""
-
-  def train(weights, examples, seed):
-    trained, _ = composition.train_epochs(
-        classifier.loss, config, weights, examples, seed, num_epochs
+    return classifiers.build_client_personalizer(
+        classifier,
+        start,
+        lambda *start: config.train_for(num_epochs, classifier.loss, *start)[0],
     )
-    return trained
-
-  return classifiers.build_client_personalizer(classifier, start, train)
-
-
-def build_fed_per_known_client(
-    model: model_lib.Model, config: FedPerConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A known client has the server's body under its own or the averaged head.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that trains `config.fine_tuning_epochs`.
-  """
-
-  def start(weights, memory):
-    if config.head_of_evaluation == 'averaged':
-      return weights
-    return personal_head.merge(weights, memory.value)
-
-  return _build_client(
-      classifiers.LinearClassifier(model, num_classes),
-      config,
-      start,
-      config.fine_tuning_epochs,
-  )
-
-
-def build_fed_per_new_client(
-    model: model_lib.Model, config: FedPerConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A new client has the server's body under the averaged or a random head.
-
-  With the random one it first trains as clients do in training, for
-  `config.new_client_epochs`. (The paper does not treat new clients.)
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that uses no memory.
-  """
-  averaged = config.head_of_evaluation == 'averaged'
-
-  def start(weights, memory):
-    del memory  # Training never saw the client.
-    if averaged:
-      return weights
-    head = personal_head.unseen_head(model, num_classes)
-    return personal_head.merge(weights, head)
 
   new_client_epochs = 0 if averaged else config.new_client_epochs
-  return _build_client(
-      classifiers.LinearClassifier(model, num_classes),
-      config,
-      start,
-      new_client_epochs + config.fine_tuning_epochs,
+  return method.Method(
+      num_classes,
+      lambda seed: server_part(classifier.initialize(seed)),
+      client_update,
+      memory=lambda seed: classifier.initialize(seed)['head'],
+      # Where heads are averaged, a client's own is where its upload begins.
+      memory_reaches={
+          'update': 'itself' if averaged else 'training',
+          'loss': 'itself',
+      },
+      known_client=lambda: use(
+          lambda memory: memory.value, config.fine_tuning_epochs
+      ),
+      new_client=lambda: use(
+          lambda _: personal_head.unseen_head(model, num_classes),
+          new_client_epochs + config.fine_tuning_epochs,
+      ),
   )

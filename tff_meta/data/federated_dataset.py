@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import hashlib
 from typing import Any, Literal, NamedTuple
 
+import cachetools
 import numpy as np
 import tensorflow as tf
 
@@ -15,7 +16,7 @@ from tff_meta import machine
 from tff_meta.data import checks
 from tff_meta.data import client_sources
 from tff_meta.data import corpus as corpus_lib
-from tff_meta.data import few_round_groups
+from tff_meta.data import groups as groups_lib
 from tff_meta.data import partitioners
 
 PARTS = client_sources.PARTS
@@ -42,6 +43,39 @@ class _HeldClient(NamedTuple):
     return sum(x.nbytes + y.nbytes for x, y in self.examples)
 
 
+class _Cache(cachetools.LRUCache):
+  """Clients in memory, by id; those that are let go leave their digests.
+
+  Attributes:
+    digests: By id, of clients that were let go.
+  """
+
+  def __init__(self, num_bytes: int):
+    """Starts empty.
+
+    Args:
+      num_bytes: The most that clients take; larger ones are let go at once.
+    """
+    super().__init__(num_bytes, lambda held: held.num_bytes)
+    self.digests: dict[str, bytes] = {}
+
+  def __setitem__(self, client_id, held):
+    if held.num_bytes > self.maxsize:
+      self._leave_digest(client_id, held)
+    else:
+      super().__setitem__(client_id, held)
+
+  def popitem(self):
+    """Lets the client go that was used longest ago."""
+    client_id, held = super().popitem()
+    self._leave_digest(client_id, held)
+    return client_id, held
+
+  def _leave_digest(self, client_id, held):
+    if client_id not in self.digests:
+      self.digests[client_id] = client_sources.examples_digest(held.examples)
+
+
 class FederatedDataset:
   """Clients and their examples, read when asked for and cached.
 
@@ -62,7 +96,7 @@ class FederatedDataset:
       seed: int,
       clients_by_role: Mapping[str, Sequence[str]],
       source: Any,
-      class_pools: few_round_groups.ClassPools | None = None,
+      class_pools: groups_lib.ClassPools | None = None,
       cache_bytes: int | None = None,
   ):
     """Use `from_corpus`, `few_round` or `from_client_data` instead."""
@@ -83,14 +117,7 @@ class FederatedDataset:
     )
     self._all_ids = frozenset().union(*self._clients_by_role.values())
     self._source = source
-    self._cache_bytes = cache_bytes
-    self._cached_bytes = 0
-    # By id, least recently used first.
-    self._cache: collections.OrderedDict[str, _HeldClient] = (
-        collections.OrderedDict()
-    )
-    # Of clients that the cache has let go.
-    self._digests: dict[str, bytes] = {}
+    self._cache = _Cache(cache_bytes)
 
   def client_ids(self, role: str = 'meta_train') -> tuple[str, ...]:
     """Returns the ids of the clients of a role."""
@@ -197,16 +224,8 @@ class FederatedDataset:
   def _hold(self, client_id):
     """Returns a client, from the cache or read and put there."""
     if client_id in self._cache:
-      self._cache.move_to_end(client_id)
       return self._cache[client_id]
-    held = self._load(client_id)
-    self._cache[client_id] = held
-    self._cached_bytes += held.num_bytes
-    while self._cached_bytes > self._cache_bytes:
-      let_go, oldest = self._cache.popitem(last=False)
-      self._cached_bytes -= oldest.num_bytes
-      if let_go not in self._digests:
-        self._digests[let_go] = client_sources.examples_digest(oldest.examples)
+    self._cache[client_id] = held = self._load(client_id)
     return held
 
   def _load(self, client_id):
@@ -234,7 +253,7 @@ class FederatedDataset:
             f'Expected the labels of {where} in 0..{self.num_classes - 1},'
             f' found {y.min()}..{y.max()}.'
         )
-    known = self._digests.get(client_id)
+    known = self._cache.digests.get(client_id)
     if known and client_sources.examples_digest(examples) != known:
       raise ValueError(
           f'Expected client {client_id!r} of {self.name!r} to hold the same'
@@ -383,7 +402,7 @@ class FederatedDataset:
       2021, section 4.
     """
     config_checks.check_seed(seed)
-    pools = few_round_groups.ClassPools(corpus, examples_per_class)
+    pools = groups_lib.ClassPools(corpus, examples_per_class)
     classes = pools.classes('meta_train')
     rows = np.concatenate([pools.rows(label) for label in classes])
     dealt = partitioners.class_shards(

@@ -156,15 +156,16 @@ class LinearClassifier:
   def loss(self, weights, batch, global_prototypes=None, local_prototypes=None):
     """Returns the mean softmax cross-entropy of the batch."""
     del global_prototypes, local_prototypes  # A linear classifier has none.
-    logits = self._logits(weights, batch)
+    logits = self.logits(weights, batch)
     return cross_entropy.softmax_cross_entropy(logits, batch.y, batch.mask)
 
   def predict(self, weights, prototypes, query) -> tf.Tensor:
     """Returns the class of the largest output of every query, int32 `[Q]`."""
     del prototypes  # A linear classifier has none.
-    return tf.argmax(self._logits(weights, query), axis=1, output_type=tf.int32)
+    return tf.argmax(self.logits(weights, query), axis=1, output_type=tf.int32)
 
-  def _logits(self, weights, examples):
+  def logits(self, weights, examples) -> tf.Tensor:
+    """Returns the outputs for every example, float `[n, C]`."""
     embeddings = self.model.embed(weights['body'], examples.x, examples.mask)
     return self.model.classify(weights['head'], embeddings)
 
@@ -219,16 +220,18 @@ def as_it_is(weights: Any, examples: Any, seed: tf.Tensor) -> Any:
 
 def build_client_personalizer(
     classifier: LinearClassifier,
-    start: Callable[[Any, Any], Any],
-    train: Callable[[Any, Any, tf.Tensor], Any],
+    start: Callable[[Any, Any], Any] = lambda weights, memory: weights,
+    train: Callable[[Any, Any, tf.Tensor], Any] = lambda weights, *_: weights,
 ) -> personalizer.ClientPersonalizer:
   """A client takes a body and a head, trains them and classifies with them.
 
   Args:
     classifier: What predicts.
-    start: `(weights, memory) -> OrderedDict(body, head)`.
+    start: `(weights, memory) -> OrderedDict(body, head)`; by default the
+      server's weights.
     train: `(OrderedDict(body, head), examples, seed) -> OrderedDict(body,
-      head)`; gives back what it gets where there are no examples.
+      head)`; gives back what it gets where there are no examples. By default
+      nothing is trained.
 
   Returns:
     A `ClientPersonalizer`.

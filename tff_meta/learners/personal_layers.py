@@ -21,7 +21,7 @@ def parameters(
   """The parameters of the last dense layers, as pairs of part and name.
 
   Args:
-    model: The network, with a head.
+    model: The network.
     num_layers: How many dense layers, counted from the output: 0 is none, 1 the
       head, more reach into the body.
     name: What an error calls that number.
@@ -36,7 +36,7 @@ def parameters(
   if not num_layers:
     return frozenset()
   with tf.Graph().as_default():
-    weights = model.initialize(tf.constant([0, 0]))
+    weights = model.with_head(1).initialize(tf.constant([0, 0]))
   # `dense2_kernel` and `dense2_bias` are parameters of the layer `dense2`.
   layer = {param: param.rpartition('_')[0] for param in weights['body']}
   layers = list(dict.fromkeys(layer.values()))

@@ -6,8 +6,8 @@ of the server state, and of that of the best round so far, named by their paths
 in the state, e.g. `server/global_model_weights/body/conv_0`. The position in
 the data is the number of completed rounds: the cohort of a round and all
 randomness are pure functions of the seed and the round. What clients keep
-between rounds is not here but in `tff_meta.client_state_store`, under the
-number of the round.
+between rounds is not here but in `client_state_store`, under the number of the
+round.
 """
 
 from collections.abc import Callable, Mapping

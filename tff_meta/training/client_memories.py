@@ -7,9 +7,9 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_meta import client_state_store
 from tff_meta.client_works import client_work
 from tff_meta.training import checkpoints
+from tff_meta.training import client_state_store
 
 
 class ClientMemories:

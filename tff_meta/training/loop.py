@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 
 import tensorflow_federated as tff
 
-from tff_meta import client_state_store
 from tff_meta import composition
 from tff_meta.client_works import client_work
 from tff_meta.training import checkpoints
+from tff_meta.training import client_state_store
 from tff_meta.training import metric_writers
 from tff_meta.training import progress as progress_lib
 from tff_meta.training import run_directory

@@ -19,18 +19,18 @@ from typing import Any, NamedTuple
 
 import tensorflow_federated as tff
 
-from tff_meta import client_state_store
 from tff_meta import registry
 from tff_meta import spelling
-from tff_meta.data import few_round_groups
+from tff_meta.data import groups as groups_lib
 from tff_meta.evaluation import accuracy
 from tff_meta.evaluation import client_metrics
-from tff_meta.evaluation import few_round
+from tff_meta.evaluation import clients as client_evaluation
+from tff_meta.evaluation import groups as group_evaluation
 from tff_meta.evaluation import normalized_variance
-from tff_meta.evaluation import personalization
 from tff_meta.learners import personalizer as personalizer_lib
 from tff_meta.training import atomic_files
 from tff_meta.training import client_memories
+from tff_meta.training import client_state_store
 from tff_meta.training import embeddings
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import loop
@@ -66,13 +66,13 @@ _GROUP_COLUMNS = {
 _SCRATCH = 'fed_avg'
 # Where an algorithm has no use for what was trained.
 _UNUSED = {_SCRATCH: tuple(_DEPLOYMENTS), 'local': (NEW_CLIENTS,)}
-_TRAINED, _UNTRAINED = 'trained', 'untrained'
-_FROM_SCRATCH, _FED_AVG_FROM_SCRATCH = 'from_scratch', 'fed_avg_from_scratch'
+TRAINED, _UNTRAINED = 'trained', 'untrained'
+FROM_SCRATCH, _FED_AVG_FROM_SCRATCH = 'from_scratch', 'fed_avg_from_scratch'
 _ROUNDS = {'': '', '_best': ', best round'}
-_LABELS = {
-    _TRAINED: 'trained model',
+LABELS = {
+    TRAINED: 'trained model',
     _UNTRAINED: 'initial model, untrained',
-    _FROM_SCRATCH: 'from scratch',
+    FROM_SCRATCH: 'from scratch',
     _FED_AVG_FROM_SCRATCH: 'FedAvg from scratch',
 }
 
@@ -219,13 +219,13 @@ class Evaluator:
     return tuple(names)
 
   @property
-  def _pools(self) -> few_round_groups.ClassPools:
+  def _pools(self) -> groups_lib.ClassPools:
     return self._experiment.dataset.class_pools
 
-  def group_protocol(self, name: str) -> few_round.GroupProtocol:
+  def group_protocol(self, name: str) -> group_evaluation.GroupProtocol:
     """Returns the groups of a protocol of new groups or new classes."""
     config = self._config
-    return few_round.GroupProtocol(
+    return group_evaluation.GroupProtocol(
         role='meta_test',
         way=config.way,
         num_clients=config.group_clients,
@@ -235,9 +235,9 @@ class Evaluator:
         num_seen=config.way * 3 // 5 if name in _MIXED else 0,
     )
 
-  def client_protocol(self, name: str) -> personalization.ClientProtocol:
+  def client_protocol(self, name: str) -> client_evaluation.ClientProtocol:
     """Returns the clients of a protocol of single clients."""
-    return personalization.ClientProtocol(
+    return client_evaluation.ClientProtocol(
         role=_ROLES[name],
         part='test',
         support_fraction=self._config.eval_support_fraction,
@@ -303,7 +303,7 @@ class Evaluator:
       `nvar`, too, see `normalized_variance`; None where that is not defined.
     """
     if self.starts_from_scratch(name):
-      report(f'Evaluating {name}: {_LABELS[_FROM_SCRATCH]}.')
+      report(f'Evaluating {name}: {LABELS[FROM_SCRATCH]}.')
       own = self._report(name, untrained, with_curve=self._config.curve)
       self._report_no_curve(name, own, report)
       return {suffix: (self._summary(name, own, {}), own) for suffix in trained}
@@ -314,7 +314,7 @@ class Evaluator:
       if done:
         results[suffix] = results[done[0]]
         continue
-      report(f'Evaluating {name}: {_LABELS[_TRAINED]}{_ROUNDS[suffix]}.')
+      report(f'Evaluating {name}: {LABELS[TRAINED]}{_ROUNDS[suffix]}.')
       own = self._report(name, of_round, with_curve=self._config.curve)
       summary = self._summary(name, own, references)
       if self._config.nvar and name == KNOWN_CLIENTS:
@@ -356,7 +356,7 @@ class Evaluator:
       references[_FED_AVG_FROM_SCRATCH] = self._scratch_report
     reports = {}
     for other, of in references.items():
-      report(f'Evaluating {name}: {_LABELS[other]}.')
+      report(f'Evaluating {name}: {LABELS[other]}.')
       reports[other] = of(name, untrained)
     return reports
 
@@ -465,14 +465,14 @@ class Evaluator:
   def _group_report(
       self, group_test, trained, protocol
   ) -> client_metrics.Report:
-    return few_round.evaluate_groups(
+    return group_evaluation.evaluate_groups(
         group_test, trained.weights, self._pools, protocol
     )
 
   @functools.cached_property
   def _own_test(self) -> Callable[..., Any]:
     """Asks a group what it learned with the algorithm's own personalizer."""
-    return few_round.build_group_test(
+    return group_evaluation.build_group_test(
         self._experiment.spec.build_group_personalizer(
             self._experiment.model, self._config.hparams, way=self._config.way
         )
@@ -484,7 +484,7 @@ class Evaluator:
     config = dataclasses.replace(
         self._config.reference_hparams, rounds=self._config.hparams.rounds
     )
-    return few_round.build_group_test(
+    return group_evaluation.build_group_test(
         registry.get(_SCRATCH).build_group_personalizer(
             self._experiment.model, config, way=self._config.way
         )
@@ -494,20 +494,24 @@ class Evaluator:
       self,
       name: str,
       trained: Model,
-      protocol: personalization.ClientProtocol | few_round.GroupProtocol | None,
+      protocol: (
+          client_evaluation.ClientProtocol
+          | group_evaluation.GroupProtocol
+          | None
+      ),
       with_curve: bool,
   ) -> client_metrics.Report:
     """Tests clients; `protocol` is for during training."""
     is_final = protocol is None
     personalizer, client_test = self._client_use(name, is_final, with_curve)
     if name == NEW_CLASS_CLIENTS:
-      tasks = personalization.new_class_tasks(
+      tasks = client_evaluation.new_class_tasks(
           self._pools, protocol or self.group_protocol(name)
       )
     else:
       protocol = protocol or self.client_protocol(name)
       tasks = protocol.tasks(self._experiment.dataset)
-    return personalization.evaluate_clients(
+    return client_evaluation.evaluate_clients(
         client_test,
         trained.weights,
         trained.memories.of if name == KNOWN_CLIENTS else lambda _: (),
@@ -542,7 +546,7 @@ class Evaluator:
       return self._client_use(name, final, shown)  # The same, traced once.
     if not final:
       personalizer = personalizer.during_training()
-    return personalizer, personalization.build_client_test(
+    return personalizer, client_evaluation.build_client_test(
         personalizer, with_curve=with_curve
     )
 
@@ -586,49 +590,3 @@ def _gain(
       'gain': difference.mean,
       'gain_half_width_95': difference.half_width,
   }
-
-
-def format_table(evaluation: Mapping[str, Mapping[str, Any]]) -> str:
-  """Returns the evaluation of a summary as a table to print."""
-  lines = []
-  for name, result in evaluation.items():
-    count = result.get('num_groups') or result['num_clients']
-    unit = 'groups' if 'num_groups' in result else 'clients'
-    lines.append(f'{name} ({count} {unit}, accuracy +- 95 % interval, percent)')
-    own = _FROM_SCRATCH if result['starts_from_scratch'] else _TRAINED
-    rows = {own: result, **result['references']}
-    for row, values in rows.items():
-      line = f'  {_LABELS[row]:24}' + _percent(
-          values['accuracy_mean'], values['accuracy_half_width_95']
-      )
-      if 'gain' in values:
-        gain = _percent(values['gain'], values['gain_half_width_95'])
-        line += f'   trained gains {gain}'
-      lines.append(line)
-    lines.append(_further_line(own, result))
-  return '\n'.join(lines)
-
-
-def _further_line(model_name, result) -> str:
-  """Returns what else is told of clients or groups."""
-  parts = [
-      f'micro {100 * result["accuracy_micro"]:.2f}',
-      f'deviation {100 * result["accuracy_std"]:.2f}',
-      f'worst decile {100 * result["accuracy_worst_decile"]:.2f}',
-      f'macro-F1 {100 * result["macro_f1_mean"]:.2f}',
-  ]
-  if result['share_hurt'] is not None:
-    parts += [
-        f'before adaptation {100 * result["accuracy_before_mean"]:.2f}',
-        f'{100 * result["share_hurt"]:.0f} % of clients hurt by it',
-    ]
-  if result['curve_end_mean'] is not None:
-    parts.append(f'last three steps {100 * result["curve_end_mean"]:.2f}')
-  if result.get('nvar') is not None:
-    parts.append(f'nVAR {result["nvar"]:.4g}')
-  return f'  {_LABELS[model_name]}: {", ".join(parts)}'
-
-
-def _percent(mean: float, half_width: float | None) -> str:
-  width = 'unknown' if half_width is None else f'{100 * half_width:.2f}'
-  return f'{100 * mean:6.2f} +- {width}'

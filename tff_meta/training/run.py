@@ -15,11 +15,11 @@ import tensorflow_federated as tff
 import tree
 
 import tff_meta
-from tff_meta import client_state_store
 from tff_meta import composition
 from tff_meta import plain_files
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
+from tff_meta.training import client_state_store
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import learning_curve
 from tff_meta.training import loop
@@ -682,32 +682,27 @@ def _finished_summary(
   except plain_files.DamagedFileError as error:
     report(f'Note: {error} It is made again.')
     return None
-  try:
-    same = (
-        summary['rounds'] == done
-        and (
-            done == config.rounds
-            or summary['ended_by_patience'] == config.patience
-        )
-        and summary['eval_groups'] == config.eval_groups
-        and summary['references'] == config.references
-        and summary.get('nvar', False) == config.nvar  # Older ones have none.
-        and tuple(summary['evaluation']) == config.protocols
-        and (
-            'evaluation_best' not in summary
-            or type(summary['best_round']) is int
-        )
+  if not sealed_json.is_sealed(directory.summary):
+    report(
+        f'Note: {directory.summary} has no checksum, as earlier versions wrote'
+        ' it. It is made again.'
     )
-    # Those of earlier versions have no checksum: what can be printed is right.
-    protocols_lib.format_table(summary['evaluation'])
-    protocols_lib.format_table(summary.get('evaluation_best', {}))
-  except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
     return None
+  same = (
+      summary['rounds'] == done
+      and (
+          done == config.rounds
+          or summary['ended_by_patience'] == config.patience
+      )
+      and summary['eval_groups'] == config.eval_groups
+      and summary['references'] == config.references
+      and summary.get('nvar', False) == config.nvar  # Older ones have none.
+      and tuple(summary['evaluation']) == config.protocols
+  )
   if not same:
     return None
   try:
-    # Those of earlier versions have none.
-    changed = summary.get('files', {}).items() - _checksums(directory).items()
+    changed = summary['files'].items() - _checksums(directory).items()
   except OSError as error:
     report(f'Note: {error} It is made again.')
     return None

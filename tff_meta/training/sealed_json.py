@@ -37,7 +37,7 @@ def read(path: pathlib.Path, *others: pathlib.Path) -> dict[str, Any]:
   try:
     value = parse(content)
     found = value.pop(_SEAL, None)
-    if found is None and any(map(_is_sealed, others)):
+    if found is None and any(map(is_sealed, others)):
       raise ValueError('its checksum is gone')
     if found is not None and found != _digest(value):
       raise ValueError('its checksum does not match its content')
@@ -48,7 +48,7 @@ def read(path: pathlib.Path, *others: pathlib.Path) -> dict[str, Any]:
   return value
 
 
-def _is_sealed(path: pathlib.Path) -> bool:
+def is_sealed(path: pathlib.Path) -> bool:
   """Returns whether a file has a checksum; not if it is unreadable."""
   try:
     return _SEAL in parse(

@@ -15,7 +15,7 @@ import tqdm
 
 from tff_meta import episodes
 from tff_meta import machine
-from tff_meta.data import few_round_groups
+from tff_meta.data import groups as groups_lib
 from tff_meta.evaluation import client_metrics
 from tff_meta.learners import personalizer as personalizer_lib
 
@@ -78,10 +78,10 @@ class GroupProtocol:
       )
 
   def sample(
-      self, pools: few_round_groups.ClassPools, index: int
-  ) -> few_round_groups.Group:
+      self, pools: groups_lib.ClassPools, index: int
+  ) -> groups_lib.Group:
     """Returns group number `index`, always the same one."""
-    return few_round_groups.sample_group(
+    return groups_lib.sample_group(
         pools,
         role=self.role,
         way=self.way,
@@ -134,7 +134,7 @@ def build_group_test(
 def evaluate_groups(
     group_test: tf.types.experimental.GenericFunction,
     weights: Any,
-    pools: few_round_groups.ClassPools,
+    pools: groups_lib.ClassPools,
     protocol: GroupProtocol,
 ) -> client_metrics.Report:
   """Adapts to many groups and tests in each.

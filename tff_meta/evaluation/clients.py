@@ -18,9 +18,9 @@ from tff_meta import episodes
 from tff_meta import machine
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import federated_dataset
-from tff_meta.data import few_round_groups
+from tff_meta.data import groups as groups_lib
 from tff_meta.evaluation import client_metrics
-from tff_meta.evaluation import few_round
+from tff_meta.evaluation import groups as group_evaluation
 from tff_meta.learners import personalizer as personalizer_lib
 
 
@@ -92,7 +92,7 @@ def _split(examples, fraction, seed):
 
 
 def new_class_tasks(
-    pools: few_round_groups.ClassPools, protocol: few_round.GroupProtocol
+    pools: groups_lib.ClassPools, protocol: group_evaluation.GroupProtocol
 ) -> Iterator[ClientTask]:
   """Yields the clients of groups of new classes, group by group.
 
@@ -329,7 +329,7 @@ def evaluate_clients(
       for task in tqdm.tqdm(tasks, unit='client', leave=False, disable=None)
   )
   answers = []
-  for together in few_round.batches(clients):
+  for together in group_evaluation.batches(clients):
     memories, own = zip(*together, strict=True)
     answers += ask_clients(
         client_test, weights, memories, own, seed=seed, bank=bank

@@ -1,6 +1,7 @@
-"""From a client function to a learning process."""
+"""From a method to a learning process."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import datasets
+from tff_meta import method
 from tff_meta import models
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
@@ -30,7 +32,8 @@ def client_data(value, count, salt=0):
   )
 
 
-def initial_weights():
+def initial_weights(seed):
+  del seed
   body = collections.OrderedDict(w=tf.constant([2.0, 4.0]))
   return collections.OrderedDict(body=body, head=collections.OrderedDict())
 
@@ -46,15 +49,11 @@ def move_to_mean(weights, client):
   return client_work.ClientOutput(update, count, report)
 
 
-def build(**options):
-  return composition.build_learning_process(
-      initial_weights,
-      MODEL,
-      move_to_mean,
-      num_classes=1,
-      seed=SEED,
-      **options,
-  )
+MOVING = method.Method(1, initial_weights, move_to_mean)
+
+
+def build(moving=MOVING, **options):
+  return method.build_process(moving, MODEL, seed=SEED, **options)
 
 
 @pytest.fixture(scope='module')
@@ -112,7 +111,7 @@ def test_server_optimizer_and_aggregator_are_those_given():
   """A sum of the moves -(-1 - 3, ...) at rate 1/2 instead of their mean."""
   process = build(
       server_optimizer=tff.learning.optimizers.build_sgdm(0.5),
-      aggregator=tff.aggregators.as_weighted_aggregator(
+      aggregation=tff.aggregators.as_weighted_aggregator(
           tff.aggregators.SumFactory()
       ),
   )
@@ -129,7 +128,7 @@ def test_a_robust_mean_outlives_a_huge_update(process):
   np.testing.assert_allclose(train['max_update_norm'], 2**0.5 * 1e30, 1e-6)
   assert min(weights_of(process, plain.state)) > 1e29
 
-  robust = build(aggregator=composition.robust_factory())
+  robust = build(aggregation=composition.robust_factory())
   state = robust.next(robust.initialize(), cohort).state
   first, second = weights_of(robust, state)
   assert 2 < first < 6 and 2 < second < 6 and first != 4
@@ -143,7 +142,7 @@ def build_with_counter():
 
   @tff.tensorflow.computation
   def initial_state():
-    return (initial_weights(), tf.constant(0))
+    return (initial_weights(SEED), tf.constant(0))
 
   state_type = initial_state.type_signature.result
   work = client_work.build_client_work(
@@ -151,19 +150,18 @@ def build_with_counter():
       MODEL,
       lambda state, message, data: move_to_mean(
           state[0],
-          composition.ClientInput(data.examples, message.seed, (), (), ()),
+          method.ClientInput(data.examples, message.seed, (), (), ()),
       ),
       client_work.round_seed(SEED),
       num_classes=1,
-  ).process
-  result_type = work.next.type_signature.result.result.member
+  )
+  result_type = work.process.next.type_signature.result.result.member
   aggregation = composition.mean_factory().create(
       result_type.update, result_type.update_weight
   )
   return composition.with_model_weights(
-      tff.learning.templates.compose_learning_process(
+      composition.compose(
           initial_state,
-          tff.learning.templates.build_broadcast_process(state_type),
           work,
           aggregation,
           composition.build_stateless_finalizer(
@@ -226,23 +224,28 @@ def remember(weights, client):
   )
 
 
+REMEMBERING = method.Method(
+    1,
+    initial_weights,
+    remember,
+    memory=lambda seed: tf.constant(0.0),
+    state=client_work.ClientWorkState(
+        lambda: tf.constant(0.0),
+        lambda state: state,
+        lambda state, total: total,
+    ),
+    channels=(
+        method.Channel(
+            'counts', tf.TensorSpec([]), tff.aggregators.SumFactory()
+        ),
+    ),
+)
+
+
 @pytest.fixture(scope='module')
 def stateful():
   """Its server sums the examples seen and broadcasts the sum."""
-  return composition.build_learning_process(
-      initial_weights,
-      MODEL,
-      remember,
-      num_classes=1,
-      seed=SEED,
-      memory=lambda: tf.constant(0.0),
-      state=client_work.ClientWorkState(
-          lambda: tf.constant(0.0),
-          lambda state: state,
-          lambda state, total: total,
-          tff.aggregators.SumFactory(),
-      ),
-  )
+  return build(REMEMBERING)
 
 
 def with_memory(process, client, value):
@@ -305,3 +308,27 @@ def test_a_seed_that_is_none_is_named(seed):
     federated_dataset.FederatedDataset.from_corpus(
         corpus, partitioners.iid, 3, seed
     )
+
+
+@pytest.mark.parametrize(
+    'changes, expected',
+    [
+        (dict(channels=()), r'declared, \(\), found .*shape=\(\)'),
+        (
+            dict(channels=2 * REMEMBERING.channels),
+            'one channel at most in the signal .* found counts, counts',
+        ),
+    ],
+)
+def test_what_clients_send_is_declared(changes, expected):
+  with pytest.raises(ValueError, match=expected):
+    build(dataclasses.replace(REMEMBERING, **changes))
+
+
+def test_what_a_method_does_not_take_is_refused():
+  summed = dataclasses.replace(MOVING, sums_updates=True)
+  with pytest.raises(ValueError, match='no `aggregation` .*MeanFactory'):
+    build(summed, aggregation=tff.aggregators.MeanFactory())
+  composed = dataclasses.replace(MOVING, compose=lambda *_: None)
+  with pytest.raises(ValueError, match='no `server_optimizer`'):
+    build(composed, server_optimizer=tff.learning.optimizers.build_sgdm(0.5))

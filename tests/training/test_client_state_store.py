@@ -10,7 +10,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from tff_meta import client_state_store
+from tff_meta.training import client_state_store
 
 
 def state(value, size=3):
@@ -124,7 +124,7 @@ def test_a_store_closes_on_a_full_disk(tmp_path):
   script = """
 import pathlib, resource, sys
 import numpy as np
-from tff_meta import client_state_store
+from tff_meta.training import client_state_store
 
 store = client_state_store.SqliteStore(pathlib.Path(sys.argv[1]))
 for round_num in (1, 2):
@@ -166,7 +166,7 @@ def test_a_killed_process_loses_only_what_was_not_committed(tmp_path):
       """
       import os, pathlib, signal, sys
       import numpy as np
-      from tff_meta import client_state_store
+      from tff_meta.training import client_state_store
       store = client_state_store.SqliteStore(pathlib.Path(sys.argv[1]))
       for r in (1, 2, 3):
         store.write('a', r, {'x': np.full(100_000, r, np.float32)})

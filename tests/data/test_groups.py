@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tff_meta.data import corpus as corpus_lib
-from tff_meta.data import few_round_groups
+from tff_meta.data import groups as groups_lib
 
 # Images per class; unequal, so that padding matters.
 CLASS_SIZES = (24, 27, 30, 40, 25, 26, 24, 33, 24, 29)
@@ -37,7 +37,7 @@ def draw(pools, **changes):
       'seed': 5,
       'index': 0,
   }
-  return few_round_groups.sample_group(pools, **(arguments | changes))
+  return groups_lib.sample_group(pools, **(arguments | changes))
 
 
 def check_group(group, corpus, *, way, num_clients, deployment):
@@ -106,13 +106,13 @@ def check_group(group, corpus, *, way, num_clients, deployment):
   return support_counts, num_query
 
 
-@pytest.mark.parametrize('deployment', few_round_groups.DEPLOYMENTS)
+@pytest.mark.parametrize('deployment', groups_lib.DEPLOYMENTS)
 @pytest.mark.parametrize('way, num_clients, num_seen', [(3, 6, 0), (4, 6, 2)])
 def test_groups_against_the_naive_recount(
     deployment, way, num_clients, num_seen
 ):
   corpus = make_corpus()
-  pools = few_round_groups.ClassPools(corpus)
+  pools = groups_lib.ClassPools(corpus)
   configuration = {
       'role': 'meta_test',
       'way': way,
@@ -120,7 +120,7 @@ def test_groups_against_the_naive_recount(
       'deployment': deployment,
       'num_seen': num_seen,
   }
-  sizes = few_round_groups.padded_sizes(pools, **configuration)
+  sizes = groups_lib.padded_sizes(pools, **configuration)
   shapes = set()
   for index in range(20):
     group = draw(pools, index=index, **configuration)
@@ -156,8 +156,8 @@ def test_groups_against_the_naive_recount(
 def test_sizes_of_frl_cifar100():
   # 600 images a class: 30 + 30 a class and client (IID), 150 + 150 a client.
   corpus = make_corpus((600,) * 10)
-  pools = few_round_groups.ClassPools(corpus)
-  for deployment in few_round_groups.DEPLOYMENTS:
+  pools = groups_lib.ClassPools(corpus)
+  for deployment in groups_lib.DEPLOYMENTS:
     group = draw(pools, way=5, num_clients=10, deployment=deployment)
     assert group.support_mask.shape == (10, 150)
     assert group.support_mask.all()
@@ -170,7 +170,7 @@ def test_sizes_of_frl_cifar100():
 def test_odd_leftovers_go_to_the_query():
   # Omniglot: 20 images a class in 4 shards of 5: 2 support + 3 query a shard,
   # or 5 + 5 where both shards of a client are of one class.
-  pools = few_round_groups.ClassPools(make_corpus((20,) * 10))
+  pools = groups_lib.ClassPools(make_corpus((20,) * 10))
   counts = set()
   for index in range(30):
     group = draw(pools, way=5, num_clients=10, index=index)
@@ -181,7 +181,7 @@ def test_odd_leftovers_go_to_the_query():
 
 
 def test_a_group_is_a_function_of_seed_and_index():
-  pools = few_round_groups.ClassPools(make_corpus())
+  pools = groups_lib.ClassPools(make_corpus())
   first, again = draw(pools, index=3), draw(pools, index=3)
   for a, b in zip(first, again, strict=True):
     np.testing.assert_array_equal(a, b)
@@ -193,7 +193,7 @@ def test_a_group_is_a_function_of_seed_and_index():
 
 
 def test_all_classes_and_shards_come_up():
-  pools = few_round_groups.ClassPools(make_corpus())
+  pools = groups_lib.ClassPools(make_corpus())
   groups = [draw(pools, index=i) for i in range(40)]
   assert set(np.concatenate([g.classes for g in groups])) == {1, 6, 7, 8, 9}
   # A client has two shards of one class in about 3 * 4 * 3 / (12 * 11) of all
@@ -208,7 +208,7 @@ def test_all_classes_and_shards_come_up():
 
 def test_examples_per_class_keeps_the_first():
   corpus = make_corpus()
-  pools = few_round_groups.ClassPools(corpus, examples_per_class=12)
+  pools = groups_lib.ClassPools(corpus, examples_per_class=12)
   for label in range(10):
     expected = [r for r, y in enumerate(corpus.pooled_labels) if y == label]
     np.testing.assert_array_equal(pools.rows(label), expected[:12])
@@ -236,7 +236,7 @@ def test_examples_per_class_keeps_the_first():
     ],
 )
 def test_impossible_groups_are_refused(changes, message):
-  pools = few_round_groups.ClassPools(make_corpus())
+  pools = groups_lib.ClassPools(make_corpus())
   with pytest.raises(ValueError, match=message):
     draw(pools, **changes)
 
@@ -244,8 +244,8 @@ def test_impossible_groups_are_refused(changes, message):
 def test_pools_need_a_class_split_and_images():
   corpus = make_corpus()
   with pytest.raises(ValueError, match="`class_split` .* 'toy'"):
-    few_round_groups.ClassPools(dataclasses.replace(corpus, class_split=None))
+    groups_lib.ClassPools(dataclasses.replace(corpus, class_split=None))
   with pytest.raises(ValueError, match='found none of class 9'):
-    few_round_groups.ClassPools(make_corpus((24,) * 9 + (0,)))
+    groups_lib.ClassPools(make_corpus((24,) * 9 + (0,)))
   with pytest.raises(ValueError, match='`examples_per_class` .* found 0'):
-    few_round_groups.ClassPools(corpus, examples_per_class=0)
+    groups_lib.ClassPools(corpus, examples_per_class=0)

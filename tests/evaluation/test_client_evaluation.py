@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import federated_dataset
-from tff_meta.data import few_round_groups
-from tff_meta.evaluation import few_round
-from tff_meta.evaluation import personalization
+from tff_meta.data import groups as groups_lib
+from tff_meta.evaluation import clients as client_evaluation
+from tff_meta.evaluation import groups as group_evaluation
 from tff_meta.learners import personalizer as personalizer_lib
 
-KNOWN = personalization.ClientProtocol('meta_train', 'test', None, seed=5)
+KNOWN = client_evaluation.ClientProtocol('meta_train', 'test', None, seed=5)
 
 
 def unequal(labels, num_clients, rng):
@@ -88,10 +88,10 @@ def memory_of(client_id):
 
 
 def evaluate(dataset, protocol=KNOWN, personalizer=None, weights=1, **options):
-  test = personalization.build_client_test(
+  test = client_evaluation.build_client_test(
       personalizer or most_frequent(), with_curve=options.pop('curve', False)
   )
-  return personalization.evaluate_clients(
+  return client_evaluation.evaluate_clients(
       test,
       {'offset': np.int32(weights)},
       memory_of,
@@ -212,10 +212,10 @@ def test_one_trace_serves_all_clients_and_all_weights():
     traces.append(1)
     return personal.adapt(*args)
 
-  test = personalization.build_client_test(personal._replace(adapt=adapt))
+  test = client_evaluation.build_client_test(personal._replace(adapt=adapt))
   right_answers = 0
   for offset in (0, 1, 2):
-    report = personalization.evaluate_clients(
+    report = client_evaluation.evaluate_clients(
         test,
         {'offset': np.int32(offset)},
         memory_of,
@@ -247,8 +247,8 @@ def test_restricted_f1_is_passed_on():
       predict=lambda adapted, query: tf.concat([[2], query.y[1:]], 0)
   )
   free, restricted = (
-      personalization.evaluate_clients(
-          personalization.build_client_test(personal),
+      client_evaluation.evaluate_clients(
+          client_evaluation.build_client_test(personal),
           {'offset': np.int32(0)},
           memory_of,
           [task],
@@ -282,7 +282,7 @@ def pools():
   y = np.repeat(np.arange(10), CLASS_SIZES).astype(np.int32)
   numbers = np.concatenate([np.arange(size) for size in CLASS_SIZES])
   x = np.stack([y, numbers], 1).astype(np.uint8)[:, np.newaxis, :, np.newaxis]
-  return few_round_groups.ClassPools(
+  return groups_lib.ClassPools(
       corpus_lib.Corpus(
           name='toy',
           train=corpus_lib.LabelledExamples(x[50:], y[50:]),
@@ -299,7 +299,7 @@ def pools():
 @pytest.mark.parametrize('deployment', ['iid', 'non_iid'])
 def test_the_clients_of_groups_keep_to_themselves(pools, deployment):
   """All examples of a client, and no others, each once, with group labels."""
-  protocol = few_round.GroupProtocol(
+  protocol = group_evaluation.GroupProtocol(
       role='meta_test',
       way=3,
       num_clients=6,
@@ -307,7 +307,7 @@ def test_the_clients_of_groups_keep_to_themselves(pools, deployment):
       num_groups=4,
       seed=7,
   )
-  tasks = list(personalization.new_class_tasks(pools, protocol))
+  tasks = list(client_evaluation.new_class_tasks(pools, protocol))
   assert len(tasks) == 24
   assert tasks[7].client_id == 'group_1_client_1'
   for index in range(4):

@@ -1,0 +1,56 @@
+"""The evaluation in a run's summary as a table to print."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tff_meta.training import protocols
+
+
+def format_table(evaluation: Mapping[str, Mapping[str, Any]]) -> str:
+  """Returns the evaluation of a summary as a table to print."""
+  lines = []
+  for name, result in evaluation.items():
+    count = result.get('num_groups') or result['num_clients']
+    unit = 'groups' if 'num_groups' in result else 'clients'
+    lines.append(f'{name} ({count} {unit}, accuracy +- 95 % interval, percent)')
+    own = (
+        protocols.FROM_SCRATCH
+        if result['starts_from_scratch']
+        else protocols.TRAINED
+    )
+    rows = {own: result, **result['references']}
+    for row, values in rows.items():
+      line = f'  {protocols.LABELS[row]:24}' + _percent(
+          values['accuracy_mean'], values['accuracy_half_width_95']
+      )
+      if 'gain' in values:
+        gain = _percent(values['gain'], values['gain_half_width_95'])
+        line += f'   trained gains {gain}'
+      lines.append(line)
+    lines.append(_further_line(own, result))
+  return '\n'.join(lines)
+
+
+def _further_line(model_name, result) -> str:
+  """Returns what else is told of clients or groups."""
+  parts = [
+      f'micro {100 * result["accuracy_micro"]:.2f}',
+      f'deviation {100 * result["accuracy_std"]:.2f}',
+      f'worst decile {100 * result["accuracy_worst_decile"]:.2f}',
+      f'macro-F1 {100 * result["macro_f1_mean"]:.2f}',
+  ]
+  if result['share_hurt'] is not None:
+    parts += [
+        f'before adaptation {100 * result["accuracy_before_mean"]:.2f}',
+        f'{100 * result["share_hurt"]:.0f} % of clients hurt by it',
+    ]
+  if result['curve_end_mean'] is not None:
+    parts.append(f'last three steps {100 * result["curve_end_mean"]:.2f}')
+  if result.get('nvar') is not None:
+    parts.append(f'nVAR {result["nvar"]:.4g}')
+  return f'  {protocols.LABELS[model_name]}: {", ".join(parts)}'
+
+
+def _percent(mean: float, half_width: float | None) -> str:
+  width = 'unknown' if half_width is None else f'{100 * half_width:.2f}'
+  return f'{100 * mean:6.2f} +- {width}'
