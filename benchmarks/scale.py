@@ -138,7 +138,7 @@ def _build_process(case):
   )
   if case.algorithm == 'ditto':
     config = dataclasses.replace(config, personal_epochs=1)
-  return spec.build(network, config, num_classes=_NUM_CLASSES)
+  return registry.build(case.algorithm, network, config, _NUM_CLASSES)
 
 
 def _measure(name: str) -> list[str]:

@@ -395,7 +395,7 @@ def build_system(system: System):
   config = dataclasses.replace(spec.presets[system.preset], **system.changes)
   num_classes = system.clients.get('num_classes', _NUM_CLASSES)
   network = models.build(system.network, system.clients['shape'], num_classes)
-  process = spec.build(network, config, num_classes=num_classes)
+  process = registry.build(system.algorithm, network, config, num_classes)
   return process, examples(**system.clients)
 
 

@@ -118,6 +118,7 @@ PROBLEMS = flag_kinds.define_whole_number(
 )
 flags.declare_key_flag('data_dir')
 flags.declare_key_flag('device')
+flags.declare_key_flag('plugins')
 
 
 # Analyses that need no run, and what they draw in its place.
@@ -161,7 +162,7 @@ def _configs():
   configs = [restored_run.read_config(directory) for directory in directories]
   data_dir = flag_groups.DATA_DIR.value
   if data_dir is not None:
-    configs = [dataclasses.replace(c, data_dir=data_dir) for c in configs]
+    configs = [config.replace(data_dir=data_dir) for config in configs]
   return list(zip(directories, configs, strict=True))
 
 
@@ -197,7 +198,7 @@ def _facts(directory, config):
   return {
       'run_dir': str(directory.root),
       'algorithm': config.algorithm,
-      'dataset': config.dataset,
+      'dataset': config.data.dataset,
       'seed': config.seed,
   }
 
@@ -286,22 +287,21 @@ def _group_map(root):
 
   from tff_meta.analyses import group_map
   from tff_meta.analyses import pictures
+  from tff_meta.training import evaluator as evaluator_lib
   from tff_meta.training import protocols
 
   configs = _configs()
   ((directory, config),) = configs
-  ((experiment, _),) = _prepare(
-      configs, lambda run: group_map.check_config(run.config.hparams)
-  )
+  ((experiment, rounds),) = _prepare(configs, group_map.build_rounds)
   with _open_models(experiment, directory) as models:
-    evaluator = protocols.Evaluator(experiment)
-    evaluator.choose(['new_groups'])
-    group = evaluator.group_protocol('new_groups').sample(
+    evaluator = evaluator_lib.Evaluator(experiment)
+    evaluator.choose([protocols.NEW_GROUPS])
+    group = evaluator.protocols[protocols.NEW_GROUPS].draw.sample(
         experiment.dataset.class_pools, GROUP.value
     )
     views = group_map.view_client(
         experiment.model,
-        config.hparams,
+        rounds,
         models.trained.weights,
         group,
         CLIENT.value,
@@ -466,6 +466,7 @@ _ANALYSES = {
 def main() -> int:
   """Runs the program and returns its exit code."""
   with command_line.reported_errors():
+    flag_groups.import_plugins(*RUN_DIR.value)
     _check_flags()
     name = ANALYSIS.value
     root = pathlib.Path(OUTPUT_DIR.value or f'runs/analyze_{name}')

@@ -25,10 +25,15 @@ from binaries import flag_files
 from binaries import flag_groups
 from binaries import flag_kinds
 from tff_meta import plain_files
+from tff_meta import plugins
 from tff_meta.comparison import tables
 
 EXPERIMENT = flags.DEFINE_string(
-    'experiment', None, 'What to run; --list shows all.'
+    'experiment',
+    None,
+    'What to run: a name, --list shows all; or PATH.py, a file that defines'
+    ' TABLES as those of binaries/experiments do, PATH.py:NAME if there are'
+    ' several.',
 )
 OUTPUT_DIR = flag_kinds.define_path(
     'output_dir',
@@ -49,6 +54,11 @@ SEEDS = flags.DEFINE_list('seeds', [], 'Instead of those of the scale.')
 PROCESSES = flag_kinds.define_whole_number(
     'processes', 1, 'Cells that run at the same time.', least=1
 )
+PRINT_COMMAND = flags.DEFINE_bool(
+    'print_command',
+    False,
+    "Print each cell's command of binaries.train, a line each, and end.",
+)
 REPORT_ONLY = flags.DEFINE_bool(
     'report_only', False, 'Run nothing; write the report of what is there.'
 )
@@ -61,6 +71,7 @@ KEEP = flag_kinds.define_path(
 LIST = flags.DEFINE_bool('list', False, 'Show the experiments, end.')
 flags.declare_key_flag('data_dir')
 flags.declare_key_flag('device')
+flags.declare_key_flag('plugins')
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -85,7 +96,7 @@ def _print_list() -> None:
   Of one experiment if there is an --experiment.
   """
   name = EXPERIMENT.value
-  shown = [experiments.get(name)] if name else experiments.TABLES.values()
+  shown = experiments.find(name) if name else experiments.TABLES.values()
   for table in shown:
     print(f'{table.name}\n  {table.title} ({table.source})')
     for name, scale in table.scales.items():
@@ -135,7 +146,7 @@ def _with_flag_files(cell: tables.Cell) -> tables.Cell:
 
   So a cell tells what it was run with, whatever becomes of the files.
   """
-  given = flag_files.expand(cell.flags, ours=True)
+  given = flag_files.expand(cell.flags)
   return dataclasses.replace(cell, flags=tuple(given))
 
 
@@ -189,17 +200,21 @@ def _claim_kept(kept: pathlib.Path, table: tables.Table) -> None:
 
 def _command() -> str:
   """Returns the command that makes the report again, without places."""
-  if (_ROOT / 'run').exists():
-    parts = ['./run', 'python', '-m', 'binaries.compare']
-  else:
-    parts = ['tff-meta-compare']  # As an installation has it.
-  parts += [f'--experiment={EXPERIMENT.value}', f'--scale={SCALE.value}']
+  name = os.path.basename(EXPERIMENT.value)
+  parts = [*_this_program(), f'--experiment={name}', f'--scale={SCALE.value}']
   for flag in (ROWS, SETTINGS, SEEDS):
     if flag.value:
       parts.append(f'--{flag.name}={",".join(flag.value)}')
+  parts += _plugins()
   if _data_dir() is not None:
     parts.append('--data_dir=DATA')
   return shlex.join(parts)
+
+
+def _this_program() -> list[str]:
+  if (_ROOT / 'run').exists():
+    return ['./run', 'python', '-m', 'binaries.compare']
+  return ['tff-meta-compare']  # As an installation has it.
 
 
 def _data_dir() -> str | None:
@@ -211,8 +226,24 @@ def _program() -> list[str]:
   program = [sys.executable, '-m', 'binaries.train']
   if _data_dir() is not None:
     program.append(f'--data_dir={_data_dir()}')
+  program += [f'--device={flag_groups.DEVICE.value}', *_plugins()]
   # A table has rows to compare with: no further references.
-  return [*program, f'--device={flag_groups.DEVICE.value}', '--noreferences']
+  return [*program, '--noreferences']
+
+
+def _plugins() -> list[str]:
+  names = ','.join(flag_groups.PLUGINS.value)
+  return [f'--plugins={names}'] if names else []
+
+
+def _environment() -> dict[str, str]:
+  """Returns that of the training programs, which are run elsewhere."""
+  from tff_meta.comparison import runner
+
+  environment = runner.environment(PROCESSES.value)
+  if _plugins():
+    environment['PYTHONPATH'] = plugins.python_path()
+  return environment
 
 
 def _places(root: pathlib.Path) -> dict[str, str]:
@@ -226,6 +257,8 @@ def _places(root: pathlib.Path) -> dict[str, str]:
 def main() -> int:
   """Runs the program and returns its exit code."""
   with command_line.reported_errors():
+    flag_groups.import_plugins()
+    experiments.add_rows_of_plugins()
     if LIST.value:
       _print_list()
       return 0
@@ -253,6 +286,10 @@ def main() -> int:
     from tff_meta.comparison import runner
     from tff_meta.training import run_directory
 
+    if PRINT_COMMAND.value:
+      for cell in cells:
+        print(shlex.join(runner.command(program, root, cell)))
+      return 0
     runner.check_claim(root, table.name, SCALE.value)
     if kept:
       if kept == root:
@@ -295,7 +332,7 @@ def main() -> int:
       running = runner.Runner(
           root,
           program,
-          environment=runner.environment(PROCESSES.value),
+          environment=_environment(),
           working_directory=_ROOT,
           places=places,
           report=command_line.report,

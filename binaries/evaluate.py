@@ -31,22 +31,13 @@ flags.adopt_module_key_flags(flag_groups)
 
 def _with_flags(config):
   """Returns the run's configuration with the flags applied to it."""
-  given = {
-      'protocols': tuple(flag_groups.PROTOCOL.value) or config.protocols,
-      'eval_groups': flag_groups.EVAL_GROUPS.value,
-      'way': flag_groups.WAY.value,
-      'group_clients': flag_groups.GROUP_CLIENTS.value,
-      'data_dir': flag_groups.DATA_DIR.value,
-      'eval_support_fraction': flag_groups.EVAL_SUPPORT_FRACTION.value,
-      'restrict_f1_to_client_labels': (
-          flag_groups.RESTRICT_F1_TO_CLIENT_LABELS.value
-      ),
-      'references': flag_groups.REFERENCES.value,
-      'curve': flag_groups.CURVE.value,
-      'nvar': flag_groups.NVAR.value,
-  }
-  given = {k: v for k, v in given.items() if v is not None}
-  return dataclasses.replace(config, **given)
+  from tff_meta.training import run_config
+
+  fields = {f.name for f in dataclasses.fields(run_config.EvaluationConfig)}
+  values = flag_groups.values(fields - {'reference_hparams'} | {'data_dir'})
+  return config.replace(
+      **{k: v for k, v in values.items() if v not in (None, ())}
+  )
 
 
 def _evaluate(stack):
@@ -54,31 +45,32 @@ def _evaluate(stack):
   with command_line.reported_errors():
     if not RUN_DIR.value:
       raise ValueError('Expected --run_dir, found none.')
+    flag_groups.import_plugins(RUN_DIR.value)
     installation.import_tff()
     command_line.set_execution_context('in_process', flag_groups.DEVICE.value)
     from binaries import accuracy_table
     from tff_meta.training import atomic_files
+    from tff_meta.training import evaluator as evaluator_lib
     from tff_meta.training import experiment as experiment_lib
-    from tff_meta.training import protocols
     from tff_meta.training import restored_run
     from tff_meta.training import run_directory
 
     directory = run_directory.RunDirectory(RUN_DIR.value)
-    run_config = restored_run.read_config(directory)
-    eval_config = _with_flags(run_config)
+    config = restored_run.read_config(directory)
+    eval_config = _with_flags(config)
     experiment = experiment_lib.prepare(
-        dataclasses.replace(run_config, data_dir=eval_config.data_dir)
+        config.replace(data_dir=eval_config.data.data_dir)
     )
     # The clients stay those of the run; only groups and adaptation change.
     if EVAL_SEED.value is not None:
-      eval_config = dataclasses.replace(eval_config, seed=EVAL_SEED.value)
-    evaluator = protocols.Evaluator(
+      eval_config = eval_config.replace(seed=EVAL_SEED.value)
+    evaluator = evaluator_lib.Evaluator(
         dataclasses.replace(experiment, config=eval_config)
     )
-    names = evaluator.choose(eval_config.protocols)
+    names = evaluator.choose(eval_config.evaluation.protocols)
     evaluator.check_has_groups(**flag_groups.group_sizes())
     if flag_groups.NVAR.value:
-      protocols.check_has_known_clients(names)
+      evaluator_lib.check_has_known_clients(names)
     trained, untrained, rounds = stack.enter_context(
         restored_run.open_models(experiment, directory, command_line.report)
     )
@@ -90,9 +82,9 @@ def _evaluate(stack):
   settings = {
       'rounds': rounds,
       'seed': eval_config.seed,
-      'way': eval_config.way,
-      'group_clients': eval_config.group_clients,
-      'eval_support_fraction': eval_config.eval_support_fraction,
+      'way': eval_config.evaluation.way,
+      'group_clients': eval_config.evaluation.group_clients,
+      'eval_support_fraction': eval_config.evaluation.eval_support_fraction,
   }
   with command_line.reported_failures(directory.evaluations):
     results = evaluator.evaluate_all(
@@ -106,7 +98,7 @@ def _evaluate(stack):
       atomic_files.write_json(
           files[name], {'protocol': name, **settings, **result}
       )
-  print(f'After {rounds} rounds of {run_config.rounds}:')
+  print(f'After {rounds} rounds of {config.training.rounds}:')
   print(accuracy_table.format_table(results))
 
 

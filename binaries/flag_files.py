@@ -1,8 +1,8 @@
 """Flag files: a flag a line, written on whatever system.
 
-As absl has them, but that a file of ours (`binaries/presets/...`) is found from
-every folder, and that a file is UTF-8, with or without a byte-order mark,
-wherever it is read.
+As absl has them, but that a file names others relative to its own folder, that
+one of ours (`binaries/presets/...`) is found from every folder, and that a file
+is UTF-8, with or without a byte-order mark, wherever it is read.
 """
 
 from collections.abc import Sequence
@@ -25,22 +25,30 @@ _OTHER_MARKS = {
 _TIP = 'Tip: save it as UTF-8.'
 
 
-def expand(arguments: Sequence[str], *, ours: bool = False) -> list[str]:
+def preset(name: str) -> str:
+  """Returns the flag that reads a flag file of ours.
+
+  Args:
+    name: Of the file in `binaries/presets`, without its ending.
+  """
+  return f'--flagfile={_ROOT / _PRESETS / name}.flags'
+
+
+def expand(arguments: Sequence[str]) -> list[str]:
   """Returns arguments with flag files replaced by what they say.
 
   Args:
-    arguments: Of a command line, without the program's name.
-    ours: Whether `binaries/presets` is this library's at all events; otherwise
-      that of the working directory comes first.
+    arguments: Of a command line, without the program's name. Relative names of
+      flag files are those of the working directory.
 
   Raises:
     ValueError: If a file is not one of flags, or includes itself.
     OSError: If a file cannot be read.
   """
-  return _expand(list(arguments), ours, ())
+  return _expand(list(arguments), pathlib.Path(), ())
 
 
-def _expand(arguments, ours, files_above) -> list[str]:
+def _expand(arguments, folder, files_above) -> list[str]:
   expanded = []
   rest = iter(arguments)
   for argument in rest:
@@ -53,31 +61,25 @@ def _expand(arguments, ours, files_above) -> list[str]:
     value = (value if equals else next(rest, '')).strip()
     if not value:
       raise ValueError('Expected --flagfile to name a file, found none.')
-    path = _find(flag_kinds.read_path(value), ours)
+    path = _find(flag_kinds.read_path(value), folder)
     if path in files_above:
       raise ValueError(f'Expected {path} not to include itself.')
-    expanded += _expand(
-        _lines(path), ours or _is_ours(path), (*files_above, path)
-    )
+    expanded += _expand(_lines(path), path.parent, (*files_above, path))
   return expanded
 
 
-def _is_ours(path: pathlib.Path) -> bool:
-  return path.parent == _ROOT / _PRESETS
-
-
-def _find(name: str, ours: bool) -> pathlib.Path:
-  """Returns where a flag file is."""
-  path = pathlib.Path(name)
-  if path.parent != _PRESETS or path.exists() and not ours:
-    return pathlib.Path(os.path.abspath(path))
+def _find(name: str, folder: pathlib.Path) -> pathlib.Path:
+  """Returns where the flag file is that is called so in a folder."""
+  path = pathlib.Path(os.path.abspath(folder / name))
+  if pathlib.Path(name).parent != _PRESETS or path.exists():
+    return path
   known = [p.name for p in sorted((_ROOT / _PRESETS).glob('*.flags'))]
   if path.name not in known:
     raise FileNotFoundError(
         f'Expected a flag file of this library, found no {name}.'
         f'{spelling.tip(path.name, known)}'
     )
-  return _ROOT / path
+  return _ROOT / _PRESETS / path.name
 
 
 def _lines(path: pathlib.Path) -> list[str]:

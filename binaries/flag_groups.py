@@ -4,9 +4,17 @@ Where one is not given, training takes what suits the data, and evaluation takes
 what the run had.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 from absl import flags
 
 from binaries import flag_kinds
+from tff_meta import plugins
+from tff_meta.training import run_directory
+
+# Fields of a run's configuration whose flags have another name.
+_FLAGS = {'protocols': 'protocol'}
 
 DATA_DIR = flag_kinds.define_path(
     'data_dir', None, 'Where data sets are; by default the place TFDS uses.'
@@ -44,15 +52,15 @@ EVAL_SUPPORT_FRACTION = flag_kinds.define_number(
     'eval_support_fraction',
     None,
     "Share of a client's test examples that it adapts on, the rest being tested"
-    ' on; by default it adapts on its training examples, but with fedmeta_per'
-    ' and fedmeta as their --hparams say.',
+    " on; by default what the algorithm's --hparams say or, where they have no"
+    ' such share, none: it adapts on its training examples.',
 )
 RESTRICT_F1_TO_CLIENT_LABELS = flags.DEFINE_bool(
     'restrict_f1_to_client_labels',
     None,
     'Whether to leave classes that a client does not have out of its macro-F1,'
-    ' as the code of FedMeta-Per does; by default not, but with fedmeta_per and'
-    ' fedmeta as their --hparams say.',
+    ' as the code of FedMeta-Per does; by default what the'
+    " algorithm's --hparams say or, where they have no such choice, not.",
 )
 REFERENCES = flags.DEFINE_bool(
     'references',
@@ -79,6 +87,52 @@ DEVICE = flags.DEFINE_enum(
     ['auto', 'cpu', 'gpu'],
     'Where to compute; auto is on all GPUs, or the CPU where there is none.',
 )
+PLUGINS = flags.DEFINE_list(
+    'plugins',
+    [],
+    'Modules that add algorithms, networks, data sets, partitions or tables,'
+    ' named as in `import` and looked for in the working directory, on'
+    ' PYTHONPATH and among what is installed; by default those of the run.',
+)
+
+
+def import_plugins(*run_dirs: str) -> tuple[str, ...]:
+  """Imports the plugins of packages and of --plugins, or else those of runs.
+
+  Args:
+    run_dirs: Directories of the runs, which need not exist.
+
+  Returns:
+    The names of those that are not of packages.
+
+  Raises:
+    ImportError: If a package's cannot be imported.
+    RunDirectoryError: If a run's config.json cannot be read.
+    ValueError: If another cannot be imported.
+  """
+  plugins.import_installed()
+  plugins.import_named(PLUGINS.value, '--plugins')
+  names = dict.fromkeys(PLUGINS.value)
+  if not names:
+    for run_dir in run_dirs:
+      directory = run_directory.RunDirectory(run_dir)
+      recorded = directory.read_plugins()
+      plugins.import_named(recorded, str(directory.config))
+      names |= dict.fromkeys(recorded)
+  return tuple(names)
+
+
+def values(fields: Iterable[str]) -> dict[str, Any]:
+  """Returns what the flags of fields of a run's configuration hold.
+
+  Args:
+    fields: Names of fields.
+
+  Returns:
+    Field -> value, lists as tuples.
+  """
+  found = {name: flags.FLAGS[_FLAGS.get(name, name)].value for name in fields}
+  return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
 
 
 def group_sizes() -> dict[str, int | None]:

@@ -10,6 +10,7 @@ summary.json, learning_curve.png, checkpoints, TensorBoard events and a CSV file
 of clients or groups for each protocol.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import pathlib
@@ -25,6 +26,7 @@ from tff_meta import registry
 from tff_meta.comparison import runner
 from tff_meta.training import hyperparameters
 from tff_meta.training import partitions
+from tff_meta.training import run_directory
 
 ALGORITHM = flags.DEFINE_string(
     'algorithm', None, 'What to train; --list shows all.'
@@ -232,8 +234,6 @@ LIST = flags.DEFINE_bool(
 )
 flags.adopt_module_key_flags(flag_groups)
 
-_EVAL_GROUPS = 100
-
 
 def _print_list() -> None:
   """Prints the names that --algorithm and --dataset take."""
@@ -263,11 +263,6 @@ def _print_hparams(algorithm: str) -> None:
     print(f'  {field.name}: {shown}')
 
 
-def _eval_groups() -> int:
-  given = flag_groups.EVAL_GROUPS.value
-  return _EVAL_GROUPS if given is None else given
-
-
 def _dataset() -> str:
   if DATASET.value is not None:
     return DATASET.value
@@ -281,6 +276,15 @@ def _output_dir() -> str:
   return OUTPUT_DIR.value
 
 
+def _plugins() -> tuple[str, ...]:
+  """Imports the plugins of the run, and returns their names."""
+  given = flag_groups.import_plugins()
+  if not given:  # And the run itself says what is wrong with its directory.
+    with contextlib.suppress(run_directory.RunDirectoryError):
+      return flag_groups.import_plugins(_output_dir())
+  return given
+
+
 def _config():
   """Returns the configuration that the flags mean."""
   if not ALGORITHM.value:
@@ -288,6 +292,9 @@ def _config():
         'Expected --algorithm, found none. Tip: --list shows algorithms and'
         ' data sets.'
     )
+  if OUTPUT_DIR.value == '':
+    raise ValueError('Expected --output_dir to name a directory, found none.')
+  plugins = _plugins()
   # What can be checked without TFF first: to import it takes seconds.
   for name, text in (
       (ALGORITHM.value, HPARAMS.value),
@@ -299,61 +306,19 @@ def _config():
   hyperparameters.parse_options(load, 2, DATASET_OPTIONS.value)
   if PARTITION.value:
     partitions.read_options(PARTITION.value, PARTITION_OPTIONS.value, None)
-  if not _output_dir():
-    raise ValueError('Expected --output_dir to name a directory, found none.')
   installation.import_tff()
   from tff_meta.training import run_config
 
-  return run_config.resolve(
-      algorithm=ALGORITHM.value,
-      preset=PRESET.value,
-      hparams=HPARAMS.value,
-      reference_hparams=REFERENCE_HPARAMS.value,
-      dataset=_dataset(),
-      dataset_options=DATASET_OPTIONS.value,
-      augmentation=AUGMENTATION.value,
-      data_dir=flag_groups.DATA_DIR.value,
-      partition=PARTITION.value,
-      partition_options=PARTITION_OPTIONS.value,
-      test_fraction=TEST_FRACTION.value,
-      stratify=STRATIFY.value,
-      deal_test_images=DEAL_TEST_IMAGES.value,
-      validation_fraction=VALIDATION_FRACTION.value,
-      num_clients=NUM_CLIENTS.value,
-      num_new_clients=NUM_NEW_CLIENTS.value,
-      new_clients=NEW_CLIENTS.value,
-      model=MODEL.value,
-      rounds=ROUNDS.value,
-      clients_per_round=CLIENTS_PER_ROUND.value,
-      seed=SEED.value,
-      execution=EXECUTION.value,
-      aggregation=AGGREGATION.value,
-      batched_clients=BATCHED_CLIENTS.value,
-      checkpoint_every=CHECKPOINT_EVERY.value,
-      protocols=tuple(flag_groups.PROTOCOL.value),
-      eval_every=EVAL_EVERY.value,
-      eval_from=EVAL_FROM.value,
-      select_best=SELECT_BEST.value,
-      select_by=SELECT_BY.value,
-      patience=PATIENCE.value,
-      validation_groups=VALIDATION_GROUPS.value,
-      eval_groups=_eval_groups(),
-      eval_support_fraction=flag_groups.EVAL_SUPPORT_FRACTION.value,
-      restrict_f1_to_client_labels=(
-          flag_groups.RESTRICT_F1_TO_CLIENT_LABELS.value
-      ),
-      references=flag_groups.REFERENCES.value is not False,
-      curve=bool(flag_groups.CURVE.value),
-      nvar=bool(flag_groups.NVAR.value),
-      way=flag_groups.WAY.value,
-      group_clients=flag_groups.GROUP_CLIENTS.value,
-  )
+  values = flag_groups.values(run_config.FIELDS)
+  chosen = {'dataset': _dataset(), 'plugins': plugins}
+  return run_config.resolve(**values | chosen)
 
 
 def main() -> int:
   """Runs the program and returns its exit code."""
   if LIST.value:
     with command_line.reported_errors():
+      flag_groups.import_plugins()
       if ALGORITHM.value:
         _print_hparams(ALGORITHM.value)
       else:
@@ -367,34 +332,35 @@ def main() -> int:
           f' {_output_dir()}, a comparison of binaries.compare.'
       )
     command_line.set_execution_context(
-        config.execution,
+        config.training.execution,
         flag_groups.DEVICE.value,
         MIXED_PRECISION.value,
-        config.batched_clients,
+        config.training.batched_clients,
     )
     from binaries import accuracy_table
     from tff_meta.training import checkpoints
+    from tff_meta.training import evaluator as evaluator_lib
     from tff_meta.training import experiment as experiment_lib
-    from tff_meta.training import protocols
     from tff_meta.training import run
-    from tff_meta.training import run_directory
 
     experiment = experiment_lib.prepare(config, download=DOWNLOAD.value)
-    evaluator = protocols.Evaluator(experiment)
-    chosen = evaluator.choose(config.protocols)
+    evaluator = evaluator_lib.Evaluator(experiment)
+    chosen = evaluator.choose(config.evaluation.protocols)
     evaluator.check_has_groups(**flag_groups.group_sizes())
-    if config.nvar:
-      protocols.check_has_known_clients(chosen)
+    if config.evaluation.nvar:
+      evaluator_lib.check_has_known_clients(chosen)
     experiment = dataclasses.replace(
-        experiment, config=dataclasses.replace(config, protocols=chosen)
+        experiment, config=config.replace(protocols=chosen)
     )
-    if config.eval_every:
+    if config.training.eval_every:
       evaluator.check_on_the_way()
-    if not chosen and not config.protocols:
+    if not chosen and not config.evaluation.protocols:
       command_line.report(
           f'Note: nothing will be evaluated: {evaluator.why_nothing()}'
       )
-    for name in filter(evaluator.starts_from_scratch, chosen):
+    for name in chosen:
+      if not evaluator.protocols[name].starts_from_scratch:
+        continue
       command_line.report(
           f'Note: in {name} {config.algorithm} begins with random weights: what'
           ' is trained before makes no difference.'

@@ -2,8 +2,12 @@
 
 import importlib.metadata
 import pathlib
+import shlex
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import tomllib
 
 import pytest
@@ -188,3 +192,99 @@ def test_commands_are_the_programs(tmp_path):
     )
     assert done.returncode == 2 and 'Error: ' in done.stderr, done.stderr
     assert function == name.removeprefix('tff-meta-')
+
+
+def _call(*command, cwd):
+  """Runs a program in a folder as a new user does; returns its output."""
+  done = subprocess.run(
+      command,
+      cwd=cwd,
+      env={'PATH': '/usr/bin:/bin', 'HOME': str(cwd)},
+      capture_output=True,
+      text=True,
+      timeout=1800,
+  )
+  assert done.returncode == 0, done.stdout + done.stderr
+  return done.stdout
+
+
+def _files(root):
+  return {
+      str(path.relative_to(root)) for path in root.rglob('*') if path.is_file()
+  }
+
+
+@pytest.fixture(scope='module')
+def installed(tmp_path_factory):
+  """An installed source distribution: its folder, and the environment's.
+
+  The environment has the packages of this one, but not this repository.
+  """
+  if not (_ROOT / '.git').exists():
+    pytest.skip("Which files are the repository's, git alone knows.")
+  root = tmp_path_factory.mktemp('installed')
+  listing = ('ls-files', '--cached', '--others', '--exclude-standard')
+  for name in _call('git', *listing, cwd=_ROOT).splitlines():
+    if (_ROOT / name).exists():
+      (root / 'copy' / name).parent.mkdir(parents=True, exist_ok=True)
+      shutil.copy(_ROOT / name, root / 'copy' / name)
+  build = 'from setuptools import build_meta; build_meta.build_sdist("..")'
+  expected = _files(root / 'copy')
+  _call(sys.executable, '-c', build, cwd=root / 'copy')
+  (archive,) = root.glob('*.tar.gz')
+  with tarfile.open(archive) as opened:
+    opened.extractall(root, filter='data')
+  source = root / archive.name.removesuffix('.tar.gz')
+  made = _files(source) - expected
+  assert _files(source) >= expected
+  assert all('egg-info' in n or n in ('PKG-INFO', 'setup.cfg') for n in made)
+
+  _call(sys.executable, '-m', 'venv', '--without-pip', 'env', cwd=root)
+  borrowed = root / 'env' / 'lib' / 'python3.11' / 'site-packages'
+  (borrowed / 'borrowed.pth').write_text(sysconfig.get_path('purelib'))
+  pip = (sys.executable, '-m', 'pip', '--python', root / 'env/bin/python')
+  alone = ('--no-deps', '--no-index', '--no-cache-dir', '--ignore-installed')
+  _call(*pip, 'install', *alone, '--no-build-isolation', archive, cwd=root)
+  return source, root / 'env'
+
+
+@pytest.mark.slow
+def test_a_wheel_has_all_that_it_names(installed, tmp_path):
+  _, env = installed
+  program = {
+      name: env / 'bin' / f'tff-meta-{name}'
+      for name in ('train', 'evaluate', 'compare', 'analyze')
+  }
+  where = 'import tff_meta; print(tff_meta.__file__)'
+  found = _call(env / 'bin/python', '-c', where, cwd=tmp_path).strip()
+  assert pathlib.Path(found).is_relative_to(env)
+  docs = env / 'share' / 'doc' / 'tff-meta'
+  assert {'README.md', 'BUILD_NOTES.md', 'docs/scale.md'} <= _files(docs)
+  assert 'fed_avg' in _call(program['train'], '--list', cwd=tmp_path)
+
+  (tmp_path / 'mine.flags').write_text(
+      '--flagfile=binaries/presets/digit_pairs_frl.flags\n'
+      '--rounds=4\n--eval_groups=2\n--noreferences'
+  )
+  mine = ('--flagfile=mine.flags', '--output_dir=run')
+  assert 'Written: run' in _call(program['train'], *mine, cwd=tmp_path)
+  for name, flags in {
+      'evaluate': ('--run_dir=run',),
+      'analyze': ('--analysis=group_map', '--run_dir=run'),
+  }.items():
+    _call(program[name], *flags, cwd=tmp_path)
+  flags = ('--scale=smoke', '--rows=fed_avg', '--settings=Known clients')
+  digits = ('--experiment=digits', *flags, '--print_command')
+  command = _call(program['compare'], *digits, cwd=tmp_path)
+  _call(*shlex.split(command), '--rounds=2', cwd=tmp_path)
+  assert list(tmp_path.rglob('known_clients/fed_avg/seed_0/run/summary.json'))
+
+
+@pytest.mark.slow
+def test_a_source_distribution_tests_itself(installed):
+  source, env = installed
+  tests = ('test_results.py', 'test_benchmarks.py', 'binaries/test_compare.py')
+  call = (env / 'bin/python', '-m', 'pytest', '-n', '0', '-q', '--no-header')
+  some = (f'tests/{name}' for name in tests)
+  passed = _call(*call, '-k', 'not killed', *some, cwd=source)
+  assert ' passed' in passed and ' failed' not in passed

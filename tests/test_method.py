@@ -229,7 +229,7 @@ REMEMBERING = method.Method(
     initial_weights,
     remember,
     memory=lambda seed: tf.constant(0.0),
-    state=client_work.ClientWorkState(
+    state=lambda seed: client_work.ClientWorkState(
         lambda: tf.constant(0.0),
         lambda state: state,
         lambda state, total: total,

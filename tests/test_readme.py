@@ -86,13 +86,13 @@ def test_algorithms_and_what_they_are_tested_on():
   assert found == {
       spec.name: {
           kind
-          for kind, builder in (
-              ('known', spec.known_client_personalizer),
-              ('new', spec.new_client_personalizer),
-              ('groups', spec.group_personalizer),
-              ('new classes', spec.new_class_personalizer),
+          for kind, use in (
+              ('known', 'known_client'),
+              ('new', 'new_client'),
+              ('groups', 'group'),
+              ('new classes', 'new_class'),
           )
-          if builder
+          if use in spec.uses
       }
       for spec in registry.ALGORITHMS.values()
   }

@@ -1,18 +1,25 @@
 """The list of algorithms."""
 
+import ast
 import dataclasses
-import inspect
+import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
+import tff_meta
+from tff_meta import configurations
+from tff_meta import models
 from tff_meta import registry
 from tff_meta.algorithms import frl
-from tff_meta.baselines import fed_avg
-from tff_meta.baselines import personalized_fl
 
 SPECS = registry.ALGORITHMS.values()
+# These name recipes and networks after papers, and see neither an algorithm nor
+# its configuration.
+_NAMED_AFTER_PAPERS = ('data', 'datasets', 'models')
+_ENGLISH = {'local'}  # No name but as a whole string, or imported.
 
 
 def test_names():
@@ -28,71 +35,41 @@ def test_an_unknown_name_lists_the_known_ones():
     registry.get('frll')
 
 
+def _network(spec):
+  return models.build(spec.model or 'mlp', (28, 28, 1), None)
+
+
 @pytest.mark.parametrize('spec', SPECS, ids=lambda spec: spec.name)
 def test_what_is_named_is_there(spec):
-  """Every callable takes the model and the configuration, then keywords."""
   assert set(spec.presets) == {'paper', 'release', 'demo'}
   types = {type(preset) for preset in spec.presets.values()}
-  assert len(types) == 1 and dataclasses.is_dataclass(types.pop())
-  for callable_, keyword in (
-      (spec.build, 'num_classes'),
-      (spec.build_group_personalizer, 'way'),
-      (spec.build_known_client_personalizer, 'num_classes'),
-      (spec.build_new_client_personalizer, 'num_classes'),
-      (spec.build_new_class_personalizer, 'num_classes'),
-  ):
-    if callable_ is not None:
-      parameters = list(inspect.signature(callable_).parameters)
-      assert parameters[:3] == ['model', 'config', keyword]
-  assert spec.build is not None
-  assert (
-      spec.build_group_personalizer is not None
-      or spec.build_known_client_personalizer is not None
-  )
-  assert spec.summary and '20' in spec.paper
-
-
-def test_the_right_ones():
-  frl_spec = registry.get('frl')
-  assert frl_spec.build.__wrapped__ is frl.build_frl
-  assert frl_spec.build_known_client_personalizer is None
-  assert frl_spec.build_new_client_personalizer is None
-  assert frl_spec.build_new_class_personalizer is None
-  assert frl_spec.presets == {
-      'paper': frl.PAPER,
-      'release': frl.RELEASE,
-      'demo': frl.DEMO,
+  assert len(types) == 1
+  assert issubclass(types.pop(), configurations.Configuration)
+  named = {
+      spec.cohort_rounds_field,
+      spec.group_rounds_field,
+      spec.kept_clients_field,
+      spec.num_clients_field,
+      *spec.run_settings.values(),
   }
-  plain, tuned = registry.get('fed_avg'), registry.get('fed_avg_ft')
-  assert plain.build is tuned.build
-  assert plain.build.__wrapped__ is fed_avg.build_fed_avg
-  assert plain.build_group_personalizer.__wrapped__.__wrapped__ is (
-      fed_avg.build_from_scratch_group_personalizer
-  )
-  assert tuned.build_group_personalizer.__wrapped__.__wrapped__ is (
-      fed_avg.build_fine_tuning_group_personalizer
-  )
-  for kind in ('known', 'new'):
-    name = f'build_{kind}_client_personalizer'
-    for spec, kind_of in ((plain, 'global'), (tuned, 'fine_tuning')):
-      builder = getattr(fed_avg, f'build_{kind_of}_client_personalizer')
-      assert getattr(spec, name).__wrapped__.__wrapped__ is builder
-  personalized = registry.get('personalized_fl')
-  assert personalized.build.__wrapped__ is personalized_fl.build_personalized_fl
+  assert named - {None} <= set(spec.hparam_names())
+  assert set(spec.starts_from_scratch) <= set(spec.uses) <= set(registry.USES)
+  assert spec.summary and '20' in spec.paper
+  made = spec.method(_network(spec), spec.presets['paper'], num_classes=3)
+  # All that a method has is said in its module's first use, or by a variant.
+  for use in registry.USES:
+    assert (getattr(made, use) is not None) == (use in spec.uses)
 
 
-@pytest.mark.parametrize('spec', SPECS, ids=lambda spec: spec.name)
-def test_only_networks_of_this_library_are_taken(spec):
-  for builder in (
-      spec.build,
-      spec.build_group_personalizer,
-      spec.build_known_client_personalizer,
-      spec.build_new_client_personalizer,
-      spec.build_new_class_personalizer,
-  ):
-    if builder is not None:
-      with pytest.raises(TypeError, match='Expected `model` .* found a object'):
-        builder(object(), spec.presets['demo'], num_classes=3, seed=0)
+def test_only_networks_of_this_library_are_taken():
+  with pytest.raises(TypeError, match='Expected `model` .* found a object'):
+    registry.build('frl', object(), 'demo', num_classes=3)
+
+
+def test_a_preset_that_is_none_is_named():
+  network = models.build('mlp', (8, 8, 1), None)
+  with pytest.raises(ValueError, match="preset of paper, .* found 'dmeo'"):
+    registry.build('frl', network, 'dmeo', num_classes=3)
 
 
 def test_a_variant_changes_every_preset():
@@ -123,6 +100,36 @@ def test_hyperparameters_names_are_those_of_the_configuration(spec):
   assert spec.hparam_names() == tuple(f.name for f in fields)
 
 
+@pytest.mark.parametrize(
+    'source, is_imported',
+    [
+        (
+            'import dataclasses\n\n@dataclasses.dataclass(frozen=True)\n'
+            'class Config:\n  mu: float = 0.1\n  epochs: int = 1\n\n'
+            'PAPER = Config()\nassert False',
+            False,
+        ),
+        (
+            'import collections, dataclasses\n\n'
+            'class Parts(collections.namedtuple("Parts", "x")):\n  y: int\n\n'
+            'PAPER = dataclasses.make_dataclass("C", ["mu", "epochs"])(1, 2)',
+            True,
+        ),
+    ],
+)
+def test_hyperparameters_of_a_module_from_outside(
+    tmp_path, monkeypatch, source, is_imported
+):
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, 'their_module', raising=False)
+  (tmp_path / 'their_module.py').write_text(source)
+  spec = dataclasses.replace(
+      registry.get('fed_avg'), module_name='their_module'
+  )
+  assert spec.hparam_names() == ('mu', 'epochs')
+  assert ('their_module' in sys.modules) == is_imported
+
+
 def test_listing_imports_neither_tensorflow_nor_an_algorithm():
   code = (
       'import sys; from tff_meta import registry;'
@@ -135,6 +142,51 @@ def test_listing_imports_neither_tensorflow_nor_an_algorithm():
   )
   # Of the algorithms' packages nothing but the docstrings.
   assert done.stdout.strip() == (
-      "['tff_meta.algorithms', 'tff_meta.baselines', 'tff_meta.registry',"
-      " 'tff_meta.spelling']"
+      "['tff_meta.algorithms', 'tff_meta.baselines', 'tff_meta.catalog',"
+      " 'tff_meta.registry', 'tff_meta.spelling']"
   )
+
+
+def _names_in(path):
+  """Names of algorithms in the code of a file, without its docstrings."""
+  root = pathlib.Path(tff_meta.__file__).parent
+  module = '.'.join(path.relative_to(root.parent).with_suffix('').parts)
+  own = [spec.name for spec in SPECS if spec.module_name == module]
+  tree = ast.parse(path.read_text(encoding='utf-8'))
+  docs = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+  names = '|'.join(sorted(registry.ALGORITHMS.keys() - own, key=len)[::-1])
+  for node in ast.walk(tree):
+    is_whole = False
+    match node:
+      case ast.Constant(str(text)) if id(node) not in docs:
+        is_whole = True
+      case ast.ImportFrom(module=str(package), names=[ast.alias(text)]):
+        is_whole = package.endswith(('.algorithms', '.baselines'))
+      case ast.FunctionDef(name=text) | ast.ClassDef(name=text):
+        pass
+      case ast.Name(text) | ast.Attribute(attr=text) | ast.arg(text):
+        pass
+      case ast.keyword(str(text)) | ast.Import([ast.alias(text)]):
+        pass
+      case _:
+        continue
+    for name in own:  # `cafeme_fed_rep` does not name `fed_rep`.
+      text = re.sub(name, '', text, flags=re.IGNORECASE)
+    for name in re.findall(
+        rf'(?<![a-z0-9])({names})(?![a-z0-9])', text, re.IGNORECASE
+    ):
+      if name.lower() not in _ENGLISH or (is_whole and name == text):
+        yield f'{path.relative_to(root)}:{node.lineno}: {name}'
+
+
+def test_an_algorithm_is_named_in_its_own_file_and_here_alone():
+  """What others have to know of it is a field of its `AlgorithmSpec`."""
+  root = pathlib.Path(tff_meta.__file__).parent
+  found = []
+  for path in root.rglob('*.py'):
+    if path.relative_to(root).parts[0] not in (
+        *_NAMED_AFTER_PAPERS,
+        'registry.py',
+    ):
+      found += _names_in(path)
+  assert not found

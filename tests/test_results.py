@@ -440,13 +440,27 @@ def test_demonstrations_have_what_the_search_found():
     assert demo == found, algorithm
 
 
+def test_every_kept_configuration_is_read():
+  """But of the FedRep that is an algorithm of its own by now."""
+  found = [results.read_json(p) for p in _ROOT.glob('results/**/config.json')]
+  assert len(found) > 400
+  for values in (content['config'] for content in found):
+    upgraded = run_config.upgrade(values)
+    if 'client_optimizer_state' not in upgraded['hparams'].keys() & (
+        registry.get('fed_rep').former_fields
+    ):
+      config = run_config.from_json(values)
+      assert config.to_json().items() >= upgraded.items()
+
+
 def test_rows_on_omniglot_have_what_the_search_found():
   best = _best(_whole_search('frl_omniglot_search'))
   assert len(best) == 3
   rows = {row.name: row for row in experiments.get('frl_omniglot').rows}
   for method, entry in best.items():
     rates = entry['row'].removeprefix(method).split()
-    assert rows[method].flags[-1].endswith(','.join(rates)), method
+    hparams = tables.in_force(rows[method].flags)['--hparams']
+    assert hparams.endswith(','.join(rates)), method
 
 
 def test_the_scaling_of_mnist_is_what_the_search_found():

@@ -22,6 +22,7 @@ from tff_meta import episodes
 from tff_meta import optimizers
 from tff_meta.aggregators import clusters
 from tff_meta.client_works import client_work
+from tff_meta.learners import few_round
 from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
@@ -90,7 +91,8 @@ class Method:
     memory: `seed -> value`, stands in for the memory of a client that has not
       taken part yet; None if clients keep nothing between rounds.
     state: What the server keeps and broadcasts to the clients beside the
-      weights; None for nothing.
+      weights, `seed -> ClientWorkState` with the run's seed, an int; None for
+      nothing.
     num_models: How many models the server keeps, stacked in its weights, where
       a client's update is a `clusters.ClusterUpdate`; None for one as it is.
     sums_updates: Whether the clients' updates are summed; otherwise the server
@@ -115,6 +117,10 @@ class Method:
     new_client: The same of a client that training never saw.
     new_class: The same of one whose C classes training never saw.
     group: `() -> GroupPersonalizer`, of a new group of clients with C classes.
+    client_network: `(weights, memory) -> OrderedDict(body, head)`, the network
+      of a known client before it adapts, where that is not the server's.
+    gpal_rounds: `() -> few_round.GpalRounds`, a new group's rounds with global
+      prototypes in the loss and without; None without GPAL.
   """
 
   num_classes: int
@@ -122,7 +128,7 @@ class Method:
   client_update: Callable[..., client_work.ClientOutput]
   _: dataclasses.KW_ONLY
   memory: Callable[[tf.Tensor], Any] | None = None
-  state: client_work.ClientWorkState | None = None
+  state: Callable[[int], client_work.ClientWorkState] | None = None
   num_models: int | None = None
   sums_updates: bool = False
   channels: tuple[Channel, ...] = ()
@@ -140,6 +146,8 @@ class Method:
   new_client: Callable[[], personalizer.ClientPersonalizer] | None = None
   new_class: Callable[[], personalizer.ClientPersonalizer] | None = None
   group: Callable[[], personalizer.GroupPersonalizer] | None = None
+  client_network: Callable[[Any, Any], Any] | None = None
+  gpal_rounds: Callable[[], few_round.GpalRounds] | None = None
 
 
 def build_process(
@@ -188,7 +196,9 @@ def build_process(
   def initial_memory():
     return method.memory(composition.initial_seed(seed))
 
-  state, signal = method.state, _channel(method, 'signal')
+  state, signal = method.state and method.state(seed), _channel(
+      method, 'signal'
+  )
   if signal is not None:
     state = state._replace(aggregator=signal.aggregator)
   weights_type = initial_weights.type_signature.result

@@ -1,23 +1,24 @@
 """The list of algorithms: name, paper, presets, how to build and to use each.
 
-It is the only list. Importing it imports neither TensorFlow nor an algorithm;
-`AlgorithmSpec.module()` does, so that programs can show what there is at once.
+It is the only list; `register_algorithm` adds those from outside. Importing it
+imports neither TensorFlow nor an algorithm; `AlgorithmSpec.module()` does, so
+that programs can show what there is at once.
 """
 
 import ast
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
-import functools
 import importlib
 import importlib.util
-import pathlib
 from typing import Any
 
+from tff_meta import catalog
 from tff_meta import spelling
 
 PRESETS = ('paper', 'release', 'demo')
 USES = ('known_client', 'new_client', 'new_class', 'group')
-REFERENCE = 'fed_avg'  # What new groups compare with, trained from scratch.
+# What new groups compare with, trained from scratch; and how it is written.
+REFERENCE, REFERENCE_TITLE = 'fed_avg', 'FedAvg'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +48,18 @@ class AlgorithmSpec:
     channels: What else than the change of one model decides what the server
       does next, of all that clients send; an `aggregator` does not see it. None
       for nothing.
-    needs: `(config, class_sizes) -> str | None`, what a client with so many
-      training examples of each class, int [C], lacks to learn anything, as a
-      sentence; None where it lacks nothing. None if any examples do.
-    memory_flow: `(config) -> {channel: how}`, what a client's memory reaches of
-      what leaves the client; None where it reaches nothing, or there is none.
-      Channels are the `'update'` (of the model, with its weight and all metrics
-      but the loss), the `'signal'` (what is aggregated beside it) and the
-      `'loss'`. `'training'`: by the gradients that it takes part in, and no
-      other way, so not at all with learning rates of zero; `'itself'`: also
-      else. Channels that are not named are the same bits whatever the memory.
+    starts_from_scratch: Those of the uses that begin with random weights, so
+      that what was trained makes no difference.
+    group_rounds_field: Field of the configuration that holds R, the rounds of a
+      new group; None where it has none.
+    kept_clients_field: Field of the configuration that holds how many clients
+      of a new group count in a round, which must be fewer than the group has;
+      None where all do.
+    num_clients_field: Field of the configuration that holds the number of all
+      training clients, which a run fills in; None where it has none.
+    run_settings: Settings of a run that are the algorithm's own unless a flag
+      says otherwise, `'eval_support_fraction'` (of which 0 is none) or
+      `'restrict_f1_to_client_labels'`, with the field that holds each.
   """
 
   name: str
@@ -65,19 +68,17 @@ class AlgorithmSpec:
   module_name: str
   function: str = ''
   uses: tuple[str, ...] = ()
-  builder: str | None = None
-  group_personalizer: str | None = None
-  known_client_personalizer: str | None = None
-  new_client_personalizer: str | None = None
-  new_class_personalizer: str | None = None
   partition: str = 'shards'
   model: str | None = None
   changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   cohort_rounds_field: str | None = None
   former_fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   channels: str | None = None
-  needs: str | None = None
-  memory_flow: str | None = None
+  starts_from_scratch: tuple[str, ...] = ()
+  group_rounds_field: str | None = None
+  kept_clients_field: str | None = None
+  num_clients_field: str | None = None
+  run_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def _attribute(self, name: str) -> Any:
     return getattr(importlib.import_module(self.module_name), name)
@@ -114,15 +115,6 @@ class AlgorithmSpec:
     uses = {name: refusing(use) for name, use in given.items()}
     return dataclasses.replace(method, **dict.fromkeys(USES) | uses)
 
-  def _use(self, use: str, old: str | None) -> Callable[..., Any] | None:
-    if self.builder is None:
-      return _use_builder(self, use) if use in self.uses else None
-    return (
-        None
-        if old is None
-        else _refusing_bad_labels(_with_checked_model(self._attribute(old)))
-    )
-
   @property
   def presets(self) -> Mapping[str, Any]:
     """Configurations by name.
@@ -140,63 +132,17 @@ class AlgorithmSpec:
     """Returns the names of the configuration's fields.
 
     They are read in the module's source: to import it imports TensorFlow, which
-    takes seconds that nobody who misspelt a name should have to wait.
+    takes seconds that nobody who misspelt a name should have to wait. A module
+    from outside whose source does not tell, as where the configuration is of
+    another one, is imported all the same.
     """
     for node in _parsed(self.module_name):
       match node:
         case ast.Assign([ast.Name('PAPER')], ast.Call(ast.Name(name))):
-          return tuple(_field_names(self.module_name, name))
-    raise AssertionError(f'{self.module_name} has no preset PAPER.')
-
-  @property
-  def build(self) -> Callable[..., Any]:
-    """The process builder, see `builder`."""
-    if self.builder is None:
-      return _process_builder(self.module_name, _Hidden(self))
-    return _with_checked_model(self._attribute(self.builder))
-
-  @property
-  def build_group_personalizer(self) -> Callable[..., Any] | None:
-    """The builder of what a new group does, or None."""
-    return self._use('group', self.group_personalizer)
-
-  @property
-  def build_known_client_personalizer(self) -> Callable[..., Any] | None:
-    """The builder of what a known client does, or None."""
-    return self._use('known_client', self.known_client_personalizer)
-
-  @property
-  def build_new_client_personalizer(self) -> Callable[..., Any] | None:
-    """The builder of what a new client does, or None."""
-    return self._use('new_client', self.new_client_personalizer)
-
-  @property
-  def build_new_class_personalizer(self) -> Callable[..., Any] | None:
-    """The builder of what a client with new classes does, or None."""
-    return self._use('new_class', self.new_class_personalizer)
-
-  @property
-  def what_is_missing(self) -> Callable[..., str | None] | None:
-    """What says what a client lacks to learn anything, or None, see `needs`."""
-    if self.builder is None:
-      return self.needs and (
-          lambda config, sizes: self._any_method(config).what_is_missing(sizes)
-      )
-    return self.needs and self._attribute(self.needs)
-
-  def _any_method(self, config):
-    from tff_meta import models
-
-    network = models.build(self.model or 'mlp', (28, 28, 1), None)
-    return self.method(network, config, 3)
-
-  def memory_reaches(self, config: Any) -> Mapping[str, str]:
-    """Returns what a client's memory reaches, see `memory_flow`."""
-    if self.builder is None:
-      return self._any_method(config).memory_reaches
-    if self.memory_flow is None:
-      return {}
-    return self._attribute(self.memory_flow)(config)
+          names = _field_names(self.module_name, name)
+          if names:
+            return tuple(names)
+    return tuple(f.name for f in dataclasses.fields(self._attribute('PAPER')))
 
   def rounds_per_cohort(self, config: Any) -> int:
     """Returns for how many consecutive rounds a cohort must stay together."""
@@ -207,8 +153,9 @@ class AlgorithmSpec:
 
 def _parsed(module_name: str) -> list[ast.stmt]:
   """Returns the statements of a module, which is not imported."""
-  path = pathlib.Path(importlib.util.find_spec(module_name).origin)
-  return ast.parse(path.read_text(encoding='utf-8')).body
+  spec = importlib.util.find_spec(module_name)
+  source = spec and spec.loader.get_source(module_name)
+  return ast.parse(source or '').body
 
 
 def _field_names(module_name: str, class_name: str) -> dict[str, None]:
@@ -225,7 +172,9 @@ def _field_names(module_name: str, class_name: str) -> dict[str, None]:
       case ast.ClassDef(name=name) if name == class_name:
         for base in reversed(node.bases):  # As dataclasses collect them.
           match base:
-            case ast.Attribute(ast.Name(module), base_name):
+            case ast.Attribute(ast.Name(module), base_name) if (
+                module in imported
+            ):
               names |= _field_names(imported[module], base_name)
             case ast.Name(base_name):
               names |= _field_names(module_name, base_name)
@@ -235,81 +184,10 @@ def _field_names(module_name: str, class_name: str) -> dict[str, None]:
   return names
 
 
-# What follows is for modules that are not a `Method` yet, and goes with them.
-class _Hidden:
-  """A value that makes no difference to a cache."""
-
-  def __init__(self, value):
-    self.value = value
-
-  def __eq__(self, other):
-    return isinstance(other, _Hidden)
-
-  def __hash__(self):
-    return 0
-
-
-@functools.cache
-def _process_builder(module_name, spec):
-  del module_name
-
-  def build(model, config, num_classes, seed=0, aggregator=None, **options):
-    from tff_meta import method
-
-    return method.build_process(
-        spec.value.method(model, config, num_classes),
-        model,
-        seed=seed,
-        aggregation=aggregator,
-        **options,
-    )
-
-  return build
-
-
-def _use_builder(spec, use):
-  def build(model, config, **num_classes):
-    method = spec.method(model, config, *num_classes.values())
-    return getattr(method, use)()
-
-  return build
-
-
-@functools.cache
-def _refusing_bad_labels(build: Callable[..., Any]) -> Callable[..., Any]:
-  """Makes a builder's personalizers refuse labels that no class has."""
-
-  @functools.wraps(build)
-  def build_refusing(model, config, **num_classes):
-    from tff_meta.learners import personalizer
-
-    return personalizer.refusing_bad_labels(
-        build(model, config, **num_classes), *num_classes.values()
-    )
-
-  return build_refusing
-
-
-@functools.cache
-def _with_checked_model(builder: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns a builder that refuses what is no network of this library."""
-
-  @functools.wraps(builder)
-  def build(model, *args, **kwargs):
-    from tff_meta.models import model as model_lib  # Imports TensorFlow.
-
-    if not isinstance(model, model_lib.Model):
-      raise TypeError(
-          'Expected `model` to be a `tff_meta.models.model.Model`, found a'
-          f' {type(model).__name__}. Tip: `models.build(name, input_shape,'
-          ' None)` builds one by name; a network of another kind has to be'
-          ' written as the pure functions that a `Model` consists of.'
-      )
-    return builder(model, *args, **kwargs)
-
-  return build
-
-
+_TESTS_OF_FEDMETA_PER = dict(
+    eval_support_fraction='eval_support_fraction',
+    restrict_f1_to_client_labels='f1_restrict_to_client_labels',
+)
 # Those of `cafeme_fed_rep`, which was an option of FedRep.
 _FORMER_FIELDS_OF_FED_REP = dict(
     averaged_head=False,
@@ -321,7 +199,7 @@ _FORMER_FIELDS_OF_FED_REP = dict(
     fine_tuning_decay_steps=5,
 )
 
-ALGORITHMS: Mapping[str, AlgorithmSpec] = {
+_OURS = {
     spec.name: spec
     for spec in (
         AlgorithmSpec(
@@ -333,6 +211,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             partition='few_round',
             cohort_rounds_field='rounds',
             channels='class prototypes',
+            group_rounds_field='rounds',
         ),
         AlgorithmSpec(
             name='metavers',
@@ -340,7 +219,6 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             paper='Lim et al., WACV 2024',
             module_name='tff_meta.algorithms.metavers',
             uses=('known_client', 'new_client', 'new_class'),
-            needs='what_is_missing',
             channels='margins',
         ),
         AlgorithmSpec(
@@ -350,7 +228,6 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.algorithms.metavers',
             uses=('known_client', 'new_client', 'new_class'),
             changes=dict(loss='ce'),
-            needs='what_is_missing',
             channels='margins',
         ),
         AlgorithmSpec(
@@ -360,7 +237,6 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.algorithms.metavers',
             uses=('known_client', 'new_client', 'new_class'),
             changes=dict(loss='triplet'),
-            needs='what_is_missing',
             channels='margins',
         ),
         AlgorithmSpec(
@@ -400,6 +276,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             paper='Nguyen et al., 2022',
             module_name='tff_meta.algorithms.fedmeta_per',
             uses=('known_client', 'new_client'),
+            run_settings=_TESTS_OF_FEDMETA_PER,
         ),
         AlgorithmSpec(
             name='fedmeta',
@@ -408,17 +285,15 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.algorithms.fedmeta_per',
             uses=('known_client', 'new_client'),
             changes=dict(personal_layers=0),
+            run_settings=_TESTS_OF_FEDMETA_PER,
         ),
         AlgorithmSpec(
             name='local',
             summary='Every client trains its own model, alone',
             paper='Baseline of Lan et al., 2023, and Lim et al., WACV 2024',
             module_name='tff_meta.baselines.local',
-            builder='build_local',
-            known_client_personalizer='build_local_known_client',
-            new_client_personalizer='build_local_new_client',
-            needs='what_is_missing',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
+            starts_from_scratch=('new_client',),
         ),
         AlgorithmSpec(
             name='fed_avg',
@@ -426,6 +301,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             paper='McMahan et al., AISTATS 2017',
             module_name='tff_meta.baselines.fed_avg',
             uses=('known_client', 'new_client', 'group'),
+            group_rounds_field='rounds',
+            starts_from_scratch=('group',),
         ),
         AlgorithmSpec(
             name='fed_avg_ft',
@@ -434,6 +311,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.baselines.fed_avg',
             function='fed_avg_ft',
             uses=('known_client', 'new_client', 'group'),
+            group_rounds_field='rounds',
         ),
         AlgorithmSpec(
             name='fed_avg_meta',
@@ -461,6 +339,35 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             uses=('known_client', 'new_client', 'new_class'),
         ),
         AlgorithmSpec(
+            name='fed_prox',
+            summary="Federated averaging, held to the server's model",
+            paper='Li et al., MLSys 2020',
+            module_name='tff_meta.baselines.fed_prox',
+            uses=('known_client', 'new_client'),
+        ),
+        AlgorithmSpec(
+            name='fed_bn',
+            summary='All is averaged but batch normalisation',
+            paper='Li et al., ICLR 2021',
+            module_name='tff_meta.baselines.fed_bn',
+            uses=('known_client', 'new_client'),
+            model='norm_cnn',
+        ),
+        AlgorithmSpec(
+            name='fed_rod',
+            summary='A generic predictor, and a personal one on top of it',
+            paper='Chen and Chao, ICLR 2022',
+            module_name='tff_meta.baselines.fed_rod',
+            uses=('known_client', 'new_client'),
+        ),
+        AlgorithmSpec(
+            name='fed_ala',
+            summary="The server's last layers, mixed into a client's own",
+            paper='Zhang et al., AAAI 2023',
+            module_name='tff_meta.baselines.fed_ala',
+            uses=('known_client', 'new_client'),
+        ),
+        AlgorithmSpec(
             name='fed_per',
             summary='The body is averaged, every client keeps its own head',
             paper='Arivazhagan et al., 2019',
@@ -480,112 +387,82 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='A shared body, and a head that every client fits first',
             paper='Collins et al., ICML 2021',
             module_name='tff_meta.baselines.fed_rep',
-            builder='build_fed_rep',
-            known_client_personalizer='build_fed_rep_known_client',
-            new_client_personalizer='build_fed_rep_new_client',
-            new_class_personalizer='build_fed_rep_new_client',
+            uses=('known_client', 'new_client', 'new_class'),
             former_fields=_FORMER_FIELDS_OF_FED_REP,
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fed_rep_proto',
             summary='FedRep, then class prototypes in place of heads',
             paper='Collins et al., ICML 2021; Lim et al., WACV 2024',
             module_name='tff_meta.baselines.fed_rep',
-            builder='build_fed_rep',
-            known_client_personalizer='build_fed_rep_proto_client',
-            new_client_personalizer='build_fed_rep_proto_client',
-            new_class_personalizer='build_fed_rep_proto_client',
+            function='fed_rep_proto',
+            uses=('known_client', 'new_client', 'new_class'),
             former_fields=_FORMER_FIELDS_OF_FED_REP,
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='cafeme_fed_rep',
             summary='Head, then base, both averaged: the FedRep of CAFeMe',
             paper='Collins et al., ICML 2021; Vettoruzzo et al., 2023',
             module_name='tff_meta.baselines.cafeme_fed_rep',
-            builder='build_cafeme_fed_rep',
-            known_client_personalizer='build_cafeme_fed_rep_client',
-            new_client_personalizer='build_cafeme_fed_rep_client',
+            uses=('known_client', 'new_client'),
             model='cafeme_base',
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='fed_babu',
             summary='The body learns under a fixed head; then fine-tuning',
             paper='Oh et al., ICLR 2022',
             module_name='tff_meta.baselines.fed_babu',
-            builder='build_fed_babu',
-            known_client_personalizer='build_fed_babu_client',
-            new_client_personalizer='build_fed_babu_client',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='fed_babu_proto',
             summary='FedBABU, then class prototypes in place of heads',
             paper='Oh et al., ICLR 2022; Lim et al., WACV 2024',
             module_name='tff_meta.baselines.fed_babu',
-            builder='build_fed_babu',
-            known_client_personalizer='build_fed_babu_proto_client',
-            new_client_personalizer='build_fed_babu_proto_client',
-            new_class_personalizer='build_fed_babu_proto_client',
+            function='fed_babu_proto',
+            uses=('known_client', 'new_client', 'new_class'),
         ),
         AlgorithmSpec(
             name='lg_fed_avg',
             summary='Own first layers, the last ones averaged',
             paper='Liang et al., 2020',
             module_name='tff_meta.baselines.lg_fed_avg',
-            builder='build_lg_fed_avg',
-            known_client_personalizer='build_lg_fed_avg_known_client',
-            new_client_personalizer='build_lg_fed_avg_new_client',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='apfl',
             summary="The server's model, mixed with one of the client's own",
             paper='Deng et al., 2020',
             module_name='tff_meta.baselines.apfl',
-            builder='build_apfl',
-            known_client_personalizer='build_apfl_known_client',
-            new_client_personalizer='build_apfl_new_client',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='pfedme',
             summary='Personal models are proximal points (Moreau envelopes)',
             paper='Dinh et al., NeurIPS 2020',
             module_name='tff_meta.baselines.pfedme',
-            builder='build_pfedme',
-            known_client_personalizer='build_pfedme_client',
-            new_client_personalizer='build_pfedme_client',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='l2gd',
             summary='Own models, pulled towards their average by a coin',
             paper='Hanzely and Richtarik, 2020',
             module_name='tff_meta.baselines.l2gd',
-            builder='build_l2gd',
-            known_client_personalizer='build_l2gd_known_client',
-            new_client_personalizer='build_l2gd_new_client',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='ditto',
             summary="A personal model, pulled towards the server's",
             paper='Li et al., ICML 2021',
             module_name='tff_meta.baselines.ditto',
-            builder='build_ditto',
-            known_client_personalizer='build_ditto_known_client',
-            new_client_personalizer='build_ditto_new_client',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='ifca',
             summary='Several models; a client has the one that fits it best',
             paper='Ghosh et al., NeurIPS 2020',
             module_name='tff_meta.baselines.ifca',
-            builder='build_ifca',
-            known_client_personalizer='build_ifca_client',
-            new_client_personalizer='build_ifca_client',
+            uses=('known_client', 'new_client'),
             channels='choices among models',
         ),
         AlgorithmSpec(
@@ -593,9 +470,8 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary='IFCA, then fine-tuning',
             paper='Ghosh et al., NeurIPS 2020; Vettoruzzo et al., 2023',
             module_name='tff_meta.baselines.ifca',
-            builder='build_ifca',
-            known_client_personalizer='build_ifca_ft_client',
-            new_client_personalizer='build_ifca_ft_client',
+            function='ifca_ft',
+            uses=('known_client', 'new_client'),
             channels='choices among models',
         ),
         AlgorithmSpec(
@@ -603,92 +479,90 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             summary="The server's model, mixed with nearest neighbours",
             paper='Marfoq et al., ICML 2022',
             module_name='tff_meta.baselines.knn_per',
-            builder='build_knn_per',
-            known_client_personalizer='build_knn_per_client',
-            new_client_personalizer='build_knn_per_client',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='fed_proto',
             summary='Own models, which share class prototypes alone',
             paper='Tan et al., AAAI 2022',
             module_name='tff_meta.baselines.fed_proto',
-            builder='build_fed_proto',
-            known_client_personalizer='build_fed_proto_known_client',
+            uses=('known_client',),
             channels='class prototypes',
-            memory_flow='memory_flow',
         ),
         AlgorithmSpec(
             name='pfedhn',
             summary="A hypernetwork makes the clients' models",
             paper='Shamsian et al., ICML 2021',
             module_name='tff_meta.baselines.pfedhn',
-            builder='build_pfedhn',
-            known_client_personalizer='build_pfedhn_known_client',
-            new_client_personalizer='build_pfedhn_new_client',
-            memory_flow='memory_flow',
+            uses=('known_client', 'new_client'),
+            num_clients_field='num_clients',
         ),
         AlgorithmSpec(
             name='pfedgp',
             summary="A shared kernel under clients' own Gaussian processes",
             paper='Achituve et al., NeurIPS 2021',
             module_name='tff_meta.baselines.pfedgp',
-            builder='build_pfedgp',
-            known_client_personalizer='build_pfedgp_client',
-            new_client_personalizer='build_pfedgp_client',
-            new_class_personalizer='build_pfedgp_client',
-            needs='what_is_missing',
+            uses=('known_client', 'new_client', 'new_class'),
         ),
         AlgorithmSpec(
             name='pfedgp_proto',
             summary='pFedGP, then class prototypes for Gaussian processes',
             paper='Achituve et al., NeurIPS 2021; Lim et al., WACV 2024',
             module_name='tff_meta.baselines.pfedgp',
-            builder='build_pfedgp',
-            known_client_personalizer='build_pfedgp_proto_client',
-            new_client_personalizer='build_pfedgp_proto_client',
-            new_class_personalizer='build_pfedgp_proto_client',
-            needs='what_is_missing',
+            function='pfedgp_proto',
+            uses=('known_client', 'new_client', 'new_class'),
         ),
         AlgorithmSpec(
             name='scaffold',
             summary="Control variates correct the drift of clients' training",
             paper='Karimireddy et al., ICML 2020',
             module_name='tff_meta.baselines.scaffold',
-            builder='build_scaffold',
-            known_client_personalizer='build_scaffold_client',
-            new_client_personalizer='build_scaffold_client',
+            uses=('known_client', 'new_client'),
             channels='control variates',
-            memory_flow='memory_flow',
+            num_clients_field='num_clients',
         ),
         AlgorithmSpec(
             name='per_fed_avg',
             summary='Per-FedAvg: a start from which one step personalizes',
             paper='Fallah et al., NeurIPS 2020',
             module_name='tff_meta.baselines.per_fed_avg',
-            builder='build_per_fed_avg',
-            known_client_personalizer='build_per_fed_avg_client',
-            new_client_personalizer='build_per_fed_avg_client',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='personalized_fl',
             summary='Per-FedAvg alone, then rounds in a new group',
             paper='Fallah et al., NeurIPS 2020; Park et al., NeurIPS 2021',
             module_name='tff_meta.baselines.personalized_fl',
-            builder='build_personalized_fl',
-            group_personalizer='build_personalized_fl_personalizer',
+            uses=('group',),
             partition='few_round',
+            group_rounds_field='rounds',
         ),
         AlgorithmSpec(
             name='one_shot_ft',
             summary='Federated averaging; of a new group the best are averaged',
             paper='Guha et al., 2019; Park et al., NeurIPS 2021',
             module_name='tff_meta.baselines.one_shot_ft',
-            builder='build_one_shot_ft',
-            group_personalizer='build_one_shot_ft_personalizer',
+            uses=('group',),
             partition='few_round',
+            group_rounds_field='rounds',
+            kept_clients_field='kept_clients',
         ),
     )
 }
+
+ALGORITHMS = catalog.Catalog[AlgorithmSpec]('algorithm', _OURS)
+
+
+def register_algorithm(spec: AlgorithmSpec) -> None:
+  """Adds an algorithm from outside.
+
+  Args:
+    spec: Its specification; `module_name` is usually the caller's `__name__`.
+
+  Raises:
+    ValueError: If there is one of its name, or that is no name.
+  """
+  ALGORITHMS.register(spec.name, spec)
 
 
 def get(name: str) -> AlgorithmSpec:
@@ -703,12 +577,7 @@ def get(name: str) -> AlgorithmSpec:
   Raises:
     ValueError: If there is none of that name.
   """
-  if name not in ALGORITHMS:
-    raise ValueError(
-        f'Expected an algorithm of {", ".join(ALGORITHMS)}, found'
-        f' {name!r}.{spelling.tip(name, ALGORITHMS)}'
-    )
-  return ALGORITHMS[name]
+  return ALGORITHMS.find(name)
 
 
 def build(

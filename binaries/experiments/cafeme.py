@@ -14,7 +14,7 @@ released code trains the baselines one after the other, each from the weights of
 the last; here every run begins anew.
 """
 
-from binaries.experiments import flag_files
+from binaries import flag_files
 from tff_meta.comparison import tables
 
 _END = 'After 50 steps'
@@ -30,7 +30,7 @@ def _settings(names) -> tuple[tables.Setting, ...]:
   """Returns settings: name -> name of the flag file of CAFeMe there."""
   return tuple(
       tables.Setting(
-          name, measures=_MEASURES, flags=(flag_files.flag(flag_file),)
+          name, measures=_MEASURES, flags=(flag_files.preset(flag_file),)
       )
       for name, flag_file in names.items()
   )
@@ -46,7 +46,9 @@ def _methods(
 ):
   """Returns name -> flags, after those of a setting, which are CAFeMe's there.
 
-  Those on rotated MNIST are those of the flag files.
+  All are those of the released code. There a client keeps for all rounds the
+  two Adams of FedRep, and that of Ditto on the server's model; its personal one
+  has SGD.
 
   Args:
     batch_size: In training and fine-tuning.
@@ -172,9 +174,20 @@ _RMNIST = {
     'Dirichlet 0.3': 'cafeme_rmnist_dirichlet',
     'Shards': 'cafeme_rmnist_shards',
 }
-_RMNIST_METHODS = _methods(
-    30, steps=5, inner=0.05, fine_tuning=0.001, clusters=4, head_layers=2
-)
+
+
+def _rmnist_methods(head_layers: int):
+  return _methods(
+      30,
+      steps=5,
+      inner=0.05,
+      fine_tuning=0.001,
+      clusters=4,
+      head_layers=head_layers,
+  )
+
+
+_RMNIST_METHODS = _rmnist_methods(head_layers=2)
 
 
 def _rmnist_row(name: str, *cells: tuple[float, float]) -> tables.Row:
@@ -262,20 +275,14 @@ FED_REP_HEAD = tables.Table(
         tables.Setting(
             f'{rounds} rounds',
             measures=_MEASURES,
-            flags=(
-                flag_files.flag('fed_rep_rmnist_shards'),
-                f'--rounds={rounds}',
-            ),
+            flags=(*RMNIST.setting('Shards').flags, f'--rounds={rounds}'),
         )
         for rounds in (100, 250)
     ),
     rows=tuple(
         tables.Row(
             name,
-            flags=(
-                f'--hparams=head_layers={head_layers},head_steps=5,base_steps=1'
-                ',batch_size=30,fine_tuning_learning_rate=0.001',
-            ),
+            flags=_rmnist_methods(head_layers)['FedRep'],
         )
         for name, head_layers in _HEADS.items()
     ),

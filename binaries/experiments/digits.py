@@ -46,14 +46,19 @@ def _setting(
 
 def _row(spec: registry.AlgorithmSpec) -> tables.Row:
   uses = {
-      _KNOWN: spec.known_client_personalizer,
-      _GROUPS: spec.group_personalizer,
+      _KNOWN: 'known_client' in spec.uses,
+      _GROUPS: 'group' in spec.uses,
   }
   return tables.Row(
       spec.name,
       flags=(f'--algorithm={spec.name}',),
       settings=tuple(setting for setting, use in uses.items() if use),
   )
+
+
+def rows() -> tuple[tables.Row, ...]:
+  """Returns one for every algorithm, those of plugins at the end."""
+  return tuple(_row(spec) for spec in registry.ALGORITHMS.values())
 
 
 TABLE = tables.Table(
@@ -68,7 +73,7 @@ TABLE = tables.Table(
             _GROUPS, 'digit_pairs', 'new_groups', 'few_round', 'std over groups'
         ),
     ),
-    rows=tuple(_row(spec) for spec in registry.ALGORITHMS.values()),
+    rows=rows(),
     scales={
         'smoke': tables.Scale(
             seeds=(0,),

@@ -6,8 +6,8 @@ rounds.
 Left open by the paper, which has no code: rates, epochs, batches and optimizer
 of all rows, the weights of both constraints, the widths of the networks, which
 model is tested, and the seeds. Ours are those of FedRep's code, whose clients
-and networks the paper has, and otherwise those of the flag files, which say
-why. Nothing in these tables was tuned. The last two are grids of ours, measured
+and networks the paper has, and otherwise what `_METHODS` and `_hparams` say.
+Nothing in these tables was tuned. The last two are grids of ours, measured
 on validation examples: a short one over the kind of the constraint and whom it
 holds, and one of full length over what decides how much it matters.
 """
@@ -15,7 +15,7 @@ holds, and one of full length over what decides how much it matters.
 from collections.abc import Sequence
 import dataclasses
 
-from binaries.experiments import flag_files
+from binaries import flag_files
 from tff_meta.comparison import tables
 
 _TEN, _LAST = 'Last ten rounds', 'Last round'
@@ -40,16 +40,18 @@ _OTHERS = tuple(name for name in _SETTINGS if name != _MAIN)
 def _setting(name: str) -> tables.Setting:
   flag_file, _, _ = _SETTINGS[name]
   return tables.Setting(
-      name, measures=_MEASURES, flags=(flag_files.flag(flag_file),)
+      name, measures=_MEASURES, flags=(flag_files.preset(flag_file),)
   )
 
 
-# After the flags of a setting, which are those of FedEC there. What they are in
-# the other settings follows `_method`.
+# After the flags of a setting, which are those of FedEC there, and before those
+# of `_hparams`. Rates, momentum, weight decay and batches are those of FedRep's
+# code but where another is named. Of the epochs of others we know nothing: they
+# have as many as FedRep has for head and body.
 _METHODS = {
     'FedEC': ('--algorithm=fedec',),
     'FedEC-wo': ('--algorithm=fedec_wo',),
-    'FedEC-l2': ('--algorithm=fedec_l2',),
+    'FedEC-l2': ('--algorithm=fedec_l2',),  # Of weight 1, as FedEC.
     # Not a row of the paper: the two cases of its Algorithm 1 as printed, which
     # its text and its eq. 6 contradict. That a client is then held to the model
     # that it receives, as it has none of its own, is ours. Added after the grid
@@ -72,14 +74,24 @@ _METHODS = {
         '--hparams=weight_decay=1e-4',
     ),
     'FedPer': ('--algorithm=fed_per',),
+    # Without averaged rounds before, of which the paper has nothing.
     'LG-FedAvg': ('--algorithm=lg_fed_avg',),
+    # A constant share of 0.75 of the own model, as in FedRep's code.
     'APFL': ('--algorithm=apfl',),
+    # That code has all clients in 100 tosses of the coin, in which everybody
+    # trains ten times. Here ten take part in each of 100 rounds, which is as
+    # often.
     'L2GD': ('--algorithm=l2gd', '--preset=release'),
+    # Without that code's momentum and clipping of gradients.
     'SCAFFOLD': ('--algorithm=scaffold', '--preset=release'),
+    # Heads are tested as they are after every round. The code trains them ten
+    # epochs more in an extra round, which its mean of ten leaves out, too.
     'FedRep': ('--algorithm=fed_rep', '--preset=release'),
     # Everybody adapts, which takes far longer than a round: no test before the
-    # last ten rounds.
+    # last ten rounds. Without that code's momentum and weight decay; a step
+    # there is one batch, split 8 : 2, and nobody adapts but in an extra round.
     'Per-FedAvg': ('--algorithm=per_fed_avg', '--eval_from=91'),
+    # Of pFedMe's code.
     'pFedMe': ('--algorithm=pfedme', '--hparams=', '--eval_from=91'),
 }
 _BATCH = 10

@@ -12,13 +12,13 @@ stands beside it. A sweep of ours over gamma and the window of margins is
 measured on validation data.
 
 Left open by the paper: the settings of all baselines (in a supplement that we
-do not have; the flag files say where ours are from), and the fixed margin of
-the triplet alone (0.75 in the paper, 3.0 in the code's read-me).
+do not have; `_METHODS` says where ours are from), and the fixed margin of the
+triplet alone (0.75 in the paper, 3.0 in the code's read-me).
 """
 
 import dataclasses
 
-from binaries.experiments import flag_files
+from binaries import flag_files
 from tff_meta.comparison import tables
 
 _NUM_CLIENTS = (50, 100, 500)
@@ -44,7 +44,7 @@ def _settings(dataset: str) -> tuple[tables.Setting, ...]:
               tables.Measure(_BEST, f'evaluation_best/{at}'),
               tables.Measure(_LAST, f'evaluation/{at}'),
           ),
-          flags=(flag_files.flag(f'metavers_{dataset}_{n}'),),
+          flags=(flag_files.preset(f'metavers_{dataset}_{n}'),),
       )
       for n in _NUM_CLIENTS
   )
@@ -59,22 +59,28 @@ def _published(values, spreads=()):
   }
 
 
-# After the flags of a setting, which are those of MetaVers there. Those of the
-# baselines are those of metavers_cifar10_*.flags, whose comments say where they
-# are from.
+# After the flags of a setting, which are those of MetaVers there. Without
+# `hparams` a baseline has those of its own paper or a reproduction (`paper`)
+# or of its authors' code (`release`, the preset of the settings).
 _METHODS = {
     'MetaVers': ('--algorithm=metavers',),
     'Only triplet': ('--algorithm=metavers_triplet',),
     'Only CE': ('--algorithm=metavers_ce',),
+    # A hundred episodes of everybody in one round, as the paper has them; that
+    # they are MetaVers' own, and the optimizer, is our reading (`_local`).
     'Local': (
         '--algorithm=local',
         '--preset=paper',
         '--rounds=1',
         '--eval_every=1',
     ),
+    # FedRep's code, but for its weight decay of 1e-4.
     'FedAvg': ('--algorithm=fed_avg', '--hparams='),
     'FedPer': ('--algorithm=fed_per', '--preset=paper', '--hparams='),
     'FedRep': ('--algorithm=fed_rep', '--hparams='),
+    # Ten steps of fine-tuning are the paper's, the falling rate is that of
+    # FedBABU's code, whose own 0.1, for another network, destroys LeNet in the
+    # first round (mean loss 98).
     'FedBABU': (
         '--algorithm=fed_babu',
         '--preset=paper',
@@ -83,10 +89,16 @@ _METHODS = {
             ',decay_rounds=1001'
         ),
     ),
+    # From memory, as BUILD_NOTES.md says, a single step at the test among them.
     'Per-FedAvg': ('--algorithm=per_fed_avg', '--preset=paper', '--hparams='),
+    # Ten neighbours and scale 1 are those of its code; a fifth of a client's
+    # training examples is for the choice of lambda. The rest is FedAvg's.
     'kNN-Per': ('--algorithm=knn_per', '--hparams='),
+    # The defaults of its code. Its README has lambda 0.1 and B = 32 on CIFAR-10
+    # (prototype_weight, batch_size).
     'FedProto': ('--algorithm=fed_proto', '--hparams='),
-    # Of one client each, so 5000 rounds are as many clients as 1000 of five.
+    # Of one client each, so 5000 rounds are as many clients as 1000 of five. A
+    # checkpoint has up to 200 MB.
     'pFedHN': (
         '--algorithm=pfedhn',
         '--hparams=',
@@ -96,7 +108,8 @@ _METHODS = {
         '--checkpoint_every=100',
     ),
     'pFedGP': ('--algorithm=pfedgp', '--hparams='),
-    # 1000 rounds of FedAvg, which are not tested, and 200 after them.
+    # 1000 rounds of FedAvg, which are not tested, and 200 after them, as the
+    # paper has it. FedRep's code averages two layers; all else is LG-FedAvg's.
     'LG-FedAvg': (
         '--algorithm=lg_fed_avg',
         '--preset=paper',
@@ -337,7 +350,7 @@ def _nvar_setting(dataset: str, name: str) -> tables.Setting:
           tables.Measure(_BEST, f'evaluation_best/{at}'),
           tables.Measure(_LAST, f'evaluation/{at}'),
       ),
-      flags=(flag_files.flag(f'metavers_{dataset}_100'), '--nvar'),
+      flags=(flag_files.preset(f'metavers_{dataset}_100'), '--nvar'),
   )
 
 
@@ -400,7 +413,7 @@ def _new_classes(name: str, flag_file: str) -> tables.Setting:
           tables.Measure(_BEST, f'evaluation_best/{at}'),
           tables.Measure(_LAST, f'evaluation/{at}'),
       ),
-      flags=(flag_files.flag(flag_file),),
+      flags=(flag_files.preset(flag_file),),
   )
 
 

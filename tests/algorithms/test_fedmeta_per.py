@@ -8,6 +8,7 @@ import few_round_oracle as oracle
 import numpy as np
 import pytest
 import tensorflow as tf
+import tree
 
 from tff_meta import composition
 from tff_meta import episodes
@@ -18,6 +19,7 @@ from tff_meta.algorithms import fedmeta_per
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import personal_layers
+from tff_meta.losses import cross_entropy
 
 fold_in = tf.random.experimental.stateless_fold_in
 
@@ -287,6 +289,40 @@ def float64_problem(config, network, input_shape):
       for n in (7, 5)
   )
   return classifier, weights, support, query
+
+
+@pytest.mark.parametrize('moved, kept', [('head', 'body'), ('body', 'head')])
+def test_inner_steps_of_anil_and_boil_move_one_part(moved, kept):
+  """One step moves it as that of all does; the outer gradient is of both."""
+  config = dataclasses.replace(PAPER, inner_learning_rate=0.3)
+  classifier, weights, support, query = float64_problem(
+      config, 'mlp', (4, 5, 1)
+  )
+  seed = tf.constant([1, 2])
+  one = dataclasses.replace(config, inner_layers=moved)
+  adapted, _ = fedmeta_per.adapt(classifier, one, weights, support, seed)
+  both, _ = fedmeta_per.adapt(classifier, config, weights, support, seed)
+  tree.map_structure(
+      np.testing.assert_array_equal, adapted[kept], weights[kept]
+  )
+  # The common rate is a float32 on its way, 1e-7 of the step.
+  tree.map_structure(
+      functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7),
+      adapted[moved],
+      both[moved],
+  )
+  loss, gradient = fedmeta_per.outer_gradient(
+      classifier, one, weights, support, query, seed
+  )
+  logits = classifier.logits(adapted, query)
+  expected = cross_entropy.softmax_cross_entropy(logits, query.y, query.mask)
+  np.testing.assert_allclose(loss, expected, rtol=1e-12)
+  assert all(np.any(w) for w in tree.flatten(gradient[kept]))
+
+
+def test_meta_sgd_learns_what_to_move():
+  with pytest.raises(ValueError, match="'all' with inner 'meta_sgd'.*'head'"):
+    dataclasses.replace(PAPER, inner='meta_sgd', inner_layers='head')
 
 
 @pytest.mark.parametrize(

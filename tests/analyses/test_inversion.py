@@ -44,13 +44,18 @@ def truth(attack, victim, scene, prototypes):
 
 
 @pytest.mark.parametrize(
-    'case', [inversion.FED_AVG, inversion.METAVERS, inversion.METAVERS_LEAKED]
+    'case',
+    [
+        inversion.CLASSIFIER,
+        inversion.HIDDEN_PROTOTYPES,
+        inversion.LEAKED_PROTOTYPES,
+    ],
 )
 def test_the_victim_itself_matches_and_the_derivative_is_right(
     victims, scene, case
 ):
   victim = victims[case]
-  leaked = victims[inversion.METAVERS_LEAKED].prototypes.numpy()
+  leaked = victims[inversion.LEAKED_PROTOTYPES].prototypes.numpy()
   attack = inversion.Attack(victim, SHAPE)
   exact, slope = attack(truth(attack, victim, scene, leaked))
   assert exact < 1e-25
@@ -69,7 +74,7 @@ def test_the_victim_itself_matches_and_the_derivative_is_right(
 
 def test_metavers_loss_is_that_of_one_query(scene, victims):
   """Eq. 2 by hand: d(e, c_1) + log sum_l exp(-d(e, c_l)), d squared."""
-  victim = victims[inversion.METAVERS_LEAKED]
+  victim = victims[inversion.LEAKED_PROTOTYPES]
   body = victim.weights['body']
   c = [MODEL.embed(body, tf.constant(x)).numpy().mean(0) for x in scene.support]
   e = MODEL.embed(body, tf.constant(scene.image[np.newaxis])).numpy()[0]
@@ -92,12 +97,12 @@ def test_fed_avg_and_leaked_prototypes_give_the_image_away(victims, scene):
       )
       for case, victim in victims.items()
   }
-  for case in (inversion.FED_AVG, inversion.METAVERS_LEAKED):
+  for case in (inversion.CLASSIFIER, inversion.LEAKED_PROTOTYPES):
     assert results[case]['psnr'] > 60
     assert results[case]['label'] == results[case]['true_label']
-  hidden = results[inversion.METAVERS]
+  hidden = results[inversion.HIDDEN_PROTOTYPES]
   # Sixteen pixels may leak even so, but not faster than with prototypes known.
-  leaked = results[inversion.METAVERS_LEAKED]
+  leaked = results[inversion.LEAKED_PROTOTYPES]
   assert hidden['gradient_match'] > leaked['gradient_match']
   assert 0 < hidden['gradient_match'] < hidden['gradient_squared_norm']
   assert hidden['lbfgs_iterations'] == 100
@@ -116,14 +121,14 @@ def test_the_start_is_chosen_by_the_gradient_alone(victims, monkeypatch):
 
   monkeypatch.setattr(inversion.optimize, 'minimize', minimize)
   best = inversion.invert(
-      victims[inversion.FED_AVG], SHAPE, iterations=1, restarts=3, seed=0
+      victims[inversion.CLASSIFIER], SHAPE, iterations=1, restarts=3, seed=0
   )
   assert (best.gradient_match, best.lbfgs_iterations) == (1.0, 1)
   np.testing.assert_array_equal(best.image, np.full(SHAPE, 1.0))
 
 
 def test_measures_are_of_the_image_cut_off(victims, scene):
-  victim = victims[inversion.FED_AVG]
+  victim = victims[inversion.CLASSIFIER]
   off = np.zeros(SHAPE)
   off[0, 0] = 0.4 if scene.image[0, 0, 0] < 0.5 else -0.4
   found = inversion.Reconstruction(scene.image + off, 0, 0.5, 9)

@@ -88,7 +88,8 @@ def group():
 
 @pytest.fixture(scope='module')
 def views(model, weights, group):
-  return group_map.view_client(model, CONFIG, weights, group, CLIENT, SEED)
+  rounds = frl.gpal_rounds(model, CONFIG, 3)
+  return group_map.view_client(model, rounds, weights, group, CLIENT, SEED)
 
 
 def by_hand(model, config, weights, group):
@@ -183,7 +184,8 @@ def test_a_group_map_shows_the_own_and_the_others_examples(views, tmp_path):
 )
 def test_impossible_group_maps(model, weights, group, config, client, problem):
   with pytest.raises(ValueError, match=problem):
-    group_map.view_client(model, config, weights, group, client, SEED)
+    rounds = frl.gpal_rounds(model, config, 3)
+    group_map.view_client(model, rounds, weights, group, client, SEED)
 
 
 def test_pictures_of_many_panels_and_classes(tmp_path):

@@ -39,7 +39,8 @@ ADAM = dataclasses.replace(
 
 @functools.cache
 def run(config):
-  process = apfl.build_apfl(
+  process = registry.build(
+      'apfl',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -145,7 +146,8 @@ def test_the_server_learns_what_it_would_without(mixing):
 
 def test_all_of_an_own_model_is_one_of_local_training():
   config = dataclasses.replace(CONFIG, weight_decay=0.0, mixing=1.0)
-  alone = local.build_local(
+  alone = registry.build(
+      'local',
       oracle.build_model(),
       local.LocalConfig(
           learning_rate=0.2, momentum=0.5, epochs=2, batch_size=4
@@ -174,9 +176,9 @@ def two_models():
 def test_a_known_client_uses_its_mixture(sampled):
   server, own = two_models()
   memory = personal.memory(own, present=sampled)
-  known = apfl.build_apfl_known_client(
-      oracle.build_model(), CONFIG, num_classes=oracle.NUM_CLASSES
-  )
+  known = apfl.apfl(
+      oracle.build_model(), CONFIG, oracle.NUM_CLASSES
+  ).known_client()
   share = 0.75 if sampled else 0.0
   expected = share * oracle.to_vector(own)
   expected += (1 - share) * oracle.to_vector(server)
@@ -196,9 +198,7 @@ def test_a_known_client_uses_its_mixture(sampled):
 def test_a_new_client_trains_and_mixes_with_the_servers_model(config):
   server, _ = two_models()
   w = oracle.to_vector(server)
-  new = apfl.build_apfl_new_client(
-      oracle.build_model(), config, num_classes=oracle.NUM_CLASSES
-  )
+  new = apfl.apfl(oracle.build_model(), config, oracle.NUM_CLASSES).new_client()
   personal.assert_same(new.start(server, ()), server)
   adapted = new.adapt(server, (), CLIENTS[0].examples(), tf.constant([5, 6]))
   _, v, _, _ = naive_training(config, w, w, CLIENTS[0].pairs(), (5, 6))

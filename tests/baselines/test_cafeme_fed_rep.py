@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tff_meta import composition
 from tff_meta import models
+from tff_meta import registry
 from tff_meta.baselines import cafeme_fed_rep
 from tff_meta.learners import classifiers
 from tff_meta.learners import personal_layers
@@ -77,8 +78,12 @@ def build_model():
 def build(config):
   """The process, and the classifier that it trains."""
   model = build_model()
-  process = cafeme_fed_rep.build_cafeme_fed_rep(
-      model, config, num_classes=oracle.NUM_CLASSES, seed=oracle.RUN_SEED
+  process = registry.build(
+      'cafeme_fed_rep',
+      model,
+      config,
+      num_classes=oracle.NUM_CLASSES,
+      seed=oracle.RUN_SEED,
   )
   return process, classifiers.LinearClassifier(model, oracle.NUM_CLASSES)
 
@@ -186,15 +191,19 @@ def test_any_client_fine_tunes_the_whole_model():
   """By plain SGD at a falling rate."""
   config = dataclasses.replace(
       CONFIG,
+      head_layers=1,
       fine_tuning_steps=3,
       fine_tuning_learning_rate=0.5,
       fine_tuning_decay=0.5,
       fine_tuning_decay_steps=2,
   )
-  use = cafeme_fed_rep.build_cafeme_fed_rep_client(
-      oracle.build_model(), config, num_classes=oracle.NUM_CLASSES
+  method = cafeme_fed_rep.cafeme_fed_rep(
+      oracle.build_model(), config, oracle.NUM_CLASSES
   )
-  oracle.assert_fine_tunes(use, batch_size=4, rates=(0.5, 0.5, 0.25))
+  assert method.known_client is method.new_client
+  oracle.assert_fine_tunes(
+      method.known_client(), batch_size=4, rates=(0.5, 0.5, 0.25)
+  )
 
 
 def test_presets():

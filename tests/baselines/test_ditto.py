@@ -44,7 +44,8 @@ PERSISTENT = dataclasses.replace(
 
 @functools.cache
 def build(config):
-  return ditto.build_ditto(
+  return registry.build(
+      'ditto',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -76,7 +77,9 @@ def test_one_round_by_hand():
       personal_epochs=2,
       proximal_weight=1.0,
   )
-  process = ditto.build_ditto(personal.scalar_model(), config, num_classes=2)
+  process = registry.build(
+      'ditto', personal.scalar_model(), config, num_classes=2
+  )
 
   result = personal.run(process, [personal.SCALAR_CLIENTS[:1]])
 
@@ -235,7 +238,8 @@ def test_a_client_whose_personal_model_diverges_is_left_out():
 def test_without_a_pull_the_personal_model_is_local_trainings():
   """And with a stronger one it is closer to the server's."""
   config = dataclasses.replace(EPOCHS, proximal_weight=0.0)
-  alone = local.build_local(
+  alone = registry.build(
+      'local',
       oracle.build_model(),
       local.LocalConfig(
           learning_rate=0.3, momentum=0.0, epochs=1, batch_size=4
@@ -271,9 +275,9 @@ def models():
 def test_a_known_client_uses_its_personal_model(sampled):
   server, own = models()
   memory = personal.memory({'personal': own}, present=sampled)
-  known = ditto.build_ditto_known_client(
-      oracle.build_model(), EPOCHS, num_classes=oracle.NUM_CLASSES
-  )
+  known = ditto.ditto(
+      oracle.build_model(), EPOCHS, oracle.NUM_CLASSES
+  ).known_client()
   expected = own if sampled else server
   query = oracle.make_client((6, 7, 8), salt=9)
   for adapted in (
@@ -296,9 +300,9 @@ def test_a_new_client_fine_tunes_the_servers_model():
       fine_tuning_decay=0.5,
       fine_tuning_decay_steps=2,
   )
-  use = ditto.build_ditto_new_client(
-      oracle.build_model(), config, num_classes=oracle.NUM_CLASSES
-  )
+  use = ditto.ditto(
+      oracle.build_model(), config, oracle.NUM_CLASSES
+  ).new_client()
   oracle.assert_fine_tunes(use, batch_size=4, rates=(0.5, 0.5, 0.25))
 
 

@@ -9,6 +9,7 @@ import personal_head_oracle as personal
 import pytest
 import tensorflow as tf
 
+from tff_meta import registry
 from tff_meta.baselines import fed_babu
 
 CLIENTS = oracle.CLIENTS
@@ -29,7 +30,8 @@ ADAM = dataclasses.replace(
 
 @functools.cache
 def build(config):
-  return fed_babu.build_fed_babu(
+  return registry.build(
+      'fed_babu',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -47,8 +49,8 @@ def test_one_round_by_hand(uniform, body):
   config = fed_babu.FedBabuConfig(
       learning_rate=0.5, momentum=0.0, epochs=1, batch_size=0, uniform=uniform
   )
-  process = fed_babu.build_fed_babu(
-      personal.scalar_model(), config, num_classes=2
+  process = registry.build(
+      'fed_babu', personal.scalar_model(), config, num_classes=2
   )
 
   result = personal.run(process, [personal.SCALAR_CLIENTS])
@@ -132,7 +134,7 @@ def test_fine_tuning(fine_tuned, part, batch_size):
   assert count == 3 * len(client.y)
   query = oracle.make_client((6, 7, 8), salt=9)
 
-  use = fed_babu.build_fed_babu_client(model, config, num_classes=4)
+  use = fed_babu.fed_babu(model, config, num_classes=4).known_client()
   adapt = tf.function(use.adapt, autograph=False)
 
   personal.assert_same(use.start(weights, ()), weights)
@@ -151,9 +153,7 @@ def test_prototypes_do_not_use_the_head():
   model = oracle.build_model()
   weights = model.with_head(4).initialize(tf.constant([8, 9]))
   client, query = CLIENTS[0], oracle.make_client((6, 7, 8), salt=9)
-  use = fed_babu.build_fed_babu_proto_client(
-      model, fed_babu.PAPER, num_classes=4
-  )
+  use = fed_babu.fed_babu_proto(model, fed_babu.PAPER, 4).known_client()
   adapted = use.adapt(weights, (), client.examples(), tf.constant([1, 1]))
   predicted = use.predict(adapted, query.examples()).numpy().tolist()
   assert predicted == personal.nearest_class(

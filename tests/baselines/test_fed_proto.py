@@ -10,6 +10,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import composition
+from tff_meta import registry
 from tff_meta.baselines import fed_proto
 from tff_meta.baselines import local
 from tff_meta.losses import prototypical
@@ -29,7 +30,8 @@ CONFIG = fed_proto.FedProtoConfig(
 
 
 def build(config):
-  return fed_proto.build_fed_proto(
+  return registry.build(
+      'fed_proto',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -38,9 +40,8 @@ def build(config):
 
 
 def build_client(config=CONFIG):
-  return fed_proto.build_fed_proto_known_client(
-      oracle.build_model(), config, num_classes=oracle.NUM_CLASSES
-  )
+  model, num_classes = oracle.build_model(), oracle.NUM_CLASSES
+  return fed_proto.fed_proto(model, config, num_classes).known_client()
 
 
 def server_prototypes(state):
@@ -141,7 +142,8 @@ def test_three_rounds_by_a_naive_implementation(uniform):
 
 def test_without_the_distance_it_is_local_training():
   process = build(dataclasses.replace(CONFIG, prototype_weight=0.0))
-  alone = local.build_local(
+  alone = registry.build(
+      'local',
       oracle.build_model(),
       local.LocalConfig(
           learning_rate=0.2,

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tff_meta import composition
+from tff_meta import registry
 from tff_meta.baselines import fed_babu
 from tff_meta.baselines import fed_rep
 from tff_meta.learners import personal_head
@@ -29,7 +30,8 @@ PERSONAL = dataclasses.replace(
 
 @functools.cache
 def build(config):
-  return fed_rep.build_fed_rep(
+  return registry.build(
+      'fed_rep',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -57,8 +59,8 @@ def test_one_round_by_hand():
   config = fed_rep.FedRepConfig(
       learning_rate=0.5, head_epochs=1, body_epochs=1, batch_size=0
   )
-  process = fed_rep.build_fed_rep(
-      personal.scalar_model(), config, num_classes=2
+  process = registry.build(
+      'fed_rep', personal.scalar_model(), config, num_classes=2
   )
 
   result = personal.run(process, [personal.SCALAR_CLIENTS])
@@ -125,7 +127,8 @@ def test_without_epochs_on_the_head_it_is_fed_babu():
   shared = dict(learning_rate=0.3, momentum=0.5, batch_size=0)
   config = fed_rep.FedRepConfig(head_epochs=0, body_epochs=2, **shared)
   other = fed_babu.FedBabuConfig(epochs=2, **shared)
-  theirs = fed_babu.build_fed_babu(
+  theirs = registry.build(
+      'fed_babu',
       oracle.build_model(),
       other,
       num_classes=oracle.NUM_CLASSES,
@@ -152,14 +155,14 @@ def test_without_epochs_on_the_body_it_never_changes():
 
 
 @pytest.mark.parametrize(
-    'builder, num_classes, start_head, num_epochs',
+    'name, num_classes, start_head, num_epochs',
     [
-        (fed_rep.build_fed_rep_known_client, 4, 'own', 3),
-        (fed_rep.build_fed_rep_new_client, 4, 'unseen', 2),
-        (fed_rep.build_fed_rep_new_client, 3, 'unseen', 2),
+        ('known_client', 4, 'own', 3),
+        ('new_client', 4, 'unseen', 2),
+        ('new_class', 3, 'unseen', 2),
     ],
 )
-def test_use(builder, num_classes, start_head, num_epochs):
+def test_use(name, num_classes, start_head, num_epochs):
   """A head alone is trained."""
   config = dataclasses.replace(
       PERSONAL, known_client_epochs=3, new_client_epochs=2
@@ -179,7 +182,7 @@ def test_use(builder, num_classes, start_head, num_epochs):
   )
   query = oracle.make_client((6, 7, 8), salt=9)
 
-  use = builder(model, config, num_classes=num_classes)
+  use = getattr(fed_rep.fed_rep(model, config, num_classes), name)()
   adapt = tf.function(use.adapt, autograph=False)
 
   np.testing.assert_array_equal(
@@ -202,7 +205,7 @@ def test_a_known_client_of_the_paper_trains_nothing():
   model = oracle.build_model()
   weights = model.with_head(4).initialize(tf.constant([8, 9]))
   shared, head = personal_head.split(weights)
-  use = fed_rep.build_fed_rep_known_client(model, fed_rep.PAPER, num_classes=4)
+  use = fed_rep.fed_rep(model, fed_rep.PAPER, num_classes=4).known_client()
   adapted = use.adapt(
       shared,
       personal.memory(head),
@@ -216,7 +219,7 @@ def test_prototypes_need_neither_head_nor_memory():
   model = oracle.build_model()
   weights = model.with_head(4).initialize(tf.constant([8, 9]))
   client, query = CLIENTS[1], oracle.make_client((6, 7, 8), salt=9)
-  use = fed_rep.build_fed_rep_proto_client(model, fed_rep.PAPER, num_classes=4)
+  use = fed_rep.fed_rep_proto(model, fed_rep.PAPER, 4).known_client()
   shared, _ = personal_head.split(weights)
   adapted = use.adapt(shared, (), client.examples(), tf.constant([1, 1]))
   predicted = use.predict(adapted, query.examples()).numpy().tolist()

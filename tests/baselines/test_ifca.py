@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import registry
 from tff_meta.baselines import ifca
 
 CLIENTS = oracle.CLIENTS
@@ -54,8 +55,8 @@ def naive_pick(vectors, pairs):
 @pytest.mark.parametrize('uniform', [False, True])
 def test_three_rounds_by_a_naive_implementation(uniform):
   config = dataclasses.replace(CONFIG, uniform=uniform)
-  process = ifca.build_ifca(
-      oracle.build_model(), config, seed=oracle.RUN_SEED, **OPTIONS
+  process = registry.build(
+      'ifca', oracle.build_model(), config, seed=oracle.RUN_SEED, **OPTIONS
   )
 
   result = personal.run(process, COHORTS)
@@ -100,7 +101,9 @@ def test_a_client_uses_the_model_that_fits_best(client):
   models = [random_model(seed) for seed in (3, 4, 5)]
   vectors = [oracle.to_vector(m) for m in models]
   query = oracle.make_client((6, 7, 8), salt=9)
-  use = ifca.build_ifca_client(oracle.build_model(), CONFIG, **OPTIONS)
+  method = ifca.ifca(oracle.build_model(), CONFIG, **OPTIONS)
+  assert method.known_client is method.new_client
+  use = method.known_client()
   assert use.start is None and use.curve is None
 
   adapted = use.adapt(
@@ -130,7 +133,7 @@ def test_a_client_fine_tunes_the_model_that_it_picks():
 
   def tuned(*chosen):
     config = dataclasses.replace(CONFIG, clusters=len(chosen))
-    use = ifca.build_ifca_ft_client(oracle.build_model(), config, **OPTIONS)
+    use = ifca.ifca_ft(oracle.build_model(), config, **OPTIONS).known_client()
     weights = stack_of(*chosen)
     return (
         use.adapt(weights, (), client.examples(), seed),
@@ -153,9 +156,8 @@ def test_a_client_fine_tunes_the_model_that_it_picks():
 
 
 def test_fine_tuning_of_one_model_by_hand():
-  of_many = ifca.build_ifca_ft_client(
-      oracle.build_model(), dataclasses.replace(CONFIG, clusters=1), **OPTIONS
-  )
+  config = dataclasses.replace(CONFIG, clusters=1)
+  of_many = ifca.ifca_ft(oracle.build_model(), config, **OPTIONS).new_client()
   use = of_many._replace(
       adapt=lambda weights, *rest: of_many.adapt(stack_of(weights), *rest),
       curve=lambda weights, *rest: of_many.curve(stack_of(weights), *rest),
@@ -189,20 +191,23 @@ def test_settings_out_of_range(change, message):
 
 def test_fine_tuning_needs_a_batch_size():
   config = dataclasses.replace(CONFIG, batch_size=0)
+  method = ifca.ifca_ft(oracle.build_model(), config, **OPTIONS)
   with pytest.raises(ValueError, match='batch_size'):
-    ifca.build_ifca_ft_client(oracle.build_model(), config, **OPTIONS)
+    method.known_client()
 
 
-def test_a_chosen_aggregator_and_server_optimizer():
-  """Of three models one is picked, by TFF's mean of updates clipped to 0.01."""
+@pytest.mark.parametrize('clusters', [3, 1])
+def test_a_chosen_aggregator_and_server_optimizer(clusters):
+  """One of the models is picked, by TFF's mean of updates clipped to 0.01."""
   aggregator = tff.aggregators.clipping_factory(
       0.01, tff.aggregators.MeanFactory()
   )
-  process = ifca.build_ifca(
+  process = registry.build(
+      'ifca',
       oracle.build_model(),
-      CONFIG,
+      dataclasses.replace(CONFIG, clusters=clusters),
       seed=oracle.RUN_SEED,
-      aggregator=aggregator,
+      aggregation=aggregator,
       server_optimizer=tff.learning.optimizers.build_sgdm(0.5),
       **OPTIONS,
   )
@@ -211,14 +216,14 @@ def test_a_chosen_aggregator_and_server_optimizer():
 
   before, after = (to_vectors(weights) for weights in result.weights)
   pick = naive_pick(before, CLIENTS[0].pairs())
-  expected = [0.005 if i == pick else 0.0 for i in range(3)]
+  expected = [0.005 if i == pick else 0.0 for i in range(clusters)]
   moved = np.linalg.norm(np.subtract(after, before), axis=1)
   np.testing.assert_allclose(moved, expected, rtol=1e-3)
 
 
 def test_initial_models_are_of_the_run_s_seed():
   first, again, other = (
-      ifca.build_ifca(oracle.build_model(), CONFIG, seed=seed, **OPTIONS)
+      registry.build('ifca', oracle.build_model(), CONFIG, seed=seed, **OPTIONS)
       for seed in (1, 1, 2)
   )
   weights = [

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tff_meta import composition
+from tff_meta import registry
 from tff_meta.baselines import knn_per
 
 CLIENTS = oracle.CLIENTS
@@ -27,9 +28,8 @@ SHARES = np.arange(11) / 10
 
 
 def build_client(config):
-  return knn_per.build_knn_per_client(
-      oracle.build_model(), config, num_classes=oracle.NUM_CLASSES
-  )
+  model, num_classes = oracle.build_model(), oracle.NUM_CLASSES
+  return knn_per.knn_per(model, config, num_classes).known_client()
 
 
 def initial_weights(seed):
@@ -44,7 +44,8 @@ def kept_and_held_out(pairs, every):
 @pytest.mark.parametrize('uniform', [False, True])
 def test_two_rounds_are_federated_averaging_of_what_is_not_held_out(uniform):
   config = dataclasses.replace(CONFIG, uniform=uniform)
-  process = knn_per.build_knn_per(
+  process = registry.build(
+      'knn_per',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,

@@ -34,7 +34,8 @@ ROUNDS = 4
 
 
 def run(config, cohorts=COHORTS):
-  process = l2gd.build_l2gd(
+  process = registry.build(
+      'l2gd',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -240,9 +241,9 @@ def two_models():
 def test_a_known_client_uses_its_model(sampled):
   server, own = two_models()
   memory = personal.memory(own, present=sampled)
-  known = l2gd.build_l2gd_known_client(
-      oracle.build_model(), CONFIG, num_classes=oracle.NUM_CLASSES
-  )
+  known = l2gd.l2gd(
+      oracle.build_model(), CONFIG, oracle.NUM_CLASSES
+  ).known_client()
   expected = own if sampled else server
   query = oracle.make_client((6, 7, 8), salt=9)
   for adapted in (
@@ -258,9 +259,7 @@ def test_a_known_client_uses_its_model(sampled):
 
 def test_a_new_client_trains_the_servers_model():
   server, _ = two_models()
-  new = l2gd.build_l2gd_new_client(
-      oracle.build_model(), CONFIG, num_classes=oracle.NUM_CLASSES
-  )
+  new = l2gd.l2gd(oracle.build_model(), CONFIG, oracle.NUM_CLASSES).new_client()
   personal.assert_same(new.start(server, ()), server)
   adapted = new.adapt(server, (), CLIENTS[0].examples(), tf.constant([5, 6]))
   expected, _, _ = oracle.descend(

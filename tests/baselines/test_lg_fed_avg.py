@@ -35,7 +35,8 @@ def run(averaged_rounds, uniform=False):
   config = dataclasses.replace(
       CONFIG, averaged_rounds=averaged_rounds, uniform=uniform
   )
-  process = lg_fed_avg.build_lg_fed_avg(
+  process = registry.build(
+      'lg_fed_avg',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -130,7 +131,8 @@ def test_the_servers_first_layers_stay_after_the_averaged_rounds():
 )
 def test_which_layers_stay(shared_layers, own):
   """LeNet has three dense layers, of which the last is the classifier."""
-  process = lg_fed_avg.build_lg_fed_avg(
+  process = registry.build(
+      'lg_fed_avg',
       models.build('lenet', (28, 28, 1), None),
       lg_fed_avg.LgFedAvgConfig(shared_layers=shared_layers),
       num_classes=10,
@@ -145,7 +147,8 @@ def test_which_layers_stay(shared_layers, own):
 def test_rounds_with_two_shared_layers():
   """Of three: the first is averaged in the first round only."""
   model = models.build('fedec_mlp', (4, 4, 1), None)
-  process = lg_fed_avg.build_lg_fed_avg(
+  process = registry.build(
+      'lg_fed_avg',
       model,
       lg_fed_avg.LgFedAvgConfig(shared_layers=2, averaged_rounds=1),
       num_classes=3,
@@ -194,9 +197,9 @@ def test_a_known_client_has_its_own_layers_under_the_servers(
   server, own = two_models()
   layers, _ = personal_head.split(own)
   value = {'layers': layers, 'num_rounds': tf.constant(num_rounds)}
-  known = lg_fed_avg.build_lg_fed_avg_known_client(
-      oracle.build_model(), CONFIG, num_classes=oracle.NUM_CLASSES
-  )
+  known = lg_fed_avg.lg_fed_avg(
+      oracle.build_model(), CONFIG, oracle.NUM_CLASSES
+  ).known_client()
   memory = personal.memory(value, present=bool(present))
   expected = dict(server, body=(own if num_rounds else server)['body'])
   query = oracle.make_client((6, 7, 8), salt=9)
@@ -214,9 +217,9 @@ def test_a_known_client_has_its_own_layers_under_the_servers(
 
 def test_a_new_client_trains_the_servers_model():
   server, _ = two_models()
-  new = lg_fed_avg.build_lg_fed_avg_new_client(
-      oracle.build_model(), CONFIG, num_classes=oracle.NUM_CLASSES
-  )
+  new = lg_fed_avg.lg_fed_avg(
+      oracle.build_model(), CONFIG, oracle.NUM_CLASSES
+  ).new_client()
   personal.assert_same(new.start(server, ()), server)
   adapted = new.adapt(server, (), CLIENTS[0].examples(), tf.constant([5, 6]))
   expected, _, _ = personal.train(
@@ -257,7 +260,7 @@ def test_layers_that_are_not_there_are_named():
       ValueError,
       match='`shared_layers`.*leave some other layer of .lenet., found 4',
   ):
-    lg_fed_avg.build_lg_fed_avg(
+    lg_fed_avg.lg_fed_avg(
         models.build('lenet', (28, 28, 1), None),
         lg_fed_avg.LgFedAvgConfig(shared_layers=4),
         num_classes=10,

@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tff_meta import episodes
+from tff_meta import registry
 from tff_meta.baselines import local
 from tff_meta.client_works import client_work
 
@@ -20,7 +21,8 @@ CONFIG = dataclasses.replace(
 
 @functools.cache
 def build():
-  return local.build_local(
+  return registry.build(
+      'local',
       oracle.build_model(),
       CONFIG,
       num_classes=oracle.NUM_CLASSES,
@@ -131,7 +133,8 @@ def test_a_client_trains_on_episodes(change):
   """Of two classes; then it is tested with means of all its examples."""
   config = dataclasses.replace(EPISODES, **change)
   client = CLIENTS[0]
-  process = local.build_local(
+  process = registry.build(
+      'local',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -150,11 +153,8 @@ def test_a_client_trains_on_episodes(change):
       oracle.to_vector(kept.value), expected, rtol=1e-4, atol=1e-5
   )
 
-  options = dict(num_classes=oracle.NUM_CLASSES)
-  known = local.build_local_known_client(
-      oracle.build_model(), config, **options
-  )
-  new = local.build_local_new_client(oracle.build_model(), config, **options)
+  method = local.local(oracle.build_model(), config, oracle.NUM_CLASSES)
+  known, new = method.known_client(), method.new_client()
   assert known.start is None and new.start is None
   query = oracle.make_client((6, 7, 8), salt=9)
   means = oracle.class_means(expected, client.pairs())
@@ -178,12 +178,13 @@ def test_a_client_trains_on_episodes(change):
 def test_a_client_without_an_episode_did_not_train(labels):
   """Of one class, or without a query example, which what is missing tells."""
   sizes = np.bincount(labels, minlength=oracle.NUM_CLASSES)
-  missing = local.what_is_missing(EPISODES, sizes)
+  method = local.local(oracle.build_model(), EPISODES, oracle.NUM_CLASSES)
+  missing = method.what_is_missing(sizes)
   assert (missing is None) == (len(labels) == 5)
   x = np.arange(2 * len(labels), dtype=np.float32).reshape(-1, 2)
   client = oracle.Client(x, np.array(labels, np.int32), 3)
-  process = local.build_local(
-      oracle.build_model(), EPISODES, num_classes=oracle.NUM_CLASSES
+  process = registry.build(
+      'local', oracle.build_model(), EPISODES, num_classes=oracle.NUM_CLASSES
   )
   memory = client_work.memory_dataset(process.initial_memory, None)
   data = client.data() | {'memory': memory}
@@ -196,9 +197,9 @@ def test_a_client_without_an_episode_did_not_train(labels):
 def test_a_known_client_without_episodes_has_the_initial_network():
   weights = oracle.build_model().initialize(tf.constant([1, 2]))
   other = oracle.build_model().initialize(tf.constant([3, 4]))
-  known = local.build_local_known_client(
-      oracle.build_model(), EPISODES, num_classes=oracle.NUM_CLASSES
-  )
+  known = local.local(
+      oracle.build_model(), EPISODES, oracle.NUM_CLASSES
+  ).known_client()
   for present, expected in ((True, other), (False, weights)):
     memory = client_work.ClientMemory(tf.constant(present), other)
     examples = CLIENTS[0].examples()
@@ -226,9 +227,7 @@ def assert_predicts(personalizer, adapted, w):
 def test_a_known_client_uses_its_own_model(sampled):
   initial, own = models()
   memory = client_work.ClientMemory(tf.constant(sampled), own)
-  known = local.build_local_known_client(
-      oracle.build_model(), CONFIG, num_classes=4
-  )
+  known = local.local(oracle.build_model(), CONFIG, 4).known_client()
   expected = oracle.to_vector(own if sampled else initial)
   for adapted in (
       known.start(initial, memory),
@@ -241,9 +240,7 @@ def test_a_known_client_uses_its_own_model(sampled):
 def test_a_new_client_trains_the_initial_weights():
   initial, _ = models()
   seed = tf.constant([5, 6])
-  new = local.build_local_new_client(
-      oracle.build_model(), CONFIG, num_classes=4
-  )
+  new = local.local(oracle.build_model(), CONFIG, 4).new_client()
   np.testing.assert_array_equal(
       oracle.to_vector(new.start(initial, ())), oracle.to_vector(initial)
   )

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tff_meta import episodes
 from tff_meta import models
+from tff_meta import registry
 from tff_meta.baselines import fed_avg
 from tff_meta.baselines import one_shot_ft
 from tff_meta.data import groups as groups_lib
@@ -60,9 +61,7 @@ def stack(clients):
 @functools.cache
 def deployed(config):
   """`(support, salts) -> adapted`, compiled."""
-  use = one_shot_ft.build_one_shot_ft_personalizer(
-      oracle.build_model(), config, way=WAY
-  )
+  use = one_shot_ft.one_shot_ft(oracle.build_model(), config, WAY).group()
   return tf.function(
       lambda support, salts: use.adapt(trained_weights(), support, salts, SEED),
       autograph=False,
@@ -101,7 +100,8 @@ def test_preparation_is_federated_averaging():
   del shared['kept_clients'], shared['held_out_share']
   one_shot, averaging = (
       personal.run(
-          build(
+          registry.build(
+              name,
               oracle.build_model(),
               own,
               num_classes=oracle.NUM_CLASSES,
@@ -109,9 +109,9 @@ def test_preparation_is_federated_averaging():
           ),
           (CLIENTS[:2], CLIENTS[:3]),
       )
-      for build, own in (
-          (one_shot_ft.build_one_shot_ft, config),
-          (fed_avg.build_fed_avg, fed_avg.FedAvgConfig(**shared)),
+      for name, own in (
+          ('one_shot_ft', config),
+          ('fed_avg', fed_avg.FedAvgConfig(**shared)),
       )
   )
   assert_equal(one_shot.weights, averaging.weights)
@@ -325,9 +325,7 @@ def test_queries_do_not_matter_to_the_group_s_model():
   """Neither their number, nor labels: the last six are asked as before."""
   support, salts = stack(CLIENTS)
   query = oracle.make_client((4, 5, 6), salt=9)
-  use = one_shot_ft.build_one_shot_ft_personalizer(
-      oracle.build_model(), CONFIG, way=WAY
-  )
+  use = one_shot_ft.one_shot_ft(oracle.build_model(), CONFIG, WAY).group()
   ask = group_evaluation.build_group_test(use)
 
   def answers(x, y):

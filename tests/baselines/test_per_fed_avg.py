@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tff_meta import episodes
 from tff_meta import models
+from tff_meta import registry
 from tff_meta import weights as weights_lib
 from tff_meta.baselines import per_fed_avg
 from tff_meta.learners import cyclic_batches
@@ -190,7 +191,8 @@ def test_without_an_inner_rate_it_is_the_gradient_of_the_outer_batch(variant):
 
 @functools.cache
 def build(config):
-  return per_fed_avg.build_per_fed_avg(
+  return registry.build(
+      'per_fed_avg',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -283,9 +285,11 @@ def test_a_client_without_examples_takes_no_part():
 
 def test_fine_tuning_by_hand():
   """Rates 0.5, 0.5 and 0.25; a known client and a new one alike."""
-  use = per_fed_avg.build_per_fed_avg_client(
-      oracle.build_model(), CONFIG, num_classes=oracle.NUM_CLASSES
+  method = per_fed_avg.per_fed_avg(
+      oracle.build_model(), CONFIG, oracle.NUM_CLASSES
   )
+  assert method.known_client is method.new_client
+  use = method.known_client()
   oracle.assert_fine_tunes(use, batch_size=3, rates=(0.5, 0.5, 0.25))
 
 

@@ -32,7 +32,8 @@ LINEAR = dataclasses.replace(
 
 @functools.cache
 def build(config):
-  return personalized_fl.build_personalized_fl(
+  return registry.build(
+      'personalized_fl',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -159,9 +160,7 @@ def test_a_group_runs_rounds_of_one_epoch_against_its_own_prototypes(source):
   )
   model = oracle.build_model()
   weights = model.initialize(tf.constant([1, 2]))
-  deployed = personalized_fl.build_personalized_fl_personalizer(
-      model, config, way=4
-  )
+  deployed = personalized_fl.personalized_fl(model, config, 4).group()
   client = CLIENTS[1]
   support = tf.nest.map_structure(
       lambda part: part[tf.newaxis], client.examples()

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tff_meta import composition
 from tff_meta import episodes
+from tff_meta import registry
 from tff_meta.baselines import pfedgp
 from tff_meta.learners import gp_classifier
 
@@ -30,8 +31,10 @@ CONFIG = pfedgp.PFedGPConfig(
 )
 
 
-def build_client(config=CONFIG, build=pfedgp.build_pfedgp_client):
-  return build(oracle.build_model(), config, num_classes=oracle.NUM_CLASSES)
+def build_client(config=CONFIG, function=pfedgp.pfedgp):
+  method = function(oracle.build_model(), config, oracle.NUM_CLASSES)
+  assert method.known_client is method.new_client is method.new_class
+  return method.known_client()
 
 
 def initial_weights(seed):
@@ -112,7 +115,8 @@ def naive_training(config, w, client, seed):
 )
 def test_two_rounds_by_a_naive_implementation(change):
   config = dataclasses.replace(CONFIG, **change)
-  process = pfedgp.build_pfedgp(
+  process = registry.build(
+      'pfedgp',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -150,7 +154,8 @@ def test_the_tree_stays_that_of_the_servers_network():
   """Two steps of a client that after the first would build another tree."""
   config = dataclasses.replace(CONFIG, learning_rate=2.0)
   client = oracle.make_client((4, 3, 2), salt=14)
-  process = pfedgp.build_pfedgp(
+  process = registry.build(
+      'pfedgp',
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
@@ -173,7 +178,8 @@ def test_the_tree_stays_that_of_the_servers_network():
 
 
 def test_a_client_of_one_class_has_the_decay_alone():
-  process = pfedgp.build_pfedgp(
+  process = registry.build(
+      'pfedgp',
       oracle.build_model(),
       dataclasses.replace(CONFIG, inner_steps=1),
       num_classes=oracle.NUM_CLASSES,
@@ -213,7 +219,7 @@ def test_a_client_by_a_naive_implementation(client, likelihood):
 def test_prototypes_in_the_place_of_gaussian_processes():
   weights = initial_weights(tf.constant([1, 2]))
   client, query = CLIENTS[3], oracle.make_client((6, 7, 8), salt=9)
-  use = build_client(build=pfedgp.build_pfedgp_proto_client)
+  use = build_client(function=pfedgp.pfedgp_proto)
   adapted = use.adapt(weights, (), client.examples(), tf.constant([5, 6]))
   predicted = use.predict(adapted, query.examples()).numpy().tolist()
   assert predicted == personal.nearest_class(

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import registry
 from tff_meta.baselines import pfedhn
 from tff_meta.learners import classifiers
 from tff_meta.learners import cyclic_batches
@@ -46,9 +47,17 @@ PLAIN = dataclasses.replace(
 
 @functools.cache
 def build(config, seed=oracle.RUN_SEED):
-  return pfedhn.build_pfedhn(
-      oracle.build_model(), config, num_classes=oracle.NUM_CLASSES, seed=seed
+  return registry.build(
+      'pfedhn',
+      oracle.build_model(),
+      config,
+      num_classes=oracle.NUM_CLASSES,
+      seed=seed,
   )
+
+
+def method():
+  return pfedhn.pfedhn(oracle.build_model(), CONFIG, oracle.NUM_CLASSES)
 
 
 def hypernetwork(config=CONFIG):
@@ -194,8 +203,12 @@ def test_one_round_by_hand():
       learning_rate=0.5,
       local_steps=1,
   )
-  process = pfedhn.build_pfedhn(
-      personal.scalar_model(), config, num_classes=2, seed=oracle.RUN_SEED
+  process = registry.build(
+      'pfedhn',
+      personal.scalar_model(),
+      config,
+      num_classes=2,
+      seed=oracle.RUN_SEED,
   )
 
   def structure(kernel, bias, of_b, of_kernel, of_bias):
@@ -302,9 +315,7 @@ def test_a_known_client_has_the_model_of_its_embedding(sampled):
   if not sampled:
     kept, v = build(CONFIG).initial_memory, np.zeros(2)
   memory = personal.memory(kept, present=sampled)
-  use = pfedhn.build_pfedhn_known_client(
-      oracle.build_model(), CONFIG, num_classes=oracle.NUM_CLASSES
-  )
+  use = method().known_client()
   query = oracle.make_client((6, 7, 8), salt=9)
   arrays = tf.nest.map_structure(lambda w: w.numpy().astype(np.float64), phi)
   theta = naive_model(arrays, v)
@@ -321,9 +332,7 @@ def test_a_known_client_has_the_model_of_its_embedding(sampled):
 
 def test_a_new_client_fits_an_embedding_alone():
   """Three steps from zeros, under the hypernetwork as it is."""
-  use = pfedhn.build_pfedhn_new_client(
-      oracle.build_model(), CONFIG, num_classes=oracle.NUM_CLASSES
-  )
+  use = method().new_client()
   phi, seed = drawn_phi(), tf.constant([5, 6])
   arrays = tf.nest.map_structure(lambda w: w.numpy().astype(np.float64), phi)
   client, query = CLIENTS[1], oracle.make_client((6, 7, 8), salt=9)

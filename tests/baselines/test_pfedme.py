@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tff_meta import composition
+from tff_meta import registry
 from tff_meta.baselines import pfedme
 
 CLIENTS = oracle.CLIENTS
@@ -29,7 +30,8 @@ WHOLE = dataclasses.replace(CONFIG, batch_size=100, uniform=True)
 
 
 def build(config, model=None, num_classes=oracle.NUM_CLASSES):
-  return pfedme.build_pfedme(
+  return registry.build(
+      'pfedme',
       model or oracle.build_model(),
       config,
       num_classes=num_classes,
@@ -163,9 +165,8 @@ def test_one_step_makes_the_envelope_the_loss():
 def test_a_client_has_the_personal_model(config):
   model = oracle.build_model()
   weights = model.with_head(oracle.NUM_CLASSES).initialize(tf.constant([1, 2]))
-  use = pfedme.build_pfedme_client(
-      model, config, num_classes=oracle.NUM_CLASSES
-  )
+  method = pfedme.pfedme(model, config, oracle.NUM_CLASSES)
+  use = method.known_client()
   personal.assert_same(use.start(weights, ()), weights)
   client, query = CLIENTS[1], oracle.make_client((6, 7, 8), salt=9)
   adapted = use.adapt(weights, (), client.examples(), tf.constant([5, 6]))

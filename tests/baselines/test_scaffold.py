@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from tff_meta import composition
+from tff_meta import registry
 from tff_meta.baselines import scaffold
 
 CLIENTS = oracle.CLIENTS
@@ -34,7 +35,8 @@ STEPS = dataclasses.replace(
 
 
 def build(config, model=None, num_classes=oracle.NUM_CLASSES):
-  return scaffold.build_scaffold(
+  return registry.build(
+      'scaffold',
       model or oracle.build_model(),
       config,
       num_classes=num_classes,
@@ -191,9 +193,9 @@ def test_who_comes_back_and_cannot_train_leaves_the_control(x, y):
 def test_a_client_uses_the_servers_model():
   model = oracle.build_model()
   weights = model.with_head(oracle.NUM_CLASSES).initialize(tf.constant([1, 2]))
-  use = scaffold.build_scaffold_client(
-      model, CONFIG, num_classes=oracle.NUM_CLASSES
-  )
+  method = scaffold.scaffold(model, CONFIG, oracle.NUM_CLASSES)
+  assert method.known_client is method.new_client
+  use = method.known_client()
   client, query = CLIENTS[1], oracle.make_client((6, 7, 8), salt=9)
   adapted = use.adapt(weights, (), client.examples(), tf.constant([5, 6]))
   personal.assert_same(adapted, weights)

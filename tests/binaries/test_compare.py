@@ -46,9 +46,11 @@ def _outcomes(directory):
     [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL],
 )
 def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
-  directory = tmp_path / 'table'
+  directory = tmp_path / 'a table'
   flags = (*_SMOKE, f'--output_dir={directory}')
   kept = tmp_path / 'kept'
+  printed = _compare(*flags, '--print_command')
+  assert printed.returncode == 0 and not directory.exists(), printed.stderr
   program = subprocess.Popen(
       [sys.executable, '-m', 'binaries.compare', *flags, f'--keep={kept}'],
       cwd=_ROOT,
@@ -84,6 +86,16 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
       (directory / 'new_groups/frl/seed_0/run/summary.json').read_text()
   )
   assert summary['rounds'] == 4
+  # Pasted, the command of a cell is the run that it was: it only says again
+  # what came out, where other settings are an error.
+  commands = printed.stdout.splitlines()
+  assert len(commands) == 2
+  pasted = subprocess.run(
+      commands[0], shell=True, cwd=_ROOT, capture_output=True, text=True
+  )
+  assert pasted.returncode == 0, pasted.stderr
+  assert f'Written: {directory}/new_groups/' in pasted.stdout
+  assert _outcomes(directory) == after
   assert means['frl', 'New groups'] is not None
   # Only the digits have references.
   assert 'untrained' in summary['evaluation']['new_groups']['references']

@@ -11,6 +11,7 @@ from absl.testing import flagsaver
 import pytest
 
 from binaries import experiments
+from binaries import flag_files
 from binaries import train
 from tff_meta.comparison import tables
 from tff_meta.training import run_config
@@ -23,18 +24,19 @@ _ALL = [
 ]
 _ONE_SHOT = 'one_shot_ft'
 _PAPER = [name for name, scale in _ALL if scale == 'paper']
+_Flat = dataclasses.make_dataclass('_Flat', run_config.FIELDS)
 
 
 @pytest.fixture
 def resolve(monkeypatch):
-  """Returns a function from a cell's flags to a `RunConfig`."""
+  """Returns a function from a cell's flags to the fields of a `RunConfig`."""
   monkeypatch.chdir(_ROOT)  # Flag files are named from there.
 
   def run(cell_flags):
     with flagsaver.flagsaver():
       rest = flags.FLAGS(['train', *cell_flags])
       assert rest == ['train']
-      return train._config()
+      return _Flat(**train._config().flat())
 
   return run
 
@@ -74,7 +76,7 @@ def test_every_paper_has_its_file():
   """And every file is in the list."""
   folder = _ROOT / 'binaries' / 'experiments'
   files = {path.stem for path in folder.glob('*.py')}
-  files -= {'__init__', 'flag_files'}
+  files -= {'__init__'}
   assert files == {
       'cafeme',
       'digits',
@@ -149,8 +151,8 @@ def test_what_is_kept_was_run_as_the_table_says_now(monkeypatch, root):
   ):
     path = kept.pop(root / cell.folder, None)
     if path is not None:
-      wanted = flags.FLAGS.read_flags_from_files(list(cell.flags))
-      found = json.loads(path.read_text())['flags']
+      wanted = tables.in_force(flag_files.expand(cell.flags))
+      found = tables.in_force(json.loads(path.read_text())['flags'])
       assert (found == wanted) == is_of_now, path
   assert not kept
 
@@ -707,67 +709,6 @@ def test_l2gd_of_fedec(resolve):
 
 
 @pytest.mark.parametrize(
-    'row, flag_file',
-    [
-        ('FedEC', ''),
-        ('FedEC-wo', '_wo'),
-        ('FedEC-l2', '_l2'),
-        ('FedAvg', '_fed_avg'),
-        ('FedPer', '_fed_per'),
-        ('FedRep', '_fed_rep'),
-        ('Per-FedAvg', '_per_fed_avg'),
-        ('LG-FedAvg', '_lg_fed_avg'),
-        ('pFedMe', '_pfedme'),
-        ('APFL', '_apfl'),
-        ('L2GD', '_l2gd'),
-        ('SCAFFOLD', '_scaffold'),
-    ],
-)
-def test_rows_of_fedec_are_its_flag_files(resolve, row, flag_file):
-  name = f'fedec_cifar10_100_2{flag_file}'
-  assert _config(
-      resolve, 'fedec_cifar10_100_2', 'paper', row, 'CIFAR-10 (100 x 2)'
-  ) == resolve([f'--flagfile=binaries/presets/{name}.flags'])
-
-
-@pytest.mark.parametrize(
-    'row, flag_file',
-    [
-        ('MetaVers', '50'),
-        ('Only triplet', 'triplet'),
-        ('Only CE', 'ce'),
-        ('Local', 'local'),
-        ('FedAvg', 'fed_avg'),
-        ('FedPer', 'fed_per'),
-        ('FedRep', 'fed_rep'),
-        ('FedBABU', 'fed_babu'),
-        ('Per-FedAvg', 'per_fed_avg'),
-        ('pFedMe', 'pfedme'),
-        ('kNN-Per', 'knn_per'),
-        ('FedProto', 'fed_proto'),
-        ('pFedHN', 'pfedhn'),
-        ('pFedGP', 'pfedgp'),
-    ],
-)
-def test_rows_of_metavers_are_its_flag_files(resolve, row, flag_file):
-  name = f'metavers_cifar10_{flag_file}'
-  assert _config(
-      resolve, 'metavers_cifar10', 'paper', row, '50 clients'
-  ) == resolve([f'--flagfile=binaries/presets/{name}.flags', '--patience=10'])
-
-
-def test_lg_fed_avg_of_metavers(resolve):
-  """Section 6: 200 rounds after 1000 of FedAvg, which are not tested."""
-  config = _config(
-      resolve, 'metavers_cifar10', 'paper', 'LG-FedAvg', '50 clients'
-  )
-  flag_file = 'binaries/presets/metavers_cifar10_lg_fed_avg.flags'
-  assert config == resolve([f'--flagfile={flag_file}', '--patience=10'])
-  assert (config.rounds, config.hparams.averaged_rounds) == (1200, 1000)
-  assert config.eval_from == 1001
-
-
-@pytest.mark.parametrize(
     'data, num_steps', [('cifar10', 3), ('cifar100', 1), ('cinic10', 1)]
 )
 def test_pfedgp_of_metavers(resolve, data, num_steps):
@@ -791,27 +732,6 @@ _RMNIST = {
     'Dirichlet 0.3': 'dirichlet',
     'Shards': 'shards',
 }
-
-
-@pytest.mark.parametrize('setting', list(_RMNIST))
-@pytest.mark.parametrize(
-    'row, flag_file',
-    [
-        ('CAFeMe', 'cafeme'),
-        ('Per-FedAvg', 'per_fed_avg'),
-        ('FedAvg-FT', 'fed_avg_ft'),
-        ('IFCA-FT', 'ifca_ft'),
-        ('FedRep', 'fed_rep'),
-        ('Ditto', 'ditto'),
-    ],
-)
-def test_cafeme(resolve, row, flag_file, setting):
-  """Section 2.3: 1000 rounds of 5 of 80 clients, 20 new ones; flag files."""
-  config = _config(resolve, 'cafeme_rmnist', 'paper', row, setting)
-  assert (config.rounds, config.clients_per_round) == (1000, 5)
-  assert (config.num_clients, config.num_new_clients) == (80, 20)
-  name = f'{flag_file}_rmnist_{_RMNIST[setting]}'
-  assert config == resolve([f'--flagfile=binaries/presets/{name}.flags'])
 
 
 def test_heads_of_fed_rep(resolve):
@@ -848,22 +768,6 @@ def test_local_sizes_of_cafeme(resolve, row, data, setting, field, option):
       )
       for size in (100, 200, 300, 400, 500, 600)
   ]
-
-
-@pytest.mark.parametrize(
-    'table, setting, name',
-    [
-        ('cafeme_cifar10', 'Shards', 'cifar10_shards'),
-        ('cafeme_cifar10', 'Dirichlet 0.3', 'cifar10_dirichlet'),
-        ('cafeme_femnist', 'Writers', 'femnist'),
-        ('cafeme_meta_dataset', 'Sources', 'meta_dataset'),
-    ],
-)
-def test_cafeme_on_other_data(resolve, table, setting, name):
-  for row, flag_file in (('CAFeMe', 'cafeme'), ('Per-FedAvg', 'per_fed_avg')):
-    assert _config(resolve, table, 'paper', row, setting) == resolve(
-        [f'--flagfile=binaries/presets/{flag_file}_{name}.flags']
-    )
 
 
 def test_steps_and_batches_of_ditto(resolve):

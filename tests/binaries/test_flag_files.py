@@ -1,13 +1,18 @@
-"""Flag files, from other systems and in other folders."""
+"""Flag files, from other systems and in other folders, and those of ours."""
 
 import pathlib
 
+from absl import flags
+from absl.testing import flagsaver
 import pytest
 
+from binaries import experiments
 from binaries import flag_files
+from binaries import train
 
 _ROOT = pathlib.Path(flag_files.__file__).parents[1]
-_PRESET = 'binaries/presets/metavers_cifar10_fed_rep.flags'
+_PRESETS = _ROOT / 'binaries' / 'presets'
+_NAMES = sorted(path.stem for path in _PRESETS.glob('*.flags'))
 _FLAGS = ['--rounds=3', '--hparams=a=1']
 
 
@@ -59,31 +64,84 @@ def test_what_follows_two_dashes_is_no_flag_file():
   assert flag_files.expand(arguments) == arguments
 
 
+def test_a_file_names_others_relative_to_itself(tmp_path, monkeypatch):
+  folder = tmp_path / 'a' / 'folder'
+  folder.mkdir(parents=True)
+  (folder / 'mine.flags').write_text(
+      '--rounds=3\n--flagfile=../other.flags\n--flagfile=third.flags'
+  )
+  (folder.parent / 'other.flags').write_text('--flagfile=folder/third.flags')
+  (folder / 'third.flags').write_text('--hparams=a=1')
+  (tmp_path / 'third.flags').write_text('--another=1')
+  monkeypatch.chdir(tmp_path)
+  expected = [*_FLAGS, _FLAGS[1]]
+  assert flag_files.expand(['--flagfile=a/folder/mine.flags']) == expected
+  (folder / 'third.flags').write_text('--flagfile=./mine.flags')
+  with pytest.raises(ValueError, match='mine.flags not to include itself'):
+    flag_files.expand(['--flagfile=a/folder/mine.flags'])
+
+
 def test_flag_files_of_the_library_are_found_from_anywhere(
     tmp_path, monkeypatch
 ):
-  """Also beside a folder `binaries` of somebody else's."""
+  """Also in a file elsewhere, and beside somebody else's `binaries`."""
+  name = 'binaries/presets/digit_pairs_frl.flags'
   monkeypatch.chdir(_ROOT)
-  flags = flag_files.expand([f'--flagfile={_PRESET}'])
-  assert len(flags) > 5 and not any('flagfile' in flag for flag in flags)
+  ours = flag_files.expand([f'--flagfile={name}'])
+  assert len(ours) == 5 and ours[0] == '--algorithm=frl'
 
-  presets = tmp_path / 'binaries' / 'presets'
-  presets.mkdir(parents=True)
-  (tmp_path / 'binaries' / '__init__.py').touch()
-  # The preset includes this one of ours, not theirs.
-  (presets / 'metavers_cifar10_50.flags').write_text('--theirs')
   monkeypatch.chdir(tmp_path)
-  assert flag_files.expand([f'--flagfile={_PRESET}']) == flags
+  assert flag_files.expand([f'--flagfile={name}']) == ours
+  (tmp_path / 'mine.flags').write_text(f'--flagfile={name}')
+  assert flag_files.expand(['--flagfile=mine.flags']) == ours
   monkeypatch.setenv('HOME', str(_ROOT))
-  assert flag_files.expand([f'--flagfile=~/{_PRESET}']) == flags
+  assert flag_files.expand([f'--flagfile=~/{name}']) == ours
 
-  theirs = '--flagfile=binaries/presets/metavers_cifar10_50.flags'
-  assert flag_files.expand([theirs]) == ['--theirs']
-  assert '--theirs' not in flag_files.expand([theirs], ours=True)
+  theirs = tmp_path / name
+  theirs.parent.mkdir(parents=True)
+  theirs.write_text('--theirs')
+  assert flag_files.expand([f'--flagfile={name}']) == ['--theirs']
+  assert flag_files.expand([flag_files.preset('digit_pairs_frl')]) == ours
 
   with pytest.raises(FileNotFoundError, match="mean 'omniglot_frl_gpal.flags"):
     flag_files.expand(['--flagfile=binaries/presets/omniglot_frl_gpl.flags'])
-  with pytest.raises(OSError, match='mine.flags, found No such file'):
-    flag_files.expand(['--flagfile=mine.flags'])
+  with pytest.raises(OSError, match='nothing.flags, found No such file'):
+    flag_files.expand(['--flagfile=nothing.flags'])
   with pytest.raises(OSError, match='binaries, found Is a directory'):
     flag_files.expand(['--flagfile=binaries'])
+
+
+def _config(arguments):
+  with flagsaver.flagsaver():
+    assert flags.FLAGS(['train', *flag_files.expand(arguments)]) == ['train']
+    return train._config()
+
+
+@pytest.mark.parametrize('name', _NAMES)
+def test_a_flag_file_of_ours_is_whole(name):
+  """It has a comment, and flags that make a configuration."""
+  lines = (_PRESETS / f'{name}.flags').read_text().splitlines()
+  assert lines[0].startswith('# ')
+  assert all(line.startswith(('# ', '--')) for line in lines)
+  _config([flag_files.preset(name)])
+
+
+def test_the_first_command_of_the_readme_is_that_of_frl_alone():
+  alone = _config(['--algorithm=frl'])
+  assert _config([flag_files.preset('digit_pairs_frl')]) == alone
+
+
+def test_flag_files_of_ours_are_of_cells_of_tables():
+  """Each is written once: a table reads it, and no other has its flags."""
+  of_tables = {
+      flag
+      for table in experiments.TABLES.values()
+      for flag in (
+          *table.flags,
+          *(f for part in (*table.settings, *table.rows) for f in part.flags),
+      )
+  }
+  ours = {flag_files.preset(name) for name in _NAMES}
+  assert ours - of_tables == {flag_files.preset('digit_pairs_frl')}
+  contents = [tuple(flag_files.expand([flag])) for flag in ours]
+  assert len(set(contents)) == len(contents)

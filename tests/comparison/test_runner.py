@@ -122,6 +122,22 @@ def test_a_cell_of_other_flags_is_an_error(tmp_path):
   other = dataclasses.replace(cell, flags=('--does=works', '--seed=1', '--x=2'))
   with pytest.raises(runner.ComparisonError, match='--x=2'):
     runner.settle(tmp_path, [other])
+  same = dataclasses.replace(cell, flags=('--seed=2', *cell.flags[::-1]))
+  runner.settle(tmp_path, [same])  # Only put together in another way.
+
+
+@pytest.mark.parametrize(
+    'one, other, same',
+    [
+        ('--a=1 --b=2', '--b=2 --a=3 --a=1', True),
+        ('--a=1', '--a=1 --b=2', False),
+        ('--a --noa', '--noa --a', False),
+        ('--nob', '--b --nob', True),
+    ],
+)
+def test_the_last_flag_of_a_name_counts(one, other, same):
+  one, other = (tables.in_force(flags.split()) for flags in (one, other))
+  assert (one == other) == same
 
 
 def test_a_directory_is_of_one_experiment_at_one_scale(tmp_path):

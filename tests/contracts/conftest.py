@@ -342,7 +342,9 @@ class Case:
   @property
   def memory_takes_part(self) -> bool:
     """Whether a client's memory reaches the server by training alone."""
-    return 'training' in self.spec.memory_reaches(self.config).values()
+    network = models.build(self.network, _IMAGE_SHAPE, None)
+    method = self.spec.method(network, self.config, _NUM_CLASSES)
+    return 'training' in method.memory_reaches.values()
 
   @property
   def spec(self) -> registry.AlgorithmSpec:
@@ -355,7 +357,7 @@ class Case:
 
 
 # Algorithms whose released code differs from the paper by numbers alone, or by
-# what another algorithm of the same builder has, too: the contracts of their
+# what another algorithm of the same module has, too: the contracts of their
 # `release` preset are left to the slow tests.
 _SAME_BUT_FOR_NUMBERS = (
     'metavers_ce',
@@ -490,12 +492,18 @@ _COHORT = (
 )
 
 
+def _process_key(case):
+  """What a process depends on; what it is used for is not of it."""
+  return case.spec.module_name, case.config, case.network
+
+
 @functools.cache
-def _build(spec_build, config, network, seed, copy):
-  """Builds a process; algorithms that share a builder share its processes."""
+def _build(module_name, config, network, seed, copy):
+  """Builds a process; algorithms of one module share its processes."""
   del copy  # Another number is another process.
   model = models.build(network, _IMAGE_SHAPE, None)
-  return spec_build(model, config, num_classes=_NUM_CLASSES, seed=seed)
+  name = module_name.rpartition('.')[2]
+  return registry.build(name, model, config, _NUM_CLASSES, seed=seed)
 
 
 class Round(NamedTuple):
@@ -530,8 +538,7 @@ class Subject:
 
   def build(self, *, seed: int = _SEED, copy: int = 0) -> Any:
     """Returns a process; each `copy` of the same one is built by itself."""
-    case = self.case
-    return _build(case.spec.build, case.config, case.network, seed, copy)
+    return _build(*_process_key(self.case), seed, copy)
 
   @property
   def restored(self) -> Any:
@@ -543,13 +550,9 @@ class Subject:
     return self.build(copy=1) if self.case in _NOT_ALIKE else self.process
 
   def build_with(self, **options: Any) -> Any:
-    """Returns a process with options of the builder."""
-    return self.case.spec.build(
-        self.model,
-        self.case.config,
-        num_classes=_NUM_CLASSES,
-        seed=_SEED,
-        **options,
+    """Returns a process with options of `build_process`."""
+    return method_lib.build_process(
+        self.method, self.model, seed=_SEED, **options
     )
 
   @functools.cached_property
@@ -569,11 +572,9 @@ class Subject:
     if self.case.spec.module_name.endswith('.fedec'):
       rates.remove('outer_learning_rate')  # It is the server's.
     assert rates
-    return self.case.spec.build(
-        self.model,
-        dataclasses.replace(config, **dict.fromkeys(rates, 0.0)),
-        num_classes=_NUM_CLASSES,
-        seed=_SEED,
+    config = dataclasses.replace(config, **dict.fromkeys(rates, 0.0))
+    return registry.build(
+        self.case.algorithm, self.model, config, _NUM_CLASSES, seed=_SEED
     )
 
   def weights(self, state: Any) -> Any:
@@ -669,8 +670,8 @@ class Subject:
 
   @functools.cached_property
   def group_personalizer(self) -> personalizer.GroupPersonalizer | None:
-    build = self.case.spec.build_group_personalizer
-    return build and build(self.model, self.case.config, way=_WAY)
+    method = self.case.spec.method(self.model, self.case.config, _WAY)
+    return method.group and method.group()
 
   @functools.cached_property
   def use_in_group(self) -> Callable[..., Any]:
@@ -693,11 +694,11 @@ def _first_of_each(key):
   return tuple({key(case): case for case in reversed(CASES)}.values())[::-1]
 
 
-_PROCESSES = _first_of_each(lambda c: (c.spec.build, c.config, c.network))
-_BUILDERS = _first_of_each(lambda c: c.spec.build)
+_PROCESSES = _first_of_each(_process_key)
+_MODULES = _first_of_each(lambda c: c.spec.module_name)
 _NOT_ALIKE = tuple(
     case
-    for case in _BUILDERS
+    for case in _MODULES
     if case.is_system or case.algorithm in ('fed_avg', 'scaffold')
 )
 
@@ -728,7 +729,7 @@ def _preset_cases():
 
 
 _PRESETS = tuple(
-    {(c.spec.build, c.config, c.network): c for c in _preset_cases()}.values()
+    {_process_key(case): case for case in _preset_cases()}.values()
 )
 # Where sums of three terms had another order in every run: momentum with weight
 # decay, and a penalty on weights that the loss uses, too.
@@ -776,11 +777,11 @@ def thrifty_subject(request) -> Subject:
 
 @pytest.fixture(
     scope='session',
-    params=_with_marks(_BUILDERS, lambda case: case not in _NOT_ALIKE),
+    params=_with_marks(_MODULES, lambda case: case not in _NOT_ALIKE),
     ids=str,
 )
-def builder_subject(request) -> Subject:
-  """The first case of every builder; those of most baselines are slow tests."""
+def module_subject(request) -> Subject:
+  """The first case of every module; those of most baselines are slow tests."""
   return _subject(request.param)
 
 
@@ -799,7 +800,7 @@ def frozen_subject(request) -> Subject:
 
 @pytest.fixture(
     scope='session',
-    params=_with_marks(c for c in CASES if c.spec.group_personalizer),
+    params=_with_marks(c for c in CASES if 'group' in c.spec.uses),
     ids=str,
 )
 def group_subject(request) -> Subject:
@@ -813,11 +814,9 @@ class ClientUse:
   def __init__(self, case: Case, kind: str):
     self.kind = kind
     self.subject = _subject(case)
-    build = getattr(case.spec, f'build_{kind}_personalizer')
     self.num_classes = _WAY if kind == 'new_class' else _NUM_CLASSES
-    self.personalizer = build(
-        self.subject.model, case.config, num_classes=self.num_classes
-    )
+    method = case.spec.method(self.subject.model, case.config, self.num_classes)
+    self.personalizer = getattr(method, kind)()
     self.test = client_evaluation.build_client_test(
         self.personalizer, with_curve=True
     )
@@ -875,10 +874,10 @@ def _client_uses():
   uses = {}
   for case in CASES:
     variant = case.is_variant and case.variant
+    made_by = case.spec.module_name, case.spec.function
     for kind in _CLIENT_KINDS:
-      build = getattr(case.spec, f'build_{kind}_personalizer')
-      if build:
-        uses.setdefault((build, kind, variant), (case, kind))
+      if kind in case.spec.uses:
+        uses.setdefault((made_by, kind, variant), (case, kind))
   return tuple(uses.values())
 
 

@@ -1,4 +1,4 @@
-"""TFF's own aggregators in place of the weighted mean, in every builder."""
+"""TFF's own aggregators in place of the weighted mean, in every module."""
 
 import dataclasses
 
@@ -38,7 +38,7 @@ def test_differential_privacy_without_noise_is_the_mean(thrifty_subject):
           noise_multiplier=0.0, clients_per_round=3.0, clip=1e3
       )
   )
-  process = thrifty_subject.build_with(aggregator=aggregator)
+  process = thrifty_subject.build_with(aggregation=aggregator)
 
   _, actual = _run(thrifty_subject, process)
 
@@ -49,11 +49,11 @@ def test_differential_privacy_without_noise_is_the_mean(thrifty_subject):
 
 
 @pytest.mark.slow
-def test_robust_aggregation_bounds_a_round(builder_subject):
+def test_robust_aggregation_bounds_a_round(module_subject):
   """Zeroing and clipping at a norm that begins at 1e-3 and follows slowly."""
-  if builder_subject.case.algorithm in ('local', 'fed_proto'):
+  if module_subject.case.algorithm in ('local', 'fed_proto'):
     pytest.skip('No weights are uploaded that could be bounded.')
-  if builder_subject.case.algorithm == 'metavers':
+  if module_subject.case.algorithm == 'metavers':
     pytest.skip("The server's Adam moves by its rate, however small the mean.")
   norm = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(
       initial_estimate=1e-3, target_quantile=0.8, learning_rate=0.2
@@ -62,12 +62,12 @@ def test_robust_aggregation_bounds_a_round(builder_subject):
       10.0,
       tff.aggregators.clipping_factory(norm, tff.aggregators.MeanFactory()),
   )
-  process = builder_subject.build_with(aggregator=aggregator)
+  process = module_subject.build_with(aggregation=aggregator)
 
-  moved = _distance_moved(*_run(builder_subject, process))
+  moved = _distance_moved(*_run(module_subject, process))
 
   # The norm grows by at most exp(0.2 * 0.8) = 1.17 a round.
-  bound = 2e-3 * builder_subject.num_rounds
+  bound = 2e-3 * module_subject.num_rounds
   assert 0 < moved < bound
-  plain = _distance_moved(*_run(builder_subject, builder_subject.process))
+  plain = _distance_moved(*_run(module_subject, module_subject.process))
   assert plain > 2 * bound

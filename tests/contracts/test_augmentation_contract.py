@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import augmentation
+from tff_meta import registry
 from tff_meta.training import checkpoints
 
 # They take a client's examples as they are; their papers augment nothing.
@@ -18,11 +19,9 @@ _ALSO_LOOK = ('ifca_ft', 'ifca', 'fed_proto')
 
 
 def _build(subject, augment):
-  return subject.case.spec.build(
-      dataclasses.replace(subject.model, augment=augment),
-      subject.case.config,
-      num_classes=3,
-      seed=7,
+  model = dataclasses.replace(subject.model, augment=augment)
+  return registry.build(
+      subject.case.algorithm, model, subject.case.config, 3, seed=7
   )
 
 
@@ -32,22 +31,22 @@ def _last(subject, process, cohort):
 
 
 @pytest.mark.slow
-def test_what_is_trained_on_is_augmented(builder_subject):
+def test_what_is_trained_on_is_augmented(module_subject):
   """With an augmentation to black, nothing tells one image from another."""
-  if builder_subject.case.algorithm in _REFUSE:
+  if module_subject.case.algorithm in _REFUSE:
     with pytest.raises(ValueError, match='that draws minibatches'):
-      _build(builder_subject, lambda x, seed: tf.zeros_like(x))
+      _build(module_subject, lambda x, seed: tf.zeros_like(x))
     return
-  if builder_subject.case.algorithm in _ALSO_LOOK:
+  if module_subject.case.algorithm in _ALSO_LOOK:
     pytest.skip('Clients look at their images themselves, too.')
-  process = _build(builder_subject, lambda x, seed: tf.zeros_like(x))
+  process = _build(module_subject, lambda x, seed: tf.zeros_like(x))
   others = [
       dataclasses.replace(client, pixel=float(i))
-      for i, client in enumerate(builder_subject.cohort)
+      for i, client in enumerate(module_subject.cohort)
   ]
   images, pixels = (
-      _last(builder_subject, process, cohort)
-      for cohort in (builder_subject.cohort, others)
+      _last(module_subject, process, cohort)
+      for cohort in (module_subject.cohort, others)
   )
   np.testing.assert_equal(images, pixels)
 
@@ -80,9 +79,9 @@ def _identical_but_for_order(subject, native_context):
 
 
 def test_views_are_the_same_in_every_order_and_place(
-    builder_subject, native_context
+    module_subject, native_context
 ):
   """A continued run, too, has those of one that was not stopped."""
-  if builder_subject.case.algorithm not in ('frl', 'fed_avg'):
+  if module_subject.case.algorithm not in ('frl', 'fed_avg'):
     pytest.skip('How views are drawn depends on minibatches and episodes.')
-  _identical_but_for_order(builder_subject, native_context)
+  _identical_but_for_order(module_subject, native_context)

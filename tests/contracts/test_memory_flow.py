@@ -119,7 +119,7 @@ def _reached(process, state, cohort, memories):
 
 def test_a_memory_reaches_what_the_algorithm_says(stateful_subject):
   subject = stateful_subject
-  declared = subject.case.spec.memory_reaches(subject.case.config)
+  declared = subject.method.memory_reaches
   reached = set()
   for state, output in zip(
       subject.states[1:], subject.outputs, strict=True
@@ -130,13 +130,12 @@ def test_a_memory_reaches_what_the_algorithm_says(stateful_subject):
 
 def test_who_keeps_nothing_declares_nothing(subject):
   if not isinstance(subject.process, composition.StatefulLearningProcess):
-    assert not subject.case.spec.memory_reaches(subject.case.config)
+    assert not subject.method.memory_reaches
 
 
 def test_training_alone_is_no_way_without_rates(frozen_subject):
   subject = frozen_subject
-  process, case = subject.frozen_process, subject.case
-  declared = case.spec.memory_reaches(case.config)
+  process, declared = subject.frozen_process, subject.method.memory_reaches
   reached = set()
   for state, output in zip(subject.states[1:], subject.outputs, strict=True):
     memories = {
@@ -223,7 +222,7 @@ def leaky_process():
       classifier.initialize,
       client_update,
       memory=lambda seed: classifier.initialize(seed)['head'],
-      state=client_work.ClientWorkState(
+      state=lambda seed: client_work.ClientWorkState(
           initialize=lambda: tf.constant(0),
           message=lambda number: number,
           next=lambda number, aggregate: number,

@@ -56,8 +56,8 @@ def test_distribute_aggregate_form_computes_the_same_rounds(thrifty_subject):
     _assert_close(metrics, expected.metrics)
 
 
-def test_initial_state_converts(builder_subject):
+def test_initial_state_converts(module_subject):
   initialize = tff.backends.mapreduce.get_state_initialization_computation(
-      builder_subject.process.initialize
+      module_subject.process.initialize
   )
-  _assert_close(initialize(), builder_subject.states[0])
+  _assert_close(initialize(), module_subject.states[0])

@@ -235,19 +235,19 @@ def test_every_client_that_took_part_keeps_something(stateful_subject):
       tree.assert_same_structure(memory, subject.process.initial_memory)
 
 
-def test_another_seed_draws_other_weights_and_other_rounds(builder_subject):
-  other = builder_subject.build(seed=8)
-  initial = builder_subject.process.get_model_weights(builder_subject.states[0])
+def test_another_seed_draws_other_weights_and_other_rounds(module_subject):
+  other = module_subject.build(seed=8)
+  initial = module_subject.process.get_model_weights(module_subject.states[0])
   state = other.initialize()
 
-  assert _differ(builder_subject.weights(state), initial.trainable)
+  assert _differ(module_subject.weights(state), initial.trainable)
   state = other.set_model_weights(state, initial)
-  outputs = builder_subject.run(
-      builder_subject.cohort, process=other, state=state
+  outputs = module_subject.run(
+      module_subject.cohort, process=other, state=state
   )
   assert _differ(
-      _learned(builder_subject, outputs[-1]),
-      _learned(builder_subject, builder_subject.outputs[-1]),
+      _learned(module_subject, outputs[-1]),
+      _learned(module_subject, module_subject.outputs[-1]),
   )
 
 
@@ -423,11 +423,11 @@ def test_who_learned_nothing_is_in_no_mean(subject):
 def test_what_is_missing_is_what_keeps_a_client_from_training(subject, counts):
   """Said beforehand of some algorithms; any examples do for the others."""
   client = dataclasses.replace(subject.cohort[0], counts=counts)
-  what_is_missing = subject.case.spec.what_is_missing
+  what_is_missing = subject.method.what_is_missing
   missing = None
   if what_is_missing is not None:
     sizes = np.array([counts.get(label, 0) for label in range(3)])
-    missing = what_is_missing(subject.case.config, sizes)
+    missing = what_is_missing(sizes)
   elif len(counts) == 1 or 1 in counts.values():
     pytest.skip('What these do with so little is told by the count alone.')
 

@@ -68,11 +68,7 @@ def _assert_close(actual, expected):
     'spec', registry.ALGORITHMS.values(), ids=lambda spec: spec.name
 )
 def test_there_is_a_use(spec):
-  assert (
-      spec.group_personalizer
-      or spec.known_client_personalizer
-      or spec.new_client_personalizer
-  )
+  assert {'known_client', 'new_client', 'group'} & set(spec.uses)
 
 
 def test_unseen_groups_are_classified_above_chance(group_subject, groups):

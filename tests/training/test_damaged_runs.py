@@ -19,6 +19,7 @@ import pytest
 from tff_meta.training import checkpoints
 from tff_meta.training import client_memories
 from tff_meta.training import client_state_store
+from tff_meta.training import evaluator as evaluator_lib
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
 from tff_meta.training import restored_run
@@ -110,14 +111,14 @@ def _experiment():
 def _go_on(experiment, root, rounds, lines):
   """Begins, continues or repeats a run, as `binaries.train` does."""
   experiment = dataclasses.replace(
-      experiment, config=dataclasses.replace(experiment.config, rounds=rounds)
+      experiment, config=experiment.config.replace(rounds=rounds)
   )
   directory = run_directory.RunDirectory(root)
   with directory.locked():
     return run.train_and_evaluate(
         experiment,
         experiment.process,
-        protocols.Evaluator(experiment),
+        evaluator_lib.Evaluator(experiment),
         directory,
         report=lines.append,
     )
@@ -131,7 +132,7 @@ def _opened(experiment, root, lines):
   """Returns the rounds and all that `evaluate` and `analyze` compute with."""
   directory = run_directory.RunDirectory(root)
   config = restored_run.read_config(directory)
-  expected = dataclasses.replace(experiment.config, rounds=config.rounds)
+  expected = experiment.config.replace(rounds=config.training.rounds)
   assert config == expected, 'a damaged configuration is used'
   with restored_run.open_models(experiment, directory, lines.append) as models:
     states = client_state_store.SqliteStore(

@@ -12,6 +12,7 @@ from tff_meta.data import groups as groups_lib
 from tff_meta.evaluation import normalized_variance
 from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
+from tff_meta.training import evaluator as evaluator_lib
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
 from tff_meta.training import run_config
@@ -137,7 +138,7 @@ def _evaluate(evaluator, name, trained, untrained):
     ids=str,
 )
 def test_what_is_offered(changes, offered):
-  evaluator = protocols.Evaluator(prepare(**changes))
+  evaluator = evaluator_lib.Evaluator(prepare(**changes))
   assert evaluator.offered == offered
   defaults = tuple(n for n in offered if n in protocols.DEFAULT_PROTOCOLS)
   assert evaluator.choose(()) == defaults
@@ -149,7 +150,7 @@ def test_what_is_offered(changes, offered):
 
 
 def test_known_clients_have_what_they_kept(experiment, models):
-  evaluator = protocols.Evaluator(experiment)
+  evaluator = evaluator_lib.Evaluator(experiment)
   summary, report = _evaluate(evaluator, 'known_clients', *models)
   ids = experiment.dataset.client_ids()
   assert report.ids == ids
@@ -171,7 +172,7 @@ def test_known_clients_have_what_they_kept(experiment, models):
 def test_all_protocols_of_clients_have_the_same_keys(
     experiment, models, tmp_path
 ):
-  evaluator = protocols.Evaluator(experiment)
+  evaluator = evaluator_lib.Evaluator(experiment)
   names = ('known_clients', 'new_clients')
   trained, untrained = models
   lines = []
@@ -205,12 +206,12 @@ def test_all_protocols_of_clients_have_the_same_keys(
 def test_a_curve_that_there_is_not_is_said(experiment, models):
   """Once, however many models are tested; FedPer has none."""
   asked = dataclasses.replace(
-      experiment, config=dataclasses.replace(experiment.config, curve=True)
+      experiment, config=experiment.config.replace(curve=True)
   )
   trained, untrained = models
   for one, count in ((experiment, 0), (asked, 1)):
     lines = []
-    protocols.Evaluator(one).evaluate(
+    evaluator_lib.Evaluator(one).evaluate(
         'known_clients',
         {'': trained, '_best': trained},
         untrained,
@@ -226,7 +227,7 @@ def test_spread_of_classes_is_that_of_known_clients_in_the_global_body(
     experiment, models
 ):
   asked = dataclasses.replace(
-      experiment, config=dataclasses.replace(experiment.config, nvar=True)
+      experiment, config=experiment.config.replace(nvar=True)
   )
   trained, untrained = models
   body = tree.map_structure(
@@ -242,7 +243,7 @@ def test_spread_of_classes_is_that_of_known_clients_in_the_global_body(
       experiment.model.embed(body, x, None).numpy(),
       np.concatenate([test.y for test in tests]),
   )
-  evaluator = protocols.Evaluator(asked)
+  evaluator = evaluator_lib.Evaluator(asked)
   known, _ = _evaluate(evaluator, 'known_clients', trained, untrained)
   assert known['nvar'] == pytest.approx(expected, rel=1e-4)
   assert f'nVAR {known["nvar"]:.4g}' in accuracy_table.format_table(
@@ -251,7 +252,7 @@ def test_spread_of_classes_is_that_of_known_clients_in_the_global_body(
   new, _ = _evaluate(evaluator, 'new_clients', trained, untrained)
   assert 'nvar' not in new
   without, _ = _evaluate(
-      protocols.Evaluator(experiment), 'known_clients', trained, untrained
+      evaluator_lib.Evaluator(experiment), 'known_clients', trained, untrained
   )
   assert without == {k: v for k, v in known.items() if k != 'nvar'}
 
@@ -261,12 +262,12 @@ def test_a_network_that_tells_no_classes_apart_has_no_spread(
 ):
   """It is said, and all else is measured."""
   asked = dataclasses.replace(
-      experiment, config=dataclasses.replace(experiment.config, nvar=True)
+      experiment, config=experiment.config.replace(nvar=True)
   )
   trained, untrained = models
   weights = tree.map_structure(np.zeros_like, trained.weights)
   lines = []
-  results = protocols.Evaluator(asked).evaluate(
+  results = evaluator_lib.Evaluator(asked).evaluate(
       'known_clients',
       {'': trained._replace(weights=weights)},
       untrained,
@@ -280,7 +281,7 @@ def test_a_network_that_tells_no_classes_apart_has_no_spread(
 
 
 def test_spread_of_classes_needs_one_network():
-  evaluator = protocols.Evaluator(prepare(algorithm='ifca', nvar=True))
+  evaluator = evaluator_lib.Evaluator(prepare(algorithm='ifca', nvar=True))
   with pytest.raises(ValueError, match="one model.* found 'ifca'"):
     evaluator.choose(())
 
@@ -289,14 +290,14 @@ def test_evaluation_on_the_way_is_the_known_clients_or_their_validation(
     experiment, process, states, models
 ):
   weights = process.get_model_weights(process.initialize())
-  evaluation = protocols.Evaluator(experiment).on_the_way(process)
+  evaluation = evaluator_lib.Evaluator(experiment).on_the_way(process)
   assert evaluation.names == (
       'known_clients/accuracy',
       'known_clients/accuracy_micro',
   )
   assert evaluation.best_by is None
   final, _ = _evaluate(
-      protocols.Evaluator(experiment), 'known_clients', *models
+      evaluator_lib.Evaluator(experiment), 'known_clients', *models
   )
   measured = evaluation.measure(weights, states)
   assert measured == {
@@ -312,7 +313,7 @@ def test_evaluation_on_the_way_is_the_known_clients_or_their_validation(
       select_best=True,
       eval_support_fraction=0.5,  # Not of the validation examples.
   )
-  evaluation = protocols.Evaluator(validated).on_the_way(process)
+  evaluation = evaluator_lib.Evaluator(validated).on_the_way(process)
   column = 'validation_clients/accuracy'
   assert evaluation.names[0] == evaluation.best_by == column
   clients = [
@@ -345,7 +346,7 @@ def test_the_best_round_is_that_of_the_chosen_mean():
       select_best=True,
       select_by='micro',
   )
-  evaluation = protocols.Evaluator(by_micro).on_the_way(
+  evaluation = evaluator_lib.Evaluator(by_micro).on_the_way(
       by_micro.build_process()
   )
   assert evaluation.best_by == 'validation_clients/accuracy_micro'
@@ -362,7 +363,7 @@ def test_clients_of_validation_classes_are_measured_on_the_way(monkeypatch):
   )
   process = experiment.build_process()
   state = process.initialize()
-  evaluator = protocols.Evaluator(experiment)
+  evaluator = evaluator_lib.Evaluator(experiment)
   evaluation = evaluator.on_the_way(process)
   column = 'validation_new_class_clients/accuracy'
   assert evaluation.names == (column, column + '_micro')
@@ -383,7 +384,7 @@ def test_clients_of_validation_classes_are_measured_on_the_way(monkeypatch):
   trained = protocols.model(process, state, None)
   as_test = dataclasses.replace(
       experiment,
-      config=dataclasses.replace(experiment.config, eval_groups=2),
+      config=experiment.config.replace(eval_groups=2),
   )
   monkeypatch.setattr(
       groups_lib,
@@ -391,7 +392,7 @@ def test_clients_of_validation_classes_are_measured_on_the_way(monkeypatch):
       lambda *args, **options: drawn[options['index']],
   )
   final, _ = _evaluate(
-      protocols.Evaluator(as_test), 'new_class_clients', trained, trained
+      evaluator_lib.Evaluator(as_test), 'new_class_clients', trained, trained
   )
   assert measured == {
       column: final['accuracy_mean'],
@@ -400,7 +401,7 @@ def test_clients_of_validation_classes_are_measured_on_the_way(monkeypatch):
 
 
 def test_too_few_validation_classes_are_refused_at_once():
-  evaluator = protocols.Evaluator(
+  evaluator = evaluator_lib.Evaluator(
       prepare(
           algorithm='fed_avg_proto',
           eval_every=1,
@@ -418,7 +419,7 @@ def test_what_clients_only_do_after_training_is_not_measured_on_the_way():
   experiment = prepare(**changes)
   process = experiment.build_process()
   trained = protocols.untrained_model(process)
-  evaluator = protocols.Evaluator(experiment)
+  evaluator = evaluator_lib.Evaluator(experiment)
   final, _ = _evaluate(evaluator, 'known_clients', trained, trained)
   evaluation = evaluator.on_the_way(process)
   measured = evaluation.measure(
@@ -431,24 +432,24 @@ def test_what_clients_only_do_after_training_is_not_measured_on_the_way():
 
 
 def test_there_must_be_something_to_select_on():
-  evaluator = protocols.Evaluator(prepare(eval_every=1, select_best=True))
+  evaluator = evaluator_lib.Evaluator(prepare(eval_every=1, select_best=True))
   with pytest.raises(ValueError, match='--validation_fraction'):
     evaluator.check_on_the_way()
-  nothing = protocols.Evaluator(prepare(eval_every=1, test_fraction=0.0))
+  nothing = evaluator_lib.Evaluator(prepare(eval_every=1, test_fraction=0.0))
   with pytest.raises(ValueError, match='`eval_every` to be 0, found 1'):
     nothing.check_on_the_way()
-  groups = protocols.Evaluator(prepare(algorithm='frl', **_FEW_ROUND))
+  groups = evaluator_lib.Evaluator(prepare(algorithm='frl', **_FEW_ROUND))
   assert groups.check_on_the_way() == 'validation_groups/accuracy'
 
 
 def test_groups_have_the_keys_of_clients(experiment, models, tmp_path):
   clients, _ = _evaluate(
-      protocols.Evaluator(experiment), 'new_clients', *models
+      evaluator_lib.Evaluator(experiment), 'new_clients', *models
   )
   groups = prepare(algorithm='frl', eval_groups=2, **_FEW_ROUND)
   untrained = protocols.untrained_model(groups.build_process())
   lines = []
-  evaluation = protocols.Evaluator(groups).evaluate_all(
+  evaluation = evaluator_lib.Evaluator(groups).evaluate_all(
       ['new_groups'], {'_best': untrained}, untrained, tmp_path, lines.append
   )['_best']
   assert lines == [
@@ -486,8 +487,8 @@ def test_groups_have_the_keys_of_clients(experiment, models, tmp_path):
 )
 def test_who_ignores_what_was_trained(tmp_path, name, file, changes):
   experiment = prepare(**changes)
-  evaluator = protocols.Evaluator(experiment)
-  assert evaluator.starts_from_scratch(name)
+  evaluator = evaluator_lib.Evaluator(experiment)
+  assert evaluator.protocols[name].starts_from_scratch
   untrained = protocols.untrained_model(experiment.build_process())
   expected, _ = _evaluate(evaluator, name, untrained, untrained)
   useless = untrained._replace(
@@ -520,11 +521,11 @@ def test_without_references_only_the_trained_model_is_tested(
   experiment = prepare(references=False, **changes)
   untrained = protocols.untrained_model(experiment.build_process())
   lines = []
-  found = protocols.Evaluator(experiment).evaluate_all(
+  found = evaluator_lib.Evaluator(experiment).evaluate_all(
       [name], {'': untrained}, untrained, tmp_path, lines.append
   )['']
   assert lines == [f'Evaluating {name}: trained model.']
-  with_references = protocols.Evaluator(prepare(**changes))
+  with_references = evaluator_lib.Evaluator(prepare(**changes))
   expected, _ = _evaluate(with_references, name, untrained, untrained)
   assert expected['references']
   assert found == {name: expected | {'references': {}}}
@@ -535,7 +536,7 @@ def test_without_references_only_the_trained_model_is_tested(
 def test_clients_of_new_classes_are_averaged_by_group():
   """Untrained against untrained: no gain, whatever the interval."""
   experiment = prepare(algorithm='fed_avg_proto', **_FEW_ROUND)
-  evaluator = protocols.Evaluator(experiment)
+  evaluator = evaluator_lib.Evaluator(experiment)
   untrained = protocols.untrained_model(experiment.build_process())
   summary, report = _evaluate(
       evaluator, 'new_class_clients', untrained, untrained

@@ -6,7 +6,8 @@ about where the steps began, and about their rates (Meta-SGD). The last layer,
 with its rates, never leaves a client, which keeps it for its next round. A
 known client adapts from the shared body under its own head; a new one tries the
 heads of all known clients and takes the one that fits best. Without personal
-layers this is FedMeta.
+layers this is FedMeta, whose inner steps may move the head alone (ANIL: Raghu
+et al., ICLR 2020) or the body alone (BOIL: Oh et al., ICLR 2021).
 
 Source: Bao-Long Nguyen, Tat Cuong Cao and Bac Le, "Meta-Learning and
 Personalization Layer in Federated Learning", ACIIDS 2022; FedMeta: Fei Chen, Mi
@@ -49,6 +50,8 @@ class FedMetaPerConfig(configurations.Configuration):
   Attributes:
     inner: `'maml'`, inner steps of the fixed rate alpha, or `'meta_sgd'`, whose
       alpha is learned for every parameter.
+    inner_layers: What the inner steps move: `'all'`, the `'head'` alone (ANIL)
+      or the `'body'` alone (BOIL); not of Meta-SGD, whose rates say it.
     order: 2 differentiates through the inner steps; 1 does not.
     personal_layers: Dense layers, counted from the output, that stay with the
       client: 0 is FedMeta, 1 the head, more reach into the body.
@@ -75,6 +78,7 @@ class FedMetaPerConfig(configurations.Configuration):
   """
 
   inner: Literal['maml', 'meta_sgd'] = 'maml'
+  inner_layers: Literal['all', 'head', 'body'] = 'all'
   order: Literal[1, 2] = 2
   personal_layers: int = 1
   first_head: Literal['server_init', 'averaged_head'] = 'server_init'
@@ -92,6 +96,11 @@ class FedMetaPerConfig(configurations.Configuration):
   def __post_init__(self):
     super().__post_init__()
     config_checks.check_fraction(self, 'support_fraction')
+    if self.inner == 'meta_sgd' and self.inner_layers != 'all':
+      raise ValueError(
+          "Expected `inner_layers` 'all' with inner 'meta_sgd', which learns"
+          f" what to move, found {self.inner_layers!r}. Tip: inner='maml'."
+      )
     if self.eval_support_fraction:
       config_checks.check_fraction(self, 'eval_support_fraction')
 
@@ -142,6 +151,21 @@ def _loss(classifier, weights, examples, batch_size=0):
   )
 
 
+def _rates(config, weights):
+  """Rates of the inner steps: alpha, 0 for what they do not move."""
+  if config.inner_layers == 'all':
+    return weights.get('rates', config.inner_learning_rate)
+
+  def rates_of(part, params):
+    moves = part == config.inner_layers
+    rate = config.inner_learning_rate if moves else 0.0
+    return tf.nest.map_structure(lambda w: tf.constant(rate, w.dtype), params)
+
+  return collections.OrderedDict(
+      (part, rates_of(part, params)) for part, params in weights.items()
+  )
+
+
 def _batches(config, support, seed):
   size, epochs = config.inner_batch_size or None, config.inner_epochs
   return episodes.minibatches(tf.size(support.y), size, seed, epochs)
@@ -178,7 +202,7 @@ def adapt(
       _network(weights),
       support,
       batches,
-      weights.get('rates', config.inner_learning_rate),
+      _rates(config, weights),
       order=1,
       first_scored=first_scored,
   )
@@ -211,7 +235,7 @@ def outer_gradient(
       _network(weights),
       support,
       _batches(config, support, seed),
-      weights.get('rates', config.inner_learning_rate),
+      _rates(config, weights),
       order=config.order,
   )
   gradient = meta.weights

@@ -452,6 +452,28 @@ def frl(
         classifier, deployment_settings(config), config.rounds
     )
 
+  def gpal_rounds():
+    if config.classifier != 'distance':
+      raise ValueError(
+          "Expected the classifier 'distance', the only one with GPAL, found"
+          f' {config.classifier!r}.'
+      )
+    if config.rounds < 2 or not config.aux_weight:
+      raise ValueError(
+          'Expected `rounds` of at least 2, because the first has no global'
+          ' prototypes yet, and a positive `aux_weight`, found'
+          f' {config.rounds} and {config.aux_weight}.'
+      )
+    variants = (
+        build_classifier(
+            model, dataclasses.replace(config, gpal=gpal), num_classes
+        )
+        for gpal in (config.gpal, False, True)
+    )
+    return few_round.GpalRounds(
+        config.rounds, deployment_settings(config), *variants
+    )
+
   return method.Method(
       num_classes,
       classifier.initialize,
@@ -459,4 +481,5 @@ def frl(
       channels=(prototypes,),
       compose=compose,
       group=group,
+      gpal_rounds=gpal_rounds,
   )

@@ -349,7 +349,7 @@ def metavers(
       num_classes,
       model.initialize,
       build_client_update(model, config, num_classes),
-      state=build_server_state(config),
+      state=lambda seed: build_server_state(config),
       channels=(build_margins(config),),
       server_optimizer=build_server_optimizer(config),
       what_is_missing=what_is_missing,

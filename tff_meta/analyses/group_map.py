@@ -4,19 +4,18 @@ Source: FRL (Park et al., NeurIPS 2021), Fig. 3.
 """
 
 from collections.abc import Mapping
-import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from tff_meta import episodes
-from tff_meta.algorithms import frl
 from tff_meta.analyses import pictures
 from tff_meta.analyses import projections
 from tff_meta.data import groups as groups_lib
 from tff_meta.learners import few_round
 from tff_meta.models import model as model_lib
+from tff_meta.training import experiment as experiment_lib
 
 BEFORE = 'before local training'
 WITHOUT_GPAL = 'after it, without GPAL'
@@ -42,31 +41,30 @@ class ClientViews(NamedTuple):
   prototype_labels: np.ndarray
 
 
-def check_config(config: Any) -> None:
-  """Raises a ValueError unless the configuration has two rounds with GPAL.
+def build_rounds(
+    experiment: experiment_lib.Experiment,
+) -> few_round.GpalRounds:
+  """Returns how the clients of a run's new groups train, with GPAL and without.
 
   Args:
-    config: That of the run's algorithm.
+    experiment: What the run's configuration stands for.
+
+  Raises:
+    ValueError: If the algorithm or its configuration has no two rounds with
+      GPAL.
   """
-  if not isinstance(config, frl.FrlConfig) or config.classifier != 'distance':
-    found = 'another algorithm'
-    if isinstance(config, frl.FrlConfig):
-      found = f'the classifier {config.classifier!r}'
+  gpal_rounds = experiment.group_method.gpal_rounds
+  if gpal_rounds is None:
     raise ValueError(
-        "Expected a run of 'frl' with the classifier 'distance', the only one"
-        f' with GPAL, found {found}.'
+        'Expected a run of an algorithm whose loss has global prototypes'
+        f' (GPAL), found {experiment.config.algorithm!r}.'
     )
-  if config.rounds < 2 or not config.aux_weight:
-    raise ValueError(
-        'Expected `rounds` of at least 2, because the first has no global'
-        ' prototypes yet, and a positive `aux_weight`, found'
-        f' {config.rounds} and {config.aux_weight}.'
-    )
+  return gpal_rounds()
 
 
 def view_client(
     model: model_lib.Model,
-    config: frl.FrlConfig,
+    rounds: few_round.GpalRounds,
     weights: Any,
     group: groups_lib.Group,
     client: int,
@@ -81,7 +79,7 @@ def view_client(
 
   Args:
     model: The network.
-    config: The configuration, see `check_config`.
+    rounds: From `build_rounds`, or its like for the group's classes.
     weights: phi, the trained weights.
     group: The group.
     client: Number of the client, from 0.
@@ -93,15 +91,12 @@ def view_client(
   Raises:
     ValueError: If the group has no such client.
   """
-  check_config(config)
   num_clients = len(group.salts)
   if not 0 <= client < num_clients:
     raise ValueError(
         f'Expected `client` in 0..{num_clients - 1}, found {client}.'
     )
-  way = len(group.classes)
-  settings = frl.deployment_settings(config)
-  last_round = config.rounds - 1
+  last_round = rounds.num_rounds - 1
 
   @tf.function(autograph=False)
   def views(weights, group, seed):
@@ -110,8 +105,8 @@ def view_client(
         group.support_x, group.support_y, group.support_mask
     )
     theta, prototypes = few_round.adapt_group(
-        frl.build_classifier(model, config, way),
-        settings,
+        rounds.classifier,
+        rounds.settings,
         last_round,
         weights,
         support,
@@ -122,11 +117,10 @@ def view_client(
         tf.nest.map_structure(lambda t: t[client], support)
     )
 
-    def train(gpal):
-      changed = dataclasses.replace(config, gpal=gpal)
+    def train(classifier):
       return few_round.client_round(
-          frl.build_classifier(model, changed, way),
-          settings,
+          classifier,
+          rounds.settings,
           theta,
           prototypes,
           own,
@@ -135,7 +129,7 @@ def view_client(
 
     embedded = [
         model.embed(w['body'], group.query_x, group.query_mask)
-        for w in (theta, train(gpal=False), train(gpal=True))
+        for w in (theta, train(rounds.without_gpal), train(rounds.with_gpal))
     ]
     return embedded, prototypes
 

@@ -32,9 +32,9 @@ from tff_meta.data import groups as groups_lib
 from tff_meta.losses import prototypical
 from tff_meta.models import model as model_lib
 
-FED_AVG = 'fed_avg'
-METAVERS = 'metavers'
-METAVERS_LEAKED = 'metavers_leaked_prototypes'
+CLASSIFIER = 'classifier'
+HIDDEN_PROTOTYPES = 'hidden_prototypes'
+LEAKED_PROTOTYPES = 'leaked_prototypes'
 
 # As in DLG's code: of L-BFGS, and the most of its iterations in one of those
 # 300 that are told of.
@@ -229,9 +229,14 @@ def build_victims(
         None if is_known else tuple(prototypes.shape),
     )
 
-  metavers = (query_loss(model), body, scene.local_label, len(scene.support))
+  by_prototypes = (
+      query_loss(model),
+      body,
+      scene.local_label,
+      len(scene.support),
+  )
   return {
-      FED_AVG: victim(
+      CLASSIFIER: victim(
           classifier_loss(network),
           weights,
           scene.label,
@@ -239,8 +244,8 @@ def build_victims(
           None,
           is_known=True,
       ),
-      METAVERS: victim(*metavers, prototypes, is_known=False),
-      METAVERS_LEAKED: victim(*metavers, prototypes, is_known=True),
+      HIDDEN_PROTOTYPES: victim(*by_prototypes, prototypes, is_known=False),
+      LEAKED_PROTOTYPES: victim(*by_prototypes, prototypes, is_known=True),
   }
 
 

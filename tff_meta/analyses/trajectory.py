@@ -68,10 +68,10 @@ class Recording:
       ValueError: If the run has fewer rounds, its clients keep no model, or
         fewer than `num_clients` are sampled twice.
     """
-    if not 1 <= num_rounds <= experiment.config.rounds:
+    if not 1 <= num_rounds <= experiment.config.training.rounds:
       raise ValueError(
           "Expected `num_rounds` (--rounds) between 1 and the run's"
-          f' {experiment.config.rounds}, found {num_rounds}.'
+          f' {experiment.config.training.rounds}, found {num_rounds}.'
       )
     self._experiment = experiment
     self._cohorts = {r: experiment.cohort(r) for r in range(1, num_rounds + 1)}
@@ -141,7 +141,7 @@ def _check_keeps_model(
   if shapes[0] != shapes[1]:
     raise ValueError(
         'Expected an algorithm whose clients keep the model that they trained'
-        f' last, such as fedec, fedec_wo and fedec_l2, found {algorithm!r}.'
+        f' last, found {algorithm!r}.'
     )
 
 

@@ -20,10 +20,10 @@ import dataclasses
 from typing import Literal
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import configurations
+from tff_meta import method
 from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
@@ -31,14 +31,13 @@ from tff_meta.learners import classifiers
 from tff_meta.learners import fine_tuning
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personal_layers
-from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
 _PARTS = ('head', 'base')  # In the order in which a client trains them.
 
 
 @dataclasses.dataclass(frozen=True)
-class CafemeFedRepConfig:
+class CafemeFedRepConfig(configurations.FineTuned):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
@@ -50,11 +49,8 @@ class CafemeFedRepConfig:
     learning_rate: Of both Adams.
     head_steps: Minibatches of a round on the head, first.
     base_steps: Minibatches of a round on the base, then.
-    batch_size: Examples of a minibatch, in training and in fine-tuning.
-    fine_tuning_steps: SGD steps of a client on the whole model before a test.
-    fine_tuning_learning_rate: Of the first of them.
-    fine_tuning_decay: Factor of that rate every `fine_tuning_decay_steps`.
-    fine_tuning_decay_steps: At least 1.
+    batch_size: Examples of a minibatch, in training and in fine-tuning; at
+      least 1.
   """
 
   head_layers: int = 2
@@ -63,20 +59,12 @@ class CafemeFedRepConfig:
   head_steps: int = 5
   base_steps: int = 1
   batch_size: int = 30
-  fine_tuning_steps: int = 50
   fine_tuning_learning_rate: float = 0.001
-  fine_tuning_decay: float = 0.8
-  fine_tuning_decay_steps: int = 5
 
   def __post_init__(self):
-    config_checks.check_fields(self)
-    for name in ('head_layers', 'batch_size', 'fine_tuning_decay_steps'):
+    super().__post_init__()
+    for name in ('head_layers', 'batch_size'):
       config_checks.check_at_least_one(self, name)
-    _build_optimizer(self)
-
-
-def _build_optimizer(config):
-  return optimizers.build_optimizer('adam', config.learning_rate)
 
 
 # The code on rotated MNIST; the paper says nothing of what its FedRep does. The
@@ -86,49 +74,23 @@ RELEASE = PAPER
 DEMO = PAPER
 
 
-def memory_flow(config: CafemeFedRepConfig) -> dict[str, str]:
-  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
-  if config.client_optimizer_state == 'persist':
-    return {'update': 'training', 'loss': 'training'}
-  return {}  # Clients keep nothing.
+def cafeme_fed_rep(
+    model: model_lib.Model, config: CafemeFedRepConfig, num_classes: int
+) -> method.Method:
+  """CAFeMe's FedRep; a client's memory are the states of its optimizers.
 
-
-def build_cafeme_fed_rep(
-    model: model_lib.Model,
-    config: CafemeFedRepConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> tff.learning.templates.LearningProcess:
-  """Builds CAFeMe's FedRep.
-
-  Args:
-    model: The network; it gets a classifier of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the models; by default the weighted mean. Clients count
-      alike.
-    server_optimizer: By default SGD of rate 1, the plain average.
-
-  Returns:
-    A `StatefulLearningProcess` whose clients' memory is the states of their
-    optimizers, `OrderedDict(head, base)`; where these do not persist a
-    `LearningProcess` without memory.
+  They are `OrderedDict(head, base)`; there is no memory where they do not
+  persist. A client, known or new, fine-tunes the server's whole model, with a
+  curve of `fine_tuning_steps + 1` points.
 
   Raises:
     ValueError: The network has fewer dense layers than `head_layers`, or no
       other.
   """
   classifier = classifiers.LinearClassifier(model, num_classes)
-  optimizer = _build_optimizer(config)
+  optimizer = optimizers.build_optimizer('adam', config.learning_rate)
   head = head_parameters(model, config, num_classes)
   persists = config.client_optimizer_state == 'persist'
-
-  def initial_weights():
-    return classifier.initialize(composition.initial_seed(seed))
 
   def split(weights):
     return collections.OrderedDict(
@@ -173,19 +135,22 @@ def build_cafeme_fed_rep(
         memory=new_states if persists else (),
     )
 
-  return composition.build_learning_process(
-      initial_weights,
-      model,
+  def client():
+    return fine_tuning.build_classifier_personalizer(
+        config.fine_tuning(), classifier
+    )
+
+  keeping = dict(
+      memory=lambda seed: initial_states(split(classifier.initialize(seed))),
+      memory_reaches={'update': 'training', 'loss': 'training'},
+  )
+  return method.Method(
+      num_classes,
+      classifier.initialize,
       client_update,
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=server_optimizer,
-      memory=(
-          (lambda: initial_states(split(initial_weights())))
-          if persists
-          else None
-      ),
+      known_client=client,
+      new_client=client,
+      **(keeping if persists else {}),
   )
 
 
@@ -205,24 +170,4 @@ def head_parameters(
   """
   return personal_layers.parameters(
       model.with_head(num_classes), config.head_layers, 'head_layers'
-  )
-
-
-def build_cafeme_fed_rep_client(
-    model: model_lib.Model, config: CafemeFedRepConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """Any client, known or new, fine-tunes the server's whole model.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that uses no memory; its curve has
-    `fine_tuning_steps + 1` points.
-  """
-  return fine_tuning.build_classifier_personalizer(
-      fine_tuning.of_config(config),
-      classifiers.LinearClassifier(model, num_classes),
   )

@@ -18,29 +18,29 @@ Deviations: BUILD_NOTES.md, Ditto.
 """
 
 import collections
-from collections.abc import Callable
 import dataclasses
 from typing import Literal
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import configurations
+from tff_meta import method
 from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import fine_tuning
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personalizer
 from tff_meta.losses import proximal
 from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class DittoConfig:
+class DittoConfig(configurations.FineTuned):
   """Configuration; the defaults are the `paper` preset.
+
+  A new client is fine-tuned, on the server's model.
 
   Attributes:
     optimizer: Of the server's model, at the clients.
@@ -59,10 +59,6 @@ class DittoConfig:
       `personal_learning_rate` it is below 2: steps beyond the double distance
       diverge.
     uniform: Clients count alike; otherwise by their number of examples.
-    fine_tuning_steps: SGD steps of a new client on the server's model.
-    fine_tuning_learning_rate: Of the first of them.
-    fine_tuning_decay: Factor of that rate every `fine_tuning_decay_steps`.
-    fine_tuning_decay_steps: At least 1.
   """
 
   optimizer: Literal['sgd', 'adam'] = 'sgd'
@@ -76,15 +72,10 @@ class DittoConfig:
   batch_size: int = 16
   proximal_weight: float = 1.0
   uniform: bool = True
-  fine_tuning_steps: int = 50
-  fine_tuning_learning_rate: float = 0.01
-  fine_tuning_decay: float = 0.8
-  fine_tuning_decay_steps: int = 5
 
   def __post_init__(self):
-    config_checks.check_fields(self)
-    for name in ('batch_size', 'fine_tuning_decay_steps'):
-      config_checks.check_at_least_one(self, name)
+    super().__post_init__()
+    config_checks.check_at_least_one(self, 'batch_size')
     config_checks.check_client_optimizer_state(self)
     config_checks.check_pull(self, 'personal_learning_rate')
     optimizers.build_optimizer(
@@ -110,37 +101,16 @@ DEMO = dataclasses.replace(
 )
 
 
-def memory_flow(config: DittoConfig) -> dict[str, str]:
-  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
-  if config.client_optimizer_state == 'persist':
-    return {'update': 'training', 'loss': 'training'}
-  return {}  # The personal model is trained apart.
+def ditto(
+    model: model_lib.Model, config: DittoConfig, num_classes: int
+) -> method.Method:
+  """Ditto, whose metrics are of the server's model.
 
-
-def build_ditto(
-    model: model_lib.Model,
-    config: DittoConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> composition.StatefulLearningProcess:
-  """Builds Ditto.
-
-  Args:
-    model: The network; it gets a head of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the models; by default the weighted mean.
-    server_optimizer: By default SGD of rate 1, the plain average.
-
-  Returns:
-    A `StatefulLearningProcess`, whose metrics are of the server's model. A
-    client's memory is `OrderedDict(personal, optimizer)`, its personal model,
-    at first the run's initial one, and the state of its optimizer; the latter
-    is not there where it does not persist.
+  A client's memory is `OrderedDict(personal, optimizer)`, its personal model,
+  at first the initial weights, and the state of its optimizer; the latter is
+  not there where it does not persist. A known client has its personal model,
+  the server's if it was never sampled. A new client fine-tunes the server's
+  model, as in CAFeMe's code.
   """
   classifier = classifiers.LinearClassifier(model, num_classes)
   optimizer = optimizers.build_optimizer(
@@ -148,23 +118,26 @@ def build_ditto(
   )
   persists = config.client_optimizer_state == 'persist'
 
-  def initial_weights():
-    return classifier.initialize(composition.initial_seed(seed))
-
   def memory_of(personal, state):
     parts = [('personal', personal)]
     if persists:
       parts.append(('optimizer', state))
     return collections.OrderedDict(parts)
 
-  def initial_memory():
-    weights = initial_weights()
+  def initial_memory(seed):
+    weights = classifier.initialize(seed)
     state = local_sgd.initial_optimizer_state(optimizer, weights)
     return memory_of(weights, state)
 
   def client_update(weights, client):
     kept = client.memory.value
     minibatches = dict(batch_size=config.batch_size, seed=client.seed)
+
+    def pulled_loss(own, batch):
+      """The paper's h: the loss, and `lambda / 2 * ||v - w||^2`."""
+      pull = proximal.proximal(own, weights, config.proximal_weight)
+      return classifier.loss(own, batch) + pull
+
     state = (
         kept['optimizer']
         if persists
@@ -180,7 +153,7 @@ def build_ditto(
         **local_sgd.length_of(config.epochs, config.local_unit),
     )
     personal, _ = local_sgd.local_sgd(
-        _pulled_loss(classifier, config, weights),
+        pulled_loss,
         kept['personal'],
         client.examples,
         optimizers.build_optimizer('sgd', config.personal_learning_rate),
@@ -194,69 +167,22 @@ def build_ditto(
         memory=memory_of(personal, state),
     )
 
-  return composition.build_learning_process(
-      initial_weights,
-      model,
+  def start_known(weights, memory):
+    return memory._replace(value=memory.value['personal']).value_or(weights)
+
+  return method.Method(
+      num_classes,
+      classifier.initialize,
       client_update,
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=server_optimizer,
       memory=initial_memory,
-  )
-
-
-def _pulled_loss(classifier, config, anchor) -> Callable[..., tf.Tensor]:
-  """Returns h of the paper: the loss, and `lambda / 2 * ||v - w||^2`."""
-
-  def loss(weights, batch):
-    pull = proximal.proximal(weights, anchor, config.proximal_weight)
-    return classifier.loss(weights, batch) + pull
-
-  return loss
-
-
-def build_ditto_known_client(
-    model: model_lib.Model, config: DittoConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A known client has its personal model, the server's if never sampled.
-
-  Args:
-    model: The network.
-    config: Not used: nothing is trained.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that trains nothing.
-  """
-  del config
-
-  def start(weights, memory):
-    personal = memory.value['personal']
-    return memory._replace(value=personal).value_or(weights)
-
-  return classifiers.build_client_personalizer(
-      classifiers.LinearClassifier(model, num_classes),
-      start,
-      classifiers.as_it_is,
-  )
-
-
-def build_ditto_new_client(
-    model: model_lib.Model, config: DittoConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A new client fine-tunes the server's model, as in CAFeMe's code.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that uses no memory; its curve has
-    `fine_tuning_steps + 1` points.
-  """
-  return fine_tuning.build_classifier_personalizer(
-      fine_tuning.of_config(config),
-      classifiers.LinearClassifier(model, num_classes),
+      # The personal model is trained apart.
+      memory_reaches=(
+          {'update': 'training', 'loss': 'training'} if persists else {}
+      ),
+      known_client=lambda: classifiers.build_client_personalizer(
+          classifier, start_known
+      ),
+      new_client=lambda: fine_tuning.build_classifier_personalizer(
+          config.fine_tuning(), classifier
+      ),
   )

@@ -17,35 +17,26 @@ import dataclasses
 from typing import Literal
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_meta import composition
-from tff_meta import config_checks
+from tff_meta import configurations
+from tff_meta import method
 from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
-from tff_meta.learners import local_sgd
-from tff_meta.learners import personalizer
 from tff_meta.learners import prototype_classifier
 from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class FedBabuConfig:
+class FedBabuConfig(configurations.LocalTraining):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
-    optimizer: Of the clients; its state starts anew every round.
     learning_rate: Of the body in training, in the first rounds.
     decay_rounds: T, the rounds of the whole training: the rate is a tenth after
       half of them and a hundredth after three quarters (rounded up). 0 keeps
       it.
-    momentum: Of SGD, in [0, 1).
-    epochs: Local epochs of a round, on the body.
-    batch_size: Examples of a minibatch; 0 is the whole set.
-    weight_decay: Coupled L2 coefficient, of the parts that learn.
-    uniform: Clients count alike; otherwise by their number of examples.
     fine_tuned: What a client fine-tunes before it is tested.
     fine_tuning_learning_rate: Then.
     fine_tuning_epochs: Then; without a test, 0.
@@ -53,24 +44,16 @@ class FedBabuConfig:
       step.
   """
 
-  optimizer: Literal['sgd', 'adam'] = 'sgd'
   learning_rate: float = 0.1
-  decay_rounds: int = 0
   momentum: float = 0.9
   epochs: int = 4
   batch_size: int = 50
-  weight_decay: float = 0.0
   uniform: bool = True
+  decay_rounds: int = 0
   fine_tuned: Literal['all', 'body', 'head'] = 'all'
   fine_tuning_learning_rate: float = 0.1
   fine_tuning_epochs: int = 10
   fine_tuning_batch_size: int = 0
-
-  def __post_init__(self):
-    config_checks.check_fields(self)
-    optimizers.build_optimizer(
-        self.optimizer, self.learning_rate, self.momentum
-    )
 
 
 # As public reproductions have it: SGD 0.1, momentum 0.9, B = 50, E = 4. Ten
@@ -84,135 +67,88 @@ RELEASE = dataclasses.replace(
 DEMO = dataclasses.replace(PAPER, epochs=1, batch_size=16)
 
 
-def build_fed_babu(
-    model: model_lib.Model,
-    config: FedBabuConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> tff.learning.templates.LearningProcess:
-  """Builds FedBABU.
+def fed_babu(
+    model: model_lib.Model, config: FedBabuConfig, num_classes: int
+) -> method.Method:
+  """FedBABU; the head is the same in all rounds.
 
-  Args:
-    model: The network; it gets a head of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the models; by default the weighted mean.
-    server_optimizer: By default SGD of rate 1, the plain average.
-
-  Returns:
-    A `LearningProcess` whose head is the same in all rounds.
+  A client, known or new, fine-tunes the server's model.
   """
   classifier = classifiers.LinearClassifier(model, num_classes)
 
+  def rate(rounds_done):
+    """The body's rate: a tenth of it from T/2 on, a hundredth from 3T/4 on."""
+    if not config.decay_rounds:
+      return config.learning_rate
+    past_half = 2 * rounds_done >= config.decay_rounds
+    past_three_quarters = 4 * rounds_done >= 3 * config.decay_rounds
+    factor = tf.where(past_half, 0.1, 1.0) * tf.where(
+        past_three_quarters, 0.1, 1.0
+    )
+    return config.learning_rate * factor
+
   def client_update(weights, client):
-    trained, report = local_sgd.local_sgd(
+    trained, report = config.train(
         classifier.loss,
         weights,
         client.examples,
-        optimizers.build_optimizer(
-            config.optimizer, _rate(config, client.message), config.momentum
+        client.seed,
+        optimizer=optimizers.build_optimizer(
+            config.optimizer, rate(client.message), config.momentum
         ),
-        batch_size=config.batch_size or None,
-        num_epochs=config.epochs,
-        seed=client.seed,
-        weight_decay=config.weight_decay,
         trainable=('body',),
     )
     return client_work.ClientOutput(
         weights_lib.subtract(weights, trained),
-        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
+        config.weight(client.examples),
         report,
     )
 
-  return composition.build_learning_process(
-      lambda: classifier.initialize(composition.initial_seed(seed)),
-      model,
-      client_update,
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=server_optimizer,
-      state=_rounds_done() if config.decay_rounds else None,
-  )
-
-
-def _rounds_done() -> client_work.ClientWorkState:
-  """The server counts the rounds and tells the clients."""
-  return client_work.ClientWorkState(
-      lambda: tf.constant(0),
-      lambda rounds_done: rounds_done,
-      lambda rounds_done, _: rounds_done + 1,
-  )
-
-
-def _rate(config, rounds_done):
-  """The body's rate: a tenth of it from T/2 on, a hundredth from 3T/4 on."""
-  if not config.decay_rounds:
-    return config.learning_rate
-  past_half = 2 * rounds_done >= config.decay_rounds
-  past_three_quarters = 4 * rounds_done >= 3 * config.decay_rounds
-  factor = tf.where(past_half, 0.1, 1.0) * tf.where(
-      past_three_quarters, 0.1, 1.0
-  )
-  return config.learning_rate * factor
-
-
-def build_fed_babu_client(
-    model: model_lib.Model, config: FedBabuConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A client, known or new, fine-tunes the server's model.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that uses no memory.
-  """
-  classifier = classifiers.LinearClassifier(model, num_classes)
-
-  def start(weights, memory):
-    del memory  # Clients keep nothing.
-    return weights
-
-  def train(weights, examples, seed):
-    tuned, _ = local_sgd.local_sgd(
-        classifier.loss,
-        weights,
-        examples,
-        optimizers.build_optimizer(
-            config.optimizer, config.fine_tuning_learning_rate, config.momentum
-        ),
-        batch_size=config.fine_tuning_batch_size or None,
-        num_epochs=config.fine_tuning_epochs,
-        seed=seed,
-        weight_decay=config.weight_decay,
-        trainable=None if config.fine_tuned == 'all' else (config.fine_tuned,),
+  def client():
+    tuning = dataclasses.replace(
+        config,
+        learning_rate=config.fine_tuning_learning_rate,
+        batch_size=config.fine_tuning_batch_size,
+        epochs=config.fine_tuning_epochs,
     )
-    return tuned
+    part = None if config.fine_tuned == 'all' else (config.fine_tuned,)
+    return classifiers.build_client_personalizer(
+        classifier,
+        train=lambda *start: tuning.train(
+            classifier.loss, *start, trainable=part
+        )[0],
+    )
 
-  return classifiers.build_client_personalizer(classifier, start, train)
+  return method.Method(
+      num_classes,
+      classifier.initialize,
+      client_update,
+      state=(
+          (lambda seed: client_work.rounds_done())
+          if config.decay_rounds
+          else None
+      ),
+      known_client=client,
+      new_client=client,
+  )
 
 
-def build_fed_babu_proto_client(
-    model: model_lib.Model, config: FedBabuConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """FedBABU-Proto: the nearest class prototype of the server's body.
+def fed_babu_proto(
+    model: model_lib.Model, config: FedBabuConfig, num_classes: int
+) -> method.Method:
+  """FedBABU, then the nearest class prototype of the server's body.
 
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the client's labels, known or new.
-
-  Returns:
-    A `ClientPersonalizer` that trains nothing and uses no memory.
+  So does a client, known, new or with classes that training never saw.
   """
-  del config  # Nothing is trained.
-  return prototype_classifier.build_client_personalizer(
-      model, num_classes=num_classes
+
+  def client():
+    return prototype_classifier.build_client_personalizer(
+        model, num_classes=num_classes
+    )
+
+  return dataclasses.replace(
+      fed_babu(model, config, num_classes),
+      known_client=client,
+      new_client=client,
+      new_class=client,
   )

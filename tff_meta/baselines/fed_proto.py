@@ -24,14 +24,12 @@ from typing import Literal
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_meta import composition
-from tff_meta import config_checks
-from tff_meta import optimizers
+from tff_meta import configurations
+from tff_meta import method
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personalizer
 from tff_meta.learners import prototype_classifier
 from tff_meta.losses import cross_entropy
 from tff_meta.losses import prototypical
@@ -39,39 +37,23 @@ from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class FedProtoConfig:
+class FedProtoConfig(configurations.LocalTraining):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
-    optimizer: Of the clients; its state starts anew every round.
-    learning_rate: Of the clients.
-    momentum: Of SGD, in [0, 1).
-    epochs: Local epochs of a round.
-    batch_size: Examples of a minibatch; 0 is the whole set.
-    weight_decay: Coupled L2 coefficient.
-    prototype_weight: lambda, of the distance to the prototypes; with 0 this is
-      local training.
     uniform: The clients that hold a class count alike in its prototype;
       otherwise by their number of examples of it (the paper's eq. 6).
+    prototype_weight: lambda, of the distance to the prototypes; with 0 this is
+      local training.
     classifier: What a client classifies with: the `'prototypes'`, or the
       `'head'` of its model.
   """
 
-  optimizer: Literal['sgd', 'adam'] = 'sgd'
   learning_rate: float = 0.01
   momentum: float = 0.5
-  epochs: int = 1
   batch_size: int = 4
-  weight_decay: float = 0.0
   prototype_weight: float = 1.0
-  uniform: bool = False
   classifier: Literal['prototypes', 'head'] = 'prototypes'
-
-  def __post_init__(self):
-    config_checks.check_fields(self)
-    optimizers.build_optimizer(
-        self.optimizer, self.learning_rate, self.momentum
-    )
 
 
 # The numbers are those of the authors' code for MNIST.
@@ -81,89 +63,59 @@ RELEASE = dataclasses.replace(PAPER, uniform=True)
 DEMO = dataclasses.replace(PAPER, learning_rate=0.3, batch_size=16)
 
 
-def _build_loss(model, config, prototypes):
-  """The clients' loss, given the server's prototypes.
+def fed_proto(
+    model: model_lib.Model, config: FedProtoConfig, num_classes: int
+) -> method.Method:
+  """FedProto; clients send zeros in the place of a change of the weights.
 
-    cross-entropy + lambda * mean_ij (f(x_i)_j - G(y_i)_j)^2
+  The server keeps the prototypes, at first of no class. A client's memory is
+  `OrderedDict(weights, prototypes)`: its model and the prototypes that it
+  received last. One without a memory trains the server's model.
 
-  Examples of classes without a prototype are at no distance.
-  """
-
-  def loss(weights, batch):
-    embeddings = model.embed(weights['body'], batch.x, batch.mask)
-    logits = model.classify(weights['head'], embeddings)
-    distances = tf.reduce_mean(
-        (embeddings - tf.gather(prototypes.means, batch.y)) ** 2, axis=1
-    )
-    counted = batch.mask * tf.gather(prototypes.present, batch.y)
-    pull = tf.math.divide_no_nan(
-        tf.reduce_sum(counted * distances), tf.reduce_sum(batch.mask)
-    )
-    return (
-        cross_entropy.softmax_cross_entropy(logits, batch.y, batch.mask)
-        + config.prototype_weight * pull
-    )
-
-  return loss
-
-
-def _own_weights(weights, memory):
-  """Those of the client's model, or the server's if it has none yet."""
-  return memory._replace(value=memory.value['weights']).value_or(weights)
-
-
-def memory_flow(config: FedProtoConfig) -> dict[str, str]:
-  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
-  del config
-  # Prototypes are of the client's own model.
-  return {'signal': 'itself', 'loss': 'itself'}
-
-
-def build_fed_proto(
-    model: model_lib.Model,
-    config: FedProtoConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-) -> composition.StatefulLearningProcess:
-  """Builds FedProto.
-
-  Args:
-    model: The network; it gets a head of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the clients' zeros in place of weights, by default the
-      weighted mean; prototypes are summed apart from it.
-
-  Returns:
-    A `StatefulLearningProcess`. Its client work keeps the prototypes, at first
-    of no class. A client's memory is `OrderedDict(weights, prototypes)`: its
-    model and the prototypes that it received last. One without a memory trains
-    the server's model.
+  With `'prototypes'` a known client classifies by the nearest prototype of its
+  own classes; those of which it received none have the mean embedding of its
+  examples. One that was never sampled has the server's model, and received
+  none. With `'head'` it uses its model alone.
   """
   network = classifiers.LinearClassifier(model, num_classes)
   by_distance = classifiers.DistanceClassifier(model, num_classes)
 
-  def initial_weights():
-    return network.initialize(composition.initial_seed(seed))
+  def own_weights(weights, memory):
+    """Those of the client's model, or the server's if it has none yet."""
+    return memory._replace(value=memory.value['weights']).value_or(weights)
 
-  def no_memory():
-    return collections.OrderedDict(
-        weights=weights_lib.zeros_like(initial_weights()),
-        prototypes=by_distance.no_prototypes(),
-    )
+  def loss_given(prototypes):
+    """The clients' loss, given the server's prototypes.
+
+      cross-entropy + lambda * mean_ij (f(x_i)_j - G(y_i)_j)^2
+
+    Examples of classes without a prototype are at no distance.
+    """
+
+    def loss(weights, batch):
+      embeddings = model.embed(weights['body'], batch.x, batch.mask)
+      logits = model.classify(weights['head'], embeddings)
+      distances = tf.reduce_mean(
+          (embeddings - tf.gather(prototypes.means, batch.y)) ** 2, axis=1
+      )
+      counted = batch.mask * tf.gather(prototypes.present, batch.y)
+      pull = tf.math.divide_no_nan(
+          tf.reduce_sum(counted * distances), tf.reduce_sum(batch.mask)
+      )
+      return (
+          cross_entropy.softmax_cross_entropy(logits, batch.y, batch.mask)
+          + config.prototype_weight * pull
+      )
+
+    return loss
 
   def client_update(weights, client):
     examples = client.examples
-    trained, report = composition.train_epochs(
-        _build_loss(model, config, client.message),
-        config,
-        _own_weights(weights, client.memory),
+    trained, report = config.train(
+        loss_given(client.message),
+        own_weights(weights, client.memory),
         examples,
         client.seed,
-        config.epochs,
     )
     class_weight = tf.ones([num_classes])
     if not config.uniform:
@@ -187,58 +139,47 @@ def build_fed_proto(
         tf.maximum(new.present, old.present),
     )
 
-  return composition.build_learning_process(
-      initial_weights,
-      model,
+  def known_client():
+    if config.classifier == 'head':
+      return classifiers.build_client_personalizer(network, own_weights)
+    by_means = prototype_classifier.build_client_personalizer(
+        model, num_classes=num_classes
+    )
+
+    def adapt(weights, memory, examples, seed):
+      own = own_weights(weights, memory)
+      body, means = by_means.adapt(own, (), examples, seed)
+      received = memory.value['prototypes']
+      is_received = received.present[:, tf.newaxis] > 0
+      return body, means._replace(
+          means=tf.where(is_received, received.means, means.means)
+      )
+
+    return by_means._replace(adapt=adapt)
+
+  of_classes = tf.TensorSpec([num_classes])
+  means = tf.TensorSpec([num_classes, model.embedding_size])
+  prototypes = method.Channel(
+      'class prototypes',
+      prototypical.PrototypeSums(means, of_classes, of_classes),
+      tff.aggregators.SumFactory(),
+  )
+  return method.Method(
+      num_classes,
+      network.initialize,
       client_update,
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      memory=no_memory,
-      state=client_work.ClientWorkState(
+      memory=lambda seed: collections.OrderedDict(
+          weights=weights_lib.zeros_like(network.initialize(seed)),
+          prototypes=by_distance.no_prototypes(),
+      ),
+      state=lambda seed: client_work.ClientWorkState(
           initialize=by_distance.no_prototypes,
           message=lambda prototypes: prototypes,
           next=next_prototypes,
-          aggregator=tff.aggregators.SumFactory(),
       ),
+      channels=(prototypes,),
+      # Prototypes are of the client's own model.
+      memory_reaches={'signal': 'itself', 'loss': 'itself'},
+      known_client=known_client,
+      client_network=own_weights,
   )
-
-
-def build_fed_proto_known_client(
-    model: model_lib.Model, config: FedProtoConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A known client uses its model and the prototypes that it received last.
-
-  With `'prototypes'` it classifies by the nearest one of its own classes; those
-  of which it received none have the mean embedding of its examples. One that
-  was never sampled has the server's model, and received none. With `'head'` it
-  uses its model alone.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that trains nothing.
-  """
-  if config.classifier == 'head':
-    return classifiers.build_client_personalizer(
-        classifiers.LinearClassifier(model, num_classes),
-        _own_weights,
-        classifiers.as_it_is,
-    )
-  by_means = prototype_classifier.build_client_personalizer(
-      model, num_classes=num_classes
-  )
-
-  def adapt(weights, memory, examples, seed):
-    own = _own_weights(weights, memory)
-    body, means = by_means.adapt(own, (), examples, seed)
-    received = memory.value['prototypes']
-    is_received = received.present[:, tf.newaxis] > 0
-    return body, means._replace(
-        means=tf.where(is_received, received.means, means.means)
-    )
-
-  return by_means._replace(adapt=adapt)

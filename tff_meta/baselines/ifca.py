@@ -13,65 +13,39 @@ Deviations: BUILD_NOTES.md, IFCA.
 """
 
 import dataclasses
-from typing import Literal
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta import config_checks
-from tff_meta import optimizers
+from tff_meta import configurations
+from tff_meta import method
 from tff_meta import weights as weights_lib
 from tff_meta.aggregators import clusters
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import fine_tuning
-from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class IfcaConfig:
+class IfcaConfig(configurations.FineTuned, configurations.LocalTraining):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
     clusters: k, models of the server, at least 1.
-    optimizer: Of the clients; its state starts anew every round.
-    learning_rate: Of the clients.
-    momentum: Of SGD, in [0, 1).
-    epochs: Local epochs of a round.
-    batch_size: Examples of a minibatch, also in fine-tuning; 0 is the whole
-      set.
-    weight_decay: Coupled L2 coefficient.
-    uniform: Clients count alike; otherwise by their number of examples.
-    fine_tuning_steps: SGD steps of a client on the model that it picked, with
-      fine-tuning, which needs a `batch_size` of at least 1.
-    fine_tuning_learning_rate: Of the first of them.
-    fine_tuning_decay: Factor of that rate every `fine_tuning_decay_steps`.
-    fine_tuning_decay_steps: At least 1.
+    batch_size: Examples of a minibatch, also in fine-tuning, which needs at
+      least 1; 0 is the whole set.
   """
 
   clusters: int = 4
-  optimizer: Literal['sgd', 'adam'] = 'sgd'
-  learning_rate: float = 0.1
-  momentum: float = 0.0
   epochs: int = 10
   batch_size: int = 100
-  weight_decay: float = 0.0
   uniform: bool = True
-  fine_tuning_steps: int = 50
-  fine_tuning_learning_rate: float = 0.01
-  fine_tuning_decay: float = 0.8
-  fine_tuning_decay_steps: int = 5
 
   def __post_init__(self):
-    config_checks.check_fields(self)
-    for name in ('clusters', 'fine_tuning_decay_steps'):
-      config_checks.check_at_least_one(self, name)
-    optimizers.build_optimizer(
-        self.optimizer, self.learning_rate, self.momentum
-    )
+    super().__post_init__()
+    config_checks.check_at_least_one(self, 'clusters')
 
 
 # The authors' experiment and code on rotated MNIST: four models, ten steps of
@@ -81,6 +55,80 @@ PAPER = IfcaConfig()
 RELEASE = PAPER
 # For the demonstration on the embedded digits only.
 DEMO = dataclasses.replace(PAPER, epochs=1, batch_size=16, fine_tuning_steps=10)
+
+
+def ifca(
+    model: model_lib.Model, config: IfcaConfig, num_classes: int
+) -> method.Method:
+  """IFCA; all weights have a leading axis of k models.
+
+  A client, known or new, picks the model that fits its examples best, and has
+  none before it has seen examples. A server's optimizer with a state, such as
+  momentum, also moves a model that nobody picked, by what it remembers.
+  """
+  classifier = classifiers.LinearClassifier(model, num_classes)
+
+  def initialize(seed):
+    fold_in = tf.random.experimental.stateless_fold_in
+    return _stack(
+        [
+            classifier.initialize(fold_in(seed, i))
+            for i in range(config.clusters)
+        ]
+    )
+
+  def client_update(weights, client):
+    index = _pick(classifier, config, weights, client.examples)
+    received = _model(weights, index)
+    trained, report = config.train(
+        classifier.loss, received, client.examples, client.seed
+    )
+    change = weights_lib.subtract(received, trained)
+    return client_work.ClientOutput(
+        clusters.ClusterUpdate(
+            _stack([change] * config.clusters),
+            tf.one_hot(index, config.clusters),
+        ),
+        config.weight(client.examples),
+        report,
+        change=change,
+    )
+
+  def client():
+    one = classifiers.build_client_personalizer(classifier)
+    return _with_choice(one, classifier, config)
+
+  return method.Method(
+      num_classes,
+      initialize,
+      client_update,
+      num_models=config.clusters,
+      known_client=client,
+      new_client=client,
+  )
+
+
+def ifca_ft(
+    model: model_lib.Model, config: IfcaConfig, num_classes: int
+) -> method.Method:
+  """IFCA, then fine-tuning of the model that a client picks.
+
+  A client, known or new, has a curve of `fine_tuning_steps + 1` points, the
+  first that of the model as it was picked. `known_client` and `new_client`
+  raise a ValueError where the configuration has no batch size.
+  """
+  classifier = classifiers.LinearClassifier(model, num_classes)
+
+  def client():
+    config_checks.check_at_least_one(config, 'batch_size')
+    one = fine_tuning.build_classifier_personalizer(
+        config.fine_tuning(), classifier
+    )
+    return _with_choice(one, classifier, config)
+
+  return dataclasses.replace(
+      ifca(model, config, num_classes), known_client=client, new_client=client
+  )
 
 
 def _stack(models):
@@ -93,138 +141,12 @@ def _model(models, index):
 
 
 def _pick(classifier, config, models, examples):
-  """The number of the model with the smallest loss, int32; 0 without examples.
-
-  Args:
-    classifier: Whose loss it is.
-    config: Has k.
-    models: Weights with a leading axis of k.
-    examples: The client's.
-  """
+  """The number of the model with the least loss, int32; 0 without examples."""
   losses = [
       classifier.loss(_model(models, i), examples)
       for i in range(config.clusters)
   ]
   return tf.argmin(tf.stack(losses), output_type=tf.int32)
-
-
-def build_ifca(
-    model: model_lib.Model,
-    config: IfcaConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> tff.learning.templates.LearningProcess:
-  """Builds IFCA.
-
-  Args:
-    model: The network; it gets a head of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of one model over the clients that picked it, see
-      `clusters.ClusterMeansFactory`; by default the weighted mean.
-    server_optimizer: Of all models; by default SGD of rate 1, which puts the
-      means in their place. One with a state, such as momentum, also moves a
-      model that nobody picked, by what it remembers.
-
-  Returns:
-    A `LearningProcess` on `<examples, salt>` client data. Its model weights
-    have a leading axis of k models.
-  """
-  classifier = classifiers.LinearClassifier(model, num_classes)
-
-  def initial_weights():
-    seed_of_all = composition.initial_seed(seed)
-    fold_in = tf.random.experimental.stateless_fold_in
-    return _stack(
-        [
-            classifier.initialize(fold_in(seed_of_all, i))
-            for i in range(config.clusters)
-        ]
-    )
-
-  def client_update(weights, client):
-    index = _pick(classifier, config, weights, client.examples)
-    received = _model(weights, index)
-    trained, report = composition.train_epochs(
-        classifier.loss,
-        config,
-        received,
-        client.examples,
-        client.seed,
-        config.epochs,
-    )
-    change = weights_lib.subtract(received, trained)
-    return client_work.ClientOutput(
-        clusters.ClusterUpdate(
-            _stack([change] * config.clusters),
-            tf.one_hot(index, config.clusters),
-        ),
-        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
-        report,
-        change=change,
-    )
-
-  return composition.build_learning_process(
-      initial_weights,
-      model,
-      client_update,
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=clusters.ClusterMeansFactory(
-          aggregator or composition.mean_factory()
-      ),
-      server_optimizer=server_optimizer,
-  )
-
-
-def build_ifca_client(
-    model: model_lib.Model, config: IfcaConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A client, known or new, picks the model that fits its examples best.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that trains nothing. It has no model before it has
-    seen examples.
-  """
-  classifier = classifiers.LinearClassifier(model, num_classes)
-  plain = classifiers.build_client_personalizer(
-      classifier, lambda weights, memory: weights, classifiers.as_it_is
-  )
-  return _with_choice(plain, classifier, config)
-
-
-def build_ifca_ft_client(
-    model: model_lib.Model, config: IfcaConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A client, known or new, picks a model and fine-tunes it.
-
-  Args:
-    model: The network.
-    config: The configuration, whose `batch_size` must be at least 1.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` with a curve of `fine_tuning_steps + 1` points, the
-    first that of the model as it was picked.
-
-  Raises:
-    ValueError: If the configuration has no batch size.
-  """
-  config_checks.check_at_least_one(config, 'batch_size')
-  classifier = classifiers.LinearClassifier(model, num_classes)
-  tuned = fine_tuning.build_classifier_personalizer(
-      fine_tuning.of_config(config), classifier
-  )
-  return _with_choice(tuned, classifier, config)
 
 
 def _with_choice(one, classifier, config):

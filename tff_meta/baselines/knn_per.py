@@ -21,19 +21,17 @@ Deviations: BUILD_NOTES.md, kNN-Per.
 """
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import configurations
 from tff_meta import episodes
-from tff_meta import optimizers
+from tff_meta import method
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
-from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
 from tff_meta.losses import prototypical
 from tff_meta.models import model as model_lib
@@ -43,16 +41,10 @@ _NO_CHOICE = 0.5  # and this where a client has nothing to choose it with.
 
 
 @dataclasses.dataclass(frozen=True)
-class KnnPerConfig:
+class KnnPerConfig(configurations.LocalTraining):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
-    optimizer: Of the clients; its state starts anew every round.
-    learning_rate: Of the clients.
-    momentum: Of SGD, in [0, 1).
-    epochs: Local epochs of a round.
-    batch_size: Examples of a minibatch; 0 is the whole set.
-    weight_decay: Coupled L2 coefficient.
     uniform: Clients count alike; otherwise by their number of examples, those
       that are held out, too.
     neighbours: k, at least 1; all stored examples where they are fewer.
@@ -61,19 +53,12 @@ class KnnPerConfig:
       out; at least 2.
   """
 
-  optimizer: Literal['sgd', 'adam'] = 'sgd'
-  learning_rate: float = 0.1
-  momentum: float = 0.0
-  epochs: int = 1
-  batch_size: int = 10
-  weight_decay: float = 0.0
-  uniform: bool = False
   neighbours: int = 10
   scale: float = 1.0
   hold_out_every: int = 5
 
   def __post_init__(self):
-    config_checks.check_fields(self)
+    super().__post_init__()
     config_checks.check_at_least_one(self, 'neighbours')
     if self.scale <= 0:
       raise ValueError(f'Expected `scale` above 0, found {self.scale}.')
@@ -82,9 +67,6 @@ class KnnPerConfig:
           'Expected `hold_out_every` of at least 2, found'
           f' {self.hold_out_every}.'
       )
-    optimizers.build_optimizer(
-        self.optimizer, self.learning_rate, self.momentum
-    )
 
 
 # k = 10 and scale 1 are those of the authors' code; the training is that of
@@ -111,50 +93,36 @@ class Memorization(NamedTuple):
   share: tf.Tensor
 
 
-def build_knn_per(
-    model: model_lib.Model,
-    config: KnnPerConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> tff.learning.templates.LearningProcess:
-  """Builds the federated averaging of kNN-Per.
+def knn_per(
+    model: model_lib.Model, config: KnnPerConfig, num_classes: int
+) -> method.Method:
+  """kNN-Per; a client trains on the examples that it does not hold out.
 
-  Args:
-    model: The network; it gets a head of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the models; by default the weighted mean.
-    server_optimizer: By default SGD of rate 1, the plain average.
-
-  Returns:
-    A `LearningProcess`, in which a client trains on the examples that it does
-    not hold out. Its data should have them in one order in all rounds.
+  A client, known or new, stores its examples and chooses its lambda; what it
+  makes is a `Memorization`, with an empty store before it has seen examples.
+  Its data should have their examples in one order in all rounds and in use, so
+  that those held out are the same.
   """
   classifier = classifiers.LinearClassifier(model, num_classes)
 
   def client_update(weights, client):
     kept, _ = _hold_out(client.examples, config.hold_out_every)
-    trained, report = composition.train_epochs(
-        classifier.loss, config, weights, kept, client.seed, config.epochs
-    )
+    trained, report = config.train(classifier.loss, weights, kept, client.seed)
     return client_work.ClientOutput(
         weights_lib.subtract(weights, trained),
-        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
+        config.weight(client.examples),
         report,
     )
 
-  return composition.build_learning_process(
-      lambda: classifier.initialize(composition.initial_seed(seed)),
-      model,
+  def client():
+    return _build_client(model, config, num_classes)
+
+  return method.Method(
+      num_classes,
+      classifier.initialize,
       client_update,
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=server_optimizer,
+      known_client=client,
+      new_client=client,
   )
 
 
@@ -188,23 +156,8 @@ def _neighbours(config, stored, labels, embeddings, num_classes):
   return tf.reduce_sum(shares[:, :, tf.newaxis] * members, axis=1)
 
 
-def build_knn_per_client(
-    model: model_lib.Model, config: KnnPerConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A client, known or new, stores its examples and chooses its lambda.
-
-  A known client should have its examples in the order that training had, so
-  that those held out are the same.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that uses no memory; what it makes is a
-    `Memorization`, with an empty store before it has seen examples.
-  """
+def _build_client(model, config, num_classes):
+  """A client with its store and its lambda."""
 
   def embed(weights, examples):
     return model.embed(weights['body'], examples.x, examples.mask)

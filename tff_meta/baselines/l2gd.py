@@ -27,16 +27,14 @@ import math
 from typing import NamedTuple
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_meta import composition
-from tff_meta import config_checks
+from tff_meta import configurations
+from tff_meta import method
 from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
 # The coin's seeds are apart from those of rounds and of initial weights.
@@ -44,7 +42,7 @@ _COIN_SEED = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class L2gdConfig:
+class L2gdConfig(configurations.Configuration):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
@@ -71,7 +69,7 @@ class L2gdConfig:
   new_client_epochs: int = 10
 
   def __post_init__(self):
-    config_checks.check_fields(self)
+    super().__post_init__()
     if not 1e-4 <= self.averaging_probability <= 1 - 1e-4:
       raise ValueError(
           'Expected `averaging_probability` from 0.0001 to 0.9999, found'
@@ -152,51 +150,56 @@ def draw_steps(config: L2gdConfig, seed: tf.Tensor) -> RoundSteps:
   return RoundSteps(averaging, local)
 
 
-def memory_flow(config: L2gdConfig) -> dict[str, str]:
-  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
-  del config
-  return {'update': 'itself', 'loss': 'itself'}  # It uploads its own model.
+def l2gd(
+    model: model_lib.Model, config: L2gdConfig, num_classes: int
+) -> method.Method:
+  """L2GD, whose server's model is xbar; clients count alike.
 
-
-def build_l2gd(
-    model: model_lib.Model,
-    config: L2gdConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> composition.StatefulLearningProcess:
-  """Builds L2GD.
-
-  Args:
-    model: The network; it gets a head of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the models; by default the mean. Clients count alike.
-    server_optimizer: By default SGD of rate 1, the plain average.
-
-  Returns:
-    A `StatefulLearningProcess`, whose server's model is xbar. Its client work
-    tosses the coin. A client's memory is its own model, at first the run's
-    initial weights, and what it uploads.
+  A client's memory is its own model, at first the initial weights, and what it
+  uploads. A known client has it, the server's model if it was never sampled. A
+  new client trains the server's model. (The paper does not treat new clients.)
   """
   classifier = classifiers.LinearClassifier(model, num_classes)
 
-  def initial_weights():
-    return classifier.initialize(composition.initial_seed(seed))
+  def train(num_epochs, weights, examples, seed):
+    return local_sgd.local_sgd(
+        classifier.loss,
+        weights,
+        examples,
+        optimizers.build_optimizer(
+            'sgd', config.learning_rate, config.momentum
+        ),
+        batch_size=config.batch_size or None,
+        num_epochs=num_epochs,
+        seed=seed,
+        weight_decay=config.weight_decay,
+    )
+
+  def pulled(own, average, num_steps):
+    """Averaging steps: after k of them `(1 - pull)^k` of the way is left."""
+    left = tf.pow(1.0 - config.pull, tf.cast(num_steps, tf.float32))
+    way = weights_lib.subtract(average, own)
+    return weights_lib.add(own, weights_lib.scale(way, 1 - left))
+
+  def local_steps(weights, client):
+    """Local steps, each with an order of its own."""
+
+    def step(i, weights, report):
+      own_seed = tf.random.experimental.stateless_fold_in(client.seed, i)
+      weights, seen = train(config.epochs, weights, client.examples, own_seed)
+      return i + 1, weights, weights_lib.add(report, seen)
+
+    nothing = local_sgd.LocalReport(tf.constant(0.0), tf.constant(0.0))
+    _, weights, report = tf.while_loop(
+        lambda i, *_: i < client.message.local,
+        step,
+        (tf.constant(0), weights, nothing),
+    )
+    return weights, report
 
   def client_update(weights, client):
-    steps = client.message
-    trained, report = _local_steps(
-        classifier,
-        config,
-        _pulled(config, client.memory.value, weights, steps.averaging),
-        client.examples,
-        client.seed,
-        steps.local,
-    )
+    start = pulled(client.memory.value, weights, client.message.averaging)
+    trained, report = local_steps(start, client)
     return client_work.ClientOutput(
         weights_lib.subtract(weights, trained),
         local_sgd.client_weight(tf.size(client.examples.y), uniform=True),
@@ -204,114 +207,29 @@ def build_l2gd(
         memory=trained,
     )
 
-  coin = client_work.ClientWorkState(
-      initialize=lambda: tf.constant(0),  # Number of the round.
-      message=lambda round_num: draw_steps(
-          config,
-          tf.random.experimental.stateless_fold_in(
-              tf.constant([_COIN_SEED, seed], tf.int32), round_num
-          ),
-      ),
-      next=lambda round_num, aggregate: round_num + 1,
-  )
-  return composition.build_learning_process(
-      initial_weights,
-      model,
+  def coin(seed):
+    return client_work.rounds_done(
+        lambda round_num: draw_steps(
+            config,
+            tf.random.experimental.stateless_fold_in(
+                tf.constant([_COIN_SEED, seed], tf.int32), round_num
+            ),
+        )
+    )
+
+  return method.Method(
+      num_classes,
+      classifier.initialize,
       client_update,
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=server_optimizer,
-      memory=initial_weights,
+      memory=classifier.initialize,
       state=coin,
-  )
-
-
-def _pulled(config, own, average, num_steps):
-  """Averaging steps towards the same average.
-
-  What is left of the way after k of them is `(1 - pull)^k` of it.
-  """
-  left = tf.pow(1.0 - config.pull, tf.cast(num_steps, tf.float32))
-  way = weights_lib.subtract(average, own)
-  return weights_lib.add(own, weights_lib.scale(way, 1 - left))
-
-
-def _train(classifier, config, weights, examples, seed, num_epochs):
-  """Epochs of SGD on the client's loss; the weights and a `LocalReport`."""
-  return local_sgd.local_sgd(
-      classifier.loss,
-      weights,
-      examples,
-      optimizers.build_optimizer('sgd', config.learning_rate, config.momentum),
-      batch_size=config.batch_size or None,
-      num_epochs=num_epochs,
-      seed=seed,
-      weight_decay=config.weight_decay,
-  )
-
-
-def _local_steps(classifier, config, weights, examples, seed, num_steps):
-  """Local steps, each with an order of its own; weights and `LocalReport`."""
-
-  def step(i, weights, report):
-    own_seed = tf.random.experimental.stateless_fold_in(seed, i)
-    weights, seen = _train(
-        classifier, config, weights, examples, own_seed, config.epochs
-    )
-    return i + 1, weights, weights_lib.add(report, seen)
-
-  nothing = local_sgd.LocalReport(tf.constant(0.0), tf.constant(0.0))
-  _, weights, report = tf.while_loop(
-      lambda i, *_: i < num_steps, step, (tf.constant(0), weights, nothing)
-  )
-  return weights, report
-
-
-def build_l2gd_known_client(
-    model: model_lib.Model, config: L2gdConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A known client has its own model, the server's if never sampled.
-
-  Args:
-    model: The network.
-    config: Not used: nothing is trained.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that trains nothing.
-  """
-  del config
-  return classifiers.build_client_personalizer(
-      classifiers.LinearClassifier(model, num_classes),
-      lambda weights, memory: memory.value_or(weights),
-      classifiers.as_it_is,
-  )
-
-
-def build_l2gd_new_client(
-    model: model_lib.Model, config: L2gdConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A new client trains the server's model.
-
-  (The paper does not treat new clients.)
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that uses no memory.
-  """
-  classifier = classifiers.LinearClassifier(model, num_classes)
-
-  def train(weights, examples, seed):
-    trained, _ = _train(
-        classifier, config, weights, examples, seed, config.new_client_epochs
-    )
-    return trained
-
-  return classifiers.build_client_personalizer(
-      classifier, lambda weights, memory: weights, train
+      # A client uploads its own model.
+      memory_reaches={'update': 'itself', 'loss': 'itself'},
+      known_client=lambda: classifiers.build_client_personalizer(
+          classifier, lambda weights, memory: memory.value_or(weights)
+      ),
+      new_client=lambda: classifiers.build_client_personalizer(
+          classifier,
+          train=lambda *client: train(config.new_client_epochs, *client)[0],
+      ),
   )

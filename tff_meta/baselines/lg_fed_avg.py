@@ -17,35 +17,26 @@ Deviations: BUILD_NOTES.md, LG-FedAvg.
 
 import collections
 import dataclasses
-from typing import Literal
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta import config_checks
-from tff_meta import optimizers
+from tff_meta import configurations
+from tff_meta import method
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
-from tff_meta.learners import local_sgd
 from tff_meta.learners import personal_layers
-from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class LgFedAvgConfig:
+class LgFedAvgConfig(configurations.LocalTraining):
   """Configuration; the defaults are the `paper` preset.
 
+  Clients train all layers together.
+
   Attributes:
-    optimizer: Of the clients; its state starts anew every round.
-    learning_rate: Of all layers.
-    momentum: Of SGD, in [0, 1).
-    epochs: Local epochs of a round, on all layers together.
-    batch_size: Examples of a minibatch; 0 is the whole set.
-    weight_decay: Coupled L2 coefficient.
-    uniform: Clients count alike; otherwise by their number of examples.
     shared_layers: How many dense layers, counted from the output, are averaged;
       at least 1, the classifier.
     averaged_rounds: Rounds at the beginning in which all layers are averaged.
@@ -53,23 +44,16 @@ class LgFedAvgConfig:
       its first layers are those of the averaged rounds, or the initial ones.
   """
 
-  optimizer: Literal['sgd', 'adam'] = 'sgd'
-  learning_rate: float = 0.1
   momentum: float = 0.5
-  epochs: int = 1
   batch_size: int = 50
-  weight_decay: float = 0.0
   uniform: bool = True
   shared_layers: int = 1
   averaged_rounds: int = 0
   new_client_epochs: int = 10
 
   def __post_init__(self):
-    config_checks.check_fields(self)
+    super().__post_init__()
     config_checks.check_at_least_one(self, 'shared_layers')
-    optimizers.build_optimizer(
-        self.optimizer, self.learning_rate, self.momentum
-    )
 
 
 # The authors' code on CIFAR-10: B = 50, one epoch, SGD 0.1 with momentum 0.5,
@@ -81,69 +65,49 @@ RELEASE = PAPER
 DEMO = dataclasses.replace(PAPER, batch_size=16, averaged_rounds=100)
 
 
-def memory_flow(config: LgFedAvgConfig) -> dict[str, str]:
-  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
-  del config
-  return {'update': 'training', 'loss': 'itself'}
+def lg_fed_avg(
+    model: model_lib.Model, config: LgFedAvgConfig, num_classes: int
+) -> method.Method:
+  """LG-FedAvg.
 
+  A client's memory is `OrderedDict(layers, num_rounds)`: its first layers, and
+  the rounds since the averaged ones that it has taken part in, int32. Before
+  the first of these it works with the server's layers. A server's optimizer
+  with a memory, as of momentum, goes on moving the server's first layers after
+  the averaged rounds.
 
-def build_lg_fed_avg(
-    model: model_lib.Model,
-    config: LgFedAvgConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> composition.StatefulLearningProcess:
-  """Builds LG-FedAvg.
-
-  Args:
-    model: The network; it gets a head of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the models; by default the weighted mean.
-    server_optimizer: By default SGD of rate 1, the plain average. One with a
-      memory, as of momentum, goes on moving the server's first layers after the
-      averaged rounds.
-
-  Returns:
-    A `StatefulLearningProcess`. A client's memory is `OrderedDict(layers,
-    num_rounds)`: its first layers, and the rounds since the averaged ones that
-    it has taken part in, int32. Before the first of these it works with the
-    server's layers.
+  A known client has its own layers under the server's. A new client trains the
+  server's model. (The paper classifies its examples by the mean of all clients'
+  models.)
 
   Raises:
     ValueError: The network has fewer dense layers than `shared_layers`, or no
       other.
   """
   classifier = classifiers.LinearClassifier(model, num_classes)
-  shared = _shared_parameters(model, config, num_classes)
+  shared = personal_layers.parameters(
+      model.with_head(num_classes), config.shared_layers, 'shared_layers'
+  )
 
-  def initial_weights():
-    return classifier.initialize(composition.initial_seed(seed))
+  def with_own_layers(weights, layers, num_rounds):
+    """The server's last layers on those of the client, or on the server's."""
+    server_layers, last = personal_layers.split(weights, shared)
+    own = client_work.ClientMemory(num_rounds > 0, layers)
+    return personal_layers.merge(own.value_or(server_layers), last)
 
-  def initial_memory():
-    return collections.OrderedDict(
-        layers=personal_layers.split(initial_weights(), shared)[0],
-        num_rounds=tf.constant(0),
-    )
+  def memory_of(weights, num_rounds):
+    layers, _ = personal_layers.split(weights, shared)
+    return collections.OrderedDict(layers=layers, num_rounds=num_rounds)
 
   def client_update(weights, client):
     is_local = tf.cast(client.message >= config.averaged_rounds, tf.int32)
     # In averaged rounds nobody has layers of its own, whatever it remembers.
     num_rounds = client.memory.value['num_rounds'] * is_local
-    local = _with_own_layers(
-        weights, shared, client.memory.value['layers'], num_rounds
-    )
-    trained, report = composition.train_epochs(
+    trained, report = config.train(
         classifier.loss,
-        config,
-        local,
+        with_own_layers(weights, client.memory.value['layers'], num_rounds),
         client.examples,
         client.seed,
-        config.epochs,
     )
     layers, last = personal_layers.split(
         weights_lib.subtract(weights, trained), shared
@@ -151,94 +115,32 @@ def build_lg_fed_avg(
     layers = weights_lib.scale(layers, tf.cast(1 - is_local, tf.float32))
     return client_work.ClientOutput(
         personal_layers.merge(layers, last),
-        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
+        config.weight(client.examples),
         report,
-        memory=collections.OrderedDict(
-            layers=personal_layers.split(trained, shared)[0],
-            num_rounds=num_rounds + is_local,
-        ),
+        memory=memory_of(trained, num_rounds + is_local),
     )
 
-  return composition.build_learning_process(
-      initial_weights,
-      model,
+  def train_new(*start):
+    num_epochs = config.new_client_epochs
+    return config.train_for(num_epochs, classifier.loss, *start)[0]
+
+  def client_network(weights, memory):
+    return with_own_layers(weights, **memory.value)
+
+  return method.Method(
+      num_classes,
+      classifier.initialize,
       client_update,
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=server_optimizer,
-      memory=initial_memory,
-      state=client_work.ClientWorkState(
-          initialize=lambda: tf.constant(0),
-          message=lambda round_num: round_num,
-          next=lambda round_num, aggregate: round_num + 1,
+      memory=lambda seed: memory_of(
+          classifier.initialize(seed), tf.constant(0)
       ),
-  )
-
-
-def _shared_parameters(model, config, num_classes):
-  """The parameters that are averaged, as pairs of part and name."""
-  return personal_layers.parameters(
-      model.with_head(num_classes), config.shared_layers, 'shared_layers'
-  )
-
-
-def _with_own_layers(weights, shared, layers, num_rounds):
-  """The server's last layers on those of the client, or on the server's."""
-  server_layers, last = personal_layers.split(weights, shared)
-  own = client_work.ClientMemory(num_rounds > 0, layers)
-  return personal_layers.merge(own.value_or(server_layers), last)
-
-
-def build_lg_fed_avg_known_client(
-    model: model_lib.Model, config: LgFedAvgConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A known client has its own layers under the server's.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that trains nothing.
-  """
-  shared = _shared_parameters(model, config, num_classes)
-  return classifiers.build_client_personalizer(
-      classifiers.LinearClassifier(model, num_classes),
-      lambda weights, memory: _with_own_layers(weights, shared, **memory.value),
-      classifiers.as_it_is,
-  )
-
-
-def build_lg_fed_avg_new_client(
-    model: model_lib.Model, config: LgFedAvgConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A new client trains the server's model.
-
-  (The paper classifies its examples by the mean of all clients' models.)
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that uses no memory.
-  """
-  classifier = classifiers.LinearClassifier(model, num_classes)
-
-  def train(weights, examples, seed):
-    trained, _ = composition.train_epochs(
-        classifier.loss,
-        config,
-        weights,
-        examples,
-        seed,
-        config.new_client_epochs,
-    )
-    return trained
-
-  return classifiers.build_client_personalizer(
-      classifier, lambda weights, memory: weights, train
+      state=lambda seed: client_work.rounds_done(),
+      memory_reaches={'update': 'training', 'loss': 'itself'},
+      known_client=lambda: classifiers.build_client_personalizer(
+          classifier, client_network
+      ),
+      client_network=client_network,
+      new_client=lambda: classifiers.build_client_personalizer(
+          classifier, train=train_new
+      ),
   )

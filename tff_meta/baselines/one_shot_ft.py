@@ -18,20 +18,18 @@ Deviations: BUILD_NOTES.md, Fine-tuning via one-shot FL.
 """
 
 import dataclasses
-from typing import Literal
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import configurations
 from tff_meta import episodes
+from tff_meta import method
 from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import few_round
-from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
@@ -41,16 +39,11 @@ _HOLDING_OUT, _TIES = -1, -2
 
 
 @dataclasses.dataclass(frozen=True)
-class OneShotFtConfig:
+class OneShotFtConfig(configurations.LocalTraining):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
-    optimizer: Of the clients; its state starts anew every round.
     learning_rate: Of the clients in training.
-    momentum: Of SGD, in [0, 1).
-    epochs: E, local epochs of a round.
-    batch_size: B, examples of a minibatch; 0 is the whole set.
-    weight_decay: Coupled L2 coefficient.
     uniform: Clients count alike; otherwise by their number of examples, in a
       new group those that they train on.
     rounds: R, federated rounds of a new group, at least 1.
@@ -63,13 +56,6 @@ class OneShotFtConfig:
       random clients are kept.
   """
 
-  optimizer: Literal['sgd', 'adam'] = 'sgd'
-  learning_rate: float = 0.1
-  momentum: float = 0.0
-  epochs: int = 1
-  batch_size: int = 10
-  weight_decay: float = 0.0
-  uniform: bool = False
   rounds: int = 3
   deployment_learning_rate: float = 0.1
   deployment_batch_size: int = 10
@@ -77,7 +63,7 @@ class OneShotFtConfig:
   held_out_share: float = 0.2
 
   def __post_init__(self):
-    config_checks.check_fields(self)
+    super().__post_init__()
     for name in ('rounds', 'kept_clients'):
       config_checks.check_at_least_one(self, name)
     if self.held_out_share >= 1:
@@ -85,9 +71,6 @@ class OneShotFtConfig:
           'Expected `held_out_share` below 1, so that clients have something to'
           f' train on, found {self.held_out_share}.'
       )
-    optimizers.build_optimizer(
-        self.optimizer, self.learning_rate, self.momentum
-    )
 
 
 # Park et al. keep 10 clients of 20 and have R = 3; the share that is held out
@@ -106,53 +89,32 @@ DEMO = dataclasses.replace(
 )
 
 
-def build_one_shot_ft(
-    model: model_lib.Model,
-    config: OneShotFtConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> tff.learning.templates.LearningProcess:
-  """Builds the preparation: federated averaging, in which nobody is left out.
+def one_shot_ft(
+    model: model_lib.Model, config: OneShotFtConfig, num_classes: int
+) -> method.Method:
+  """Federated averaging, in which nobody is left out, then R rounds in a group.
 
-  Args:
-    model: The network; it gets a head of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the models; by default the weighted mean.
-    server_optimizer: By default SGD of rate 1, the plain average.
-
-  Returns:
-    A `LearningProcess` on `<examples, salt>` client data, FedAvg's.
+  A new group starts from the trained body and a new head. What a client holds
+  out is the same in all rounds: it never trains on it. `adapt` raises a
+  ValueError for a group of fewer than `config.kept_clients` clients.
   """
   classifier = classifiers.LinearClassifier(model, num_classes)
 
   def client_update(weights, client):
-    trained, report = composition.train_epochs(
-        classifier.loss,
-        config,
-        weights,
-        client.examples,
-        client.seed,
-        config.epochs,
+    trained, report = config.train(
+        classifier.loss, weights, client.examples, client.seed
     )
     return client_work.ClientOutput(
         weights_lib.subtract(weights, trained),
-        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
+        config.weight(client.examples),
         report,
     )
 
-  return composition.build_learning_process(
-      lambda: classifier.initialize(composition.initial_seed(seed)),
-      model,
+  return method.Method(
+      num_classes,
+      classifier.initialize,
       client_update,
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=server_optimizer,
+      group=lambda: _group_rounds(classifier, config),
   )
 
 
@@ -268,22 +230,10 @@ def keep_best(scores: tf.Tensor, ranks: tf.Tensor, num_kept: int) -> tf.Tensor:
   return tf.reduce_sum(kept, axis=0)
 
 
-def build_one_shot_ft_personalizer(
-    model: model_lib.Model, config: OneShotFtConfig, *, way: int
+def _group_rounds(
+    classifier: classifiers.LinearClassifier, config: OneShotFtConfig
 ) -> personalizer.GroupPersonalizer:
-  """R rounds in the group, from the trained body and a new head.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    way: Number of the group's classes.
-
-  Returns:
-    A `GroupPersonalizer`; `adapt` raises a ValueError for a group of fewer
-    than `config.kept_clients` clients. What a client holds out is the same in
-    all rounds: it never trains on it.
-  """
-  classifier = classifiers.LinearClassifier(model, way)
+  """R rounds in a group, in each of which the best are averaged."""
   settings = few_round.RoundSettings(
       optimizer=optimizers.build_optimizer(
           config.optimizer, config.deployment_learning_rate, config.momentum

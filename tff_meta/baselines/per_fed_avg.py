@@ -16,25 +16,22 @@ import dataclasses
 from typing import Any, Literal
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import configurations
 from tff_meta import episodes
+from tff_meta import method
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
+from tff_meta.learners import classifiers
 from tff_meta.learners import cyclic_batches
 from tff_meta.learners import fine_tuning
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personalizer
-from tff_meta.losses import cross_entropy
 from tff_meta.models import model as model_lib
-
-Variant = Literal['first_order', 'hessian_free', 'second_order']
 
 
 @dataclasses.dataclass(frozen=True)
-class PerFedAvgConfig:
+class PerFedAvgConfig(configurations.FineTuned):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
@@ -47,27 +44,22 @@ class PerFedAvgConfig:
     inner_learning_rate: alpha, of the step inside the loss.
     outer_learning_rate: beta, of the meta-steps.
     hessian_free_delta: delta of the difference; read by `'hessian_free'` only.
-    fine_tuning_steps: SGD steps of a client before it is used.
-    fine_tuning_learning_rate: Of the first of them.
-    fine_tuning_decay: Factor of that rate every `fine_tuning_decay_steps`.
-    fine_tuning_decay_steps: At least 1.
   """
 
-  variant: Variant = 'hessian_free'
+  variant: Literal['first_order', 'hessian_free', 'second_order'] = (
+      'hessian_free'
+  )
   local_steps: int = 10
   batch_size: int = 40
   inner_learning_rate: float = 0.01
   outer_learning_rate: float = 1e-3
   hessian_free_delta: float = 1e-3
   fine_tuning_steps: int = 1
-  fine_tuning_learning_rate: float = 0.01
   fine_tuning_decay: float = 1.0
-  fine_tuning_decay_steps: int = 5
 
   def __post_init__(self):
-    config_checks.check_fields(self)
-    for name in ('batch_size', 'fine_tuning_decay_steps'):
-      config_checks.check_at_least_one(self, name)
+    super().__post_init__()
+    config_checks.check_at_least_one(self, 'batch_size')
     if self.variant == 'hessian_free' and not self.hessian_free_delta:
       raise ValueError(
           'Expected `hessian_free_delta` above 0, found 0. Tip:'
@@ -169,132 +161,63 @@ def _value_and_gradient(loss_fn, weights, batch):
   )
 
 
-def local_meta_steps(
-    loss_fn: Callable[[Any, episodes.Examples], tf.Tensor],
-    config: PerFedAvgConfig,
-    weights: Any,
-    examples: episodes.Examples,
-    seed: tf.Tensor,
-) -> tuple[Any, local_sgd.LocalReport]:
-  """A client's round: tau steps `w <- w - beta * client_meta_gradient(w)`.
+def per_fed_avg(
+    model: model_lib.Model, config: PerFedAvgConfig, num_classes: int
+) -> method.Method:
+  """Per-FedAvg; the loss it reports is that after the step inside.
 
-  Every step has three batches of its own, the next ones of a shuffled stream
-  without end (`cyclic_batches.cyclic_minibatches`).
-
-  Args:
-    loss_fn: From weights and a batch to a scalar.
-    config: The configuration.
-    weights: A structure of tensors.
-    examples: The client's, none of them padding.
-    seed: int32 `[2]`, of the order.
-
-  Returns:
-    The weights after the last step, and a report on the outer batches.
-
-  Source: Fallah et al. 2020, algorithm 1.
+  A client, known or new, fine-tunes the whole model, with a curve of
+  `fine_tuning_steps + 1` points.
   """
-  batches = cyclic_batches.cyclic_minibatches(
-      tf.size(examples.y), config.batch_size, 3 * config.local_steps, seed
-  )
-
-  def step(i, weights, report):
-    inner, outer, hessian = (
-        episodes.take(examples, batches, j)
-        for j in (3 * i, 3 * i + 1, 3 * i + 2)
-    )
-    loss, gradient = client_meta_gradient(
-        loss_fn, config, weights, inner, outer, hessian
-    )
-    weights = weights_lib.subtract(
-        weights, weights_lib.scale(gradient, config.outer_learning_rate)
-    )
-    num_outer = tf.cast(tf.size(outer.y), tf.float32)
-    loss_sum = report.loss_sum + tf.cast(loss, tf.float32) * num_outer
-    report = local_sgd.LocalReport(loss_sum, report.num_examples + num_outer)
-    return i + 1, weights, report
-
-  none = local_sgd.LocalReport(tf.constant(0.0), tf.constant(0.0))
-  _, weights, report = tf.while_loop(
-      lambda i, *_: i < config.local_steps,
-      step,
-      (tf.constant(0), weights, none),
-  )
-  return weights, report
-
-
-def _build_loss(model, num_classes):
-  """Returns the network with its head, and `(weights, batch) -> loss`."""
-  network = model.with_head(num_classes)
-
-  def loss_fn(weights, batch):
-    logits = network.logits(weights, batch.x, batch.mask)
-    return cross_entropy.softmax_cross_entropy(logits, batch.y, batch.mask)
-
-  return network, loss_fn
-
-
-def build_per_fed_avg(
-    model: model_lib.Model,
-    config: PerFedAvgConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> tff.learning.templates.LearningProcess:
-  """Builds Per-FedAvg; the loss it reports is that after the step inside.
-
-  Args:
-    model: The network; it gets a head of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the models; by default the mean, clients counting alike.
-    server_optimizer: By default SGD of rate 1, the plain average.
-
-  Returns:
-    A `LearningProcess` on `<examples, salt>` client data.
-  """
-  network, loss_fn = _build_loss(model, num_classes)
+  classifier = classifiers.LinearClassifier(model, num_classes)
 
   def client_update(weights, client):
-    moved, report = local_meta_steps(
-        loss_fn, config, weights, client.examples, client.seed
+    """Algorithm 1: tau steps `w <- w - beta * client_meta_gradient(w)`.
+
+    Every step has three batches of its own, the next ones of a shuffled stream
+    without end (`cyclic_batches.cyclic_minibatches`). Clients count alike.
+    """
+    num_examples = tf.size(client.examples.y)
+    batches = cyclic_batches.cyclic_minibatches(
+        num_examples, config.batch_size, 3 * config.local_steps, client.seed
     )
-    has_examples = tf.cast(tf.size(client.examples.y) > 0, tf.float32)
-    update = weights_lib.subtract(weights, moved)
-    return client_work.ClientOutput(update, has_examples, report)
 
-  return composition.build_learning_process(
-      lambda: network.initialize(composition.initial_seed(seed)),
-      model,
+    def step(i, weights, report):
+      inner, outer, hessian = (
+          episodes.take(client.examples, batches, 3 * i + j) for j in range(3)
+      )
+      loss, gradient = client_meta_gradient(
+          classifier.loss, config, weights, inner, outer, hessian
+      )
+      weights = weights_lib.subtract(
+          weights, weights_lib.scale(gradient, config.outer_learning_rate)
+      )
+      num_outer = tf.cast(tf.size(outer.y), tf.float32)
+      loss_sum = tf.cast(loss, tf.float32) * num_outer
+      of_step = local_sgd.LocalReport(loss_sum, num_outer)
+      return i + 1, weights, weights_lib.add(report, of_step)
+
+    none = local_sgd.LocalReport(tf.constant(0.0), tf.constant(0.0))
+    _, moved, report = tf.while_loop(
+        lambda i, *_: i < config.local_steps,
+        step,
+        (tf.constant(0), weights, none),
+    )
+    return client_work.ClientOutput(
+        weights_lib.subtract(weights, moved),
+        local_sgd.client_weight(num_examples, uniform=True),
+        report,
+    )
+
+  def client():
+    return fine_tuning.build_classifier_personalizer(
+        config.fine_tuning(), classifier
+    )
+
+  return method.Method(
+      num_classes,
+      classifier.initialize,
       client_update,
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=server_optimizer,
-  )
-
-
-def build_per_fed_avg_client(
-    model: model_lib.Model, config: PerFedAvgConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A client, known or new, fine-tunes the whole model.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer`; its curve has `fine_tuning_steps + 1` points.
-  """
-  network, loss_fn = _build_loss(model, num_classes)
-
-  def predict(weights, batch):
-    logits = network.logits(weights, batch.x, batch.mask)
-    return tf.argmax(logits, axis=1, output_type=tf.int32)
-
-  return fine_tuning.build_client_personalizer(
-      fine_tuning.of_config(config), network.input_shape, loss_fn, predict
+      known_client=client,
+      new_client=client,
   )

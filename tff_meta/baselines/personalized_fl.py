@@ -17,23 +17,22 @@ import dataclasses
 from typing import Literal
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import configurations
 from tff_meta import episodes
+from tff_meta import method
 from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import few_round
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class PersonalizedFlConfig:
+class PersonalizedFlConfig(configurations.Configuration):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
@@ -66,7 +65,7 @@ class PersonalizedFlConfig:
   deployment_batch_size: int = 60
 
   def __post_init__(self):
-    config_checks.check_fields(self)
+    super().__post_init__()
     config_checks.check_at_least_one(self, 'rounds')
     config_checks.check_fraction(self, 'support_fraction')
 
@@ -90,40 +89,32 @@ DEMO = dataclasses.replace(
 )
 
 
-def _build_classifier(model, config, num_classes) -> classifiers.Classifier:
+def personalized_fl(
+    model: model_lib.Model, config: PersonalizedFlConfig, num_classes: int
+) -> method.Method:
+  """Personalized FL; the loss that is reported is that of the query sets.
+
+  A client's preparation:
+
+    theta = epochs of SGD from phi on the support set
+    phi_k = phi - beta * (grad_theta loss(theta, query set) + decay * phi)
+
+  A new group runs R federated rounds from the prepared model; with `'distance'`
+  its aggregated prototypes classify.
+  """
   if config.classifier == 'linear':
-    return classifiers.LinearClassifier(model, num_classes)
-  return classifiers.DistanceClassifier(model, num_classes)
-
-
-def _round_settings(config, learning_rate, batch_size, num_epochs):
-  return few_round.RoundSettings(
-      optimizer=optimizers.build_optimizer('sgd', learning_rate),
-      batch_size=batch_size,
-      num_epochs=num_epochs,
+    classifier = classifiers.LinearClassifier(model, num_classes)
+  else:
+    classifier = classifiers.DistanceClassifier(model, num_classes)
+  none = classifier.no_prototypes()
+  settings = few_round.RoundSettings(
+      optimizer=optimizers.build_optimizer('sgd', config.inner_learning_rate),
+      batch_size=config.batch_size,
+      num_epochs=config.inner_epochs,
       weight_decay=config.weight_decay,
       prototype_source=config.prototype_source,
       uniform=config.uniform,
   )
-
-
-def build_client_update(
-    classifier: classifiers.Classifier,
-    config: PersonalizedFlConfig,
-    num_classes: int,
-):
-  """One client's preparation: `(phi, ClientInput) -> output`.
-
-  theta = epochs of SGD from phi on the support set
-  phi_k = phi - beta * (grad_theta loss(theta, query set) + decay * phi)
-  """
-  settings = _round_settings(
-      config,
-      config.inner_learning_rate,
-      config.batch_size,
-      config.inner_epochs,
-  )
-  none = classifier.no_prototypes()
 
   def client_update(phi, client):
     fold_in = tf.random.experimental.stateless_fold_in
@@ -161,61 +152,19 @@ def build_client_update(
         learned=classifiers.learns_from(classifier, query, none),
     )
 
-  return client_update
+  def group():
+    deployment = dataclasses.replace(
+        settings,
+        optimizer=optimizers.build_optimizer(
+            'sgd', config.deployment_learning_rate
+        ),
+        batch_size=config.deployment_batch_size,
+        num_epochs=1,
+    )
+    return few_round.build_group_personalizer(
+        classifier, deployment, config.rounds
+    )
 
-
-def build_personalized_fl(
-    model: model_lib.Model,
-    config: PersonalizedFlConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-) -> tff.learning.templates.LearningProcess:
-  """Builds the preparation; the loss it reports is that of the query sets.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the training clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the models; by default the weighted mean.
-
-  Returns:
-    A `LearningProcess` on `<examples, salt>` client data.
-  """
-  classifier = _build_classifier(model, config, num_classes)
-  return composition.build_learning_process(
-      lambda: classifier.initialize(composition.initial_seed(seed)),
-      model,
-      build_client_update(classifier, config, num_classes),
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-  )
-
-
-def build_personalized_fl_personalizer(
-    model: model_lib.Model, config: PersonalizedFlConfig, *, way: int
-) -> personalizer.GroupPersonalizer:
-  """R federated rounds of a new group from the prepared model.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    way: Number of the group's classes.
-
-  Returns:
-    A `GroupPersonalizer`; with `'distance'` the group's aggregated prototypes
-    classify.
-  """
-  return few_round.build_group_personalizer(
-      _build_classifier(model, config, way),
-      _round_settings(
-          config,
-          config.deployment_learning_rate,
-          config.deployment_batch_size,
-          num_epochs=1,
-      ),
-      config.rounds,
+  return method.Method(
+      num_classes, classifier.initialize, client_update, group=group
   )

@@ -20,11 +20,11 @@ from typing import Literal
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import configurations
 from tff_meta import episodes
+from tff_meta import method
 from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
@@ -38,7 +38,7 @@ from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class PFedGPConfig:
+class PFedGPConfig(configurations.Configuration):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
@@ -73,7 +73,7 @@ class PFedGPConfig:
   likelihood: Literal['mean', 'geometric'] = 'mean'
 
   def __post_init__(self):
-    config_checks.check_fields(self)
+    super().__post_init__()
     config_checks.check_fraction(self, 'held_out')
     for name in ('train_draws', 'test_draws'):
       config_checks.check_at_least_one(self, name)
@@ -153,15 +153,21 @@ def _build_tree(model, body, examples, num_classes):
   )
 
 
-def build_client_update(
+def pfedgp(
     model: model_lib.Model, config: PFedGPConfig, num_classes: int
-):
-  """A client's work: `(weights, ClientInput) -> ClientOutput`.
+) -> method.Method:
+  """pFedGP; the federated averaging of kernel networks.
 
-  The tree is that of the server's network in all steps. All clients with
-  examples count alike, those of one class, whose gradient is that of the weight
-  decay, included.
+  In all steps of a round the tree is that of the server's network. All clients
+  with examples count alike, those of one class, whose gradient is that of the
+  weight decay, included.
+
+  A client, known, new or with classes that training never saw, builds a tree of
+  all its training examples and answers with the class of the greatest
+  predictive probability. It has no model before it has seen examples, and
+  predicts class 0 without any.
   """
+  model = model.without_head()
   optimizer = optimizers.build_optimizer(
       'sgd', config.learning_rate, config.momentum
   )
@@ -208,75 +214,16 @@ def build_client_update(
         learned=scored > 0,
     )
 
-  return client_update
-
-
-def what_is_missing(
-    config: PFedGPConfig, class_sizes: np.ndarray
-) -> str | None:
-  """Returns what a client lacks to train, see `registry.AlgorithmSpec`."""
-  num_classes = np.count_nonzero(class_sizes)
-  largest = np.max(class_sizes, initial=0)
-  if num_classes > 1 and int(config.held_out * largest + 1e-9):
-    return None
-  return (
-      'it takes two classes, one of them so large that a part `held_out`'
-      f' ({config.held_out}) of it is an example or more; the client has'
-      f' {num_classes} classes, and {largest} examples of the largest'
-  )
-
-
-def build_pfedgp(
-    model: model_lib.Model,
-    config: PFedGPConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> tff.learning.templates.LearningProcess:
-  """Builds the federated averaging of kernel networks.
-
-  Args:
-    model: The network; its head is left out.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the models; by default the mean.
-    server_optimizer: By default SGD of rate 1, the plain average.
-
-  Returns:
-    A `LearningProcess` on `<examples, salt>` client data.
-  """
-  model = model.without_head()
-  return composition.build_learning_process(
-      lambda: model.initialize(composition.initial_seed(seed)),
-      model,
-      build_client_update(model, config, num_classes),
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=server_optimizer,
-  )
-
-
-def build_pfedgp_client(
-    model: model_lib.Model, config: PFedGPConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A client's tree of Gaussian processes on all its training examples.
-
-  It answers with the class of the greatest predictive probability. The same for
-  known clients, new clients, and clients whose classes training never saw.
-
-  Args:
-    model: The network; its head is not used.
-    config: The configuration.
-    num_classes: Number of classes of the client's labels.
-
-  Returns:
-    A `ClientPersonalizer` that uses no memory and has no model before it has
-    seen examples. A client without any predicts class 0.
-  """
+  def what_is_missing(class_sizes):
+    num_own = np.count_nonzero(class_sizes)
+    largest = np.max(class_sizes, initial=0)
+    if num_own > 1 and int(config.held_out * largest + 1e-9):
+      return None
+    return (
+        'it takes two classes, one of them so large that a part `held_out`'
+        f' ({config.held_out}) of it is an example or more; the client has'
+        f' {num_own} classes, and {largest} examples of the largest'
+    )
 
   def adapt(weights, memory, examples, seed):
     del memory  # Clients keep nothing.
@@ -302,26 +249,38 @@ def build_pfedgp_client(
         output_type=tf.int32,
     )
 
-  return personalizer.ClientPersonalizer(None, adapt, predict)
+  def use():
+    return personalizer.ClientPersonalizer(None, adapt, predict)
+
+  return method.Method(
+      num_classes,
+      model.initialize,
+      client_update,
+      what_is_missing=what_is_missing,
+      known_client=use,
+      new_client=use,
+      new_class=use,
+  )
 
 
-def build_pfedgp_proto_client(
-    model: model_lib.Model, config: PFedGPConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A client puts class prototypes in the place of its Gaussian processes.
+def pfedgp_proto(
+    model: model_lib.Model, config: PFedGPConfig, num_classes: int
+) -> method.Method:
+  """pFedGP, then class prototypes in the place of the Gaussian processes.
 
-  Args:
-    model: The network; its head is not used.
-    config: Not used: prototypes have no hyperparameters.
-    num_classes: Number of classes of the client's labels; they need not be
-      those of training.
-
-  Returns:
-    A `ClientPersonalizer`.
+  So has a client, known, new or with classes that training never saw.
 
   Source: Lim et al. (MetaVers), WACV 2024, table 3, "pFedGP-Proto".
   """
-  del config
-  return prototype_classifier.build_client_personalizer(
-      model, num_classes=num_classes
+
+  def use():
+    return prototype_classifier.build_client_personalizer(
+        model, num_classes=num_classes
+    )
+
+  return dataclasses.replace(
+      pfedgp(model, config, num_classes),
+      known_client=use,
+      new_client=use,
+      new_class=use,
   )

@@ -22,10 +22,10 @@ import collections
 import dataclasses
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import configurations
+from tff_meta import method
 from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
@@ -39,7 +39,7 @@ from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class PFedHNConfig:
+class PFedHNConfig(configurations.Configuration):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
@@ -77,7 +77,7 @@ class PFedHNConfig:
   fine_tuning_learning_rate: float = 0.1
 
   def __post_init__(self):
-    config_checks.check_fields(self)
+    super().__post_init__()
     for name in ('num_clients', 'hidden_units', 'batch_size'):
       config_checks.check_at_least_one(self, name)
     for name in ('server_momentum', 'momentum'):
@@ -121,60 +121,37 @@ def build_hypernetwork(
   )
 
 
-def _memory(embedding, velocity=None):
-  """What a client keeps; in the beginning without velocity."""
-  if velocity is None:
-    velocity = tf.zeros_like(embedding)
-  return collections.OrderedDict(embedding=embedding, velocity=velocity)
+def pfedhn(
+    model: model_lib.Model, config: PFedHNConfig, num_classes: int
+) -> method.Method:
+  """pFedHN; the server's weights are phi, as those of a `Hypernetwork`.
 
+  A client's memory is `OrderedDict(embedding, velocity)`, both float32
+  `[config.embedding_size]`; the initial one is zeros, in place of which a
+  client draws its first embedding from a normal distribution.
 
-def memory_flow(config: PFedHNConfig) -> dict[str, str]:
-  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
-  del config
-  return {'update': 'training', 'loss': 'itself'}
+  A known client has the model that is made from its embedding; from zeros, the
+  mean of first embeddings, if it was never sampled. A new client fits an
+  embedding, from zeros, by SGD on its loss, with a curve of
+  `fine_tuning_steps + 1` points.
 
-
-def build_pfedhn(
-    model: model_lib.Model,
-    config: PFedHNConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> composition.StatefulLearningProcess:
-  """Builds pFedHN.
-
-  Args:
-    model: The network whose weights are made; it gets a head of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the gradients in phi; by default the mean, in which clients
-      count alike.
-    server_optimizer: Of phi, by default SGD with `config`'s rate and momentum.
-      It is given the gradients with their weight decay.
-
-  Returns:
-    A `StatefulLearningProcess`. Its model weights are phi, as those of a
-    `Hypernetwork`. A client's memory is `OrderedDict(embedding, velocity)`,
-    both float32 `[config.embedding_size]`; the initial one is zeros, in place
-    of which a client draws its first embedding from a normal distribution.
+  Another optimizer of the server is given the gradients with their weight
+  decay.
   """
   classifier = classifiers.LinearClassifier(model, num_classes)
   hypernetwork = build_hypernetwork(model, config, num_classes)
 
-  def initial_weights():
-    return hypernetwork.initialize(composition.initial_seed(seed))
+  def memory_of(embedding, velocity):
+    return collections.OrderedDict(embedding=embedding, velocity=velocity)
 
-  def initial_memory():
-    return _memory(tf.zeros([config.embedding_size]))
+  def zeros():
+    return tf.zeros([config.embedding_size])
 
   def client_update(phi, client):
     first = tf.random.stateless_normal(
         [config.embedding_size], client.fixed_seed
     )
-    kept = client.memory.value_or(_memory(first))
+    kept = client.memory.value_or(memory_of(first, zeros()))
     embedding = kept['embedding']
     with tf.GradientTape() as tape:
       tape.watch((phi, embedding))
@@ -205,97 +182,65 @@ def build_pfedhn(
     )
     velocity = config.server_momentum * kept['velocity'] + of_embedding
     embedding -= config.server_learning_rate * velocity
-    memory = _memory(embedding, velocity)
-    weight = local_sgd.client_weight(tf.size(client.examples.y), True)
-    return client_work.ClientOutput(of_phi, weight, report, memory=memory)
+    return client_work.ClientOutput(
+        of_phi,
+        local_sgd.client_weight(tf.size(client.examples.y), uniform=True),
+        report,
+        memory=memory_of(embedding, velocity),
+    )
 
-  return composition.build_learning_process(
-      initial_weights,
-      model,
+  def client_network(phi, memory):
+    return hypernetwork.generate(phi, memory.value['embedding'])
+
+  def new_client():
+    settings = fine_tuning.FineTuning(
+        config.fine_tuning_steps,
+        config.fine_tuning_learning_rate,
+        config.batch_size,
+    )
+
+    def classify(own_weights, query):
+      return classifier.predict(own_weights, classifier.no_prototypes(), query)
+
+    def fit(phi):
+      """What takes an embedding through SGD, under this hypernetwork."""
+
+      def generate(embedding, context=None):
+        del context
+        return hypernetwork.generate(phi, embedding)
+
+      return fine_tuning.build_client_personalizer(
+          settings,
+          model.input_shape,
+          lambda embedding, batch: classifier.loss(generate(embedding), batch),
+          classify,
+          generate,
+      )
+
+    def predict(own_weights, query):
+      return cyclic_batches.predict_in_batches(
+          classify, own_weights, query, settings.batch_size
+      )
+
+    return personalizer.ClientPersonalizer(
+        start=lambda phi, memory: hypernetwork.generate(phi, zeros()),
+        adapt=lambda phi, *client: fit(phi).adapt(zeros(), *client),
+        predict=predict,
+        curve=lambda phi, *client: fit(phi).curve(zeros(), *client),
+    )
+
+  return method.Method(
+      num_classes,
+      hypernetwork.initialize,
       client_update,
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=server_optimizer
-      or optimizers.build_optimizer(
+      memory=lambda seed: memory_of(zeros(), zeros()),
+      server_optimizer=optimizers.build_optimizer(
           'sgd', config.server_learning_rate, config.server_momentum
       ),
-      memory=initial_memory,
-  )
-
-
-def build_pfedhn_known_client(
-    model: model_lib.Model, config: PFedHNConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A known client has the model that is made from its embedding.
-
-  From zeros, the mean of first embeddings, if it was never sampled.
-
-  Args:
-    model: The network whose weights are made.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that trains nothing.
-  """
-  hypernetwork = build_hypernetwork(model, config, num_classes)
-  return classifiers.build_client_personalizer(
-      classifiers.LinearClassifier(model, num_classes),
-      lambda phi, memory: hypernetwork.generate(phi, memory.value['embedding']),
-      classifiers.as_it_is,
-  )
-
-
-def build_pfedhn_new_client(
-    model: model_lib.Model, config: PFedHNConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A new client fits an embedding, from zeros, by SGD on its loss.
-
-  Args:
-    model: The network whose weights are made.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that uses no memory; its curve has
-    `fine_tuning_steps + 1` points.
-  """
-  classifier = classifiers.LinearClassifier(model, num_classes)
-  hypernetwork = build_hypernetwork(model, config, num_classes)
-  settings = fine_tuning.FineTuning(
-      config.fine_tuning_steps,
-      config.fine_tuning_learning_rate,
-      config.batch_size,
-  )
-  zeros = tf.zeros([config.embedding_size])
-
-  def classify(own_weights, query):
-    return classifier.predict(own_weights, classifier.no_prototypes(), query)
-
-  def fit(phi):
-    """What takes an embedding through SGD, under this hypernetwork."""
-
-    def generate(embedding, context=None):
-      del context
-      return hypernetwork.generate(phi, embedding)
-
-    return fine_tuning.build_client_personalizer(
-        settings,
-        model.input_shape,
-        lambda embedding, batch: classifier.loss(generate(embedding), batch),
-        classify,
-        generate,
-    )
-
-  def predict(own_weights, query):
-    return cyclic_batches.predict_in_batches(
-        classify, own_weights, query, settings.batch_size
-    )
-
-  return personalizer.ClientPersonalizer(
-      start=lambda phi, memory: hypernetwork.generate(phi, zeros),
-      adapt=lambda phi, *client: fit(phi).adapt(zeros, *client),
-      predict=predict,
-      curve=lambda phi, *client: fit(phi).curve(zeros, *client),
+      memory_reaches={'update': 'training', 'loss': 'itself'},
+      known_client=lambda: classifiers.build_client_personalizer(
+          classifier, client_network
+      ),
+      client_network=client_network,
+      new_client=new_client,
   )

@@ -19,20 +19,20 @@ import dataclasses
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import configurations
 from tff_meta import episodes
+from tff_meta import method
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personalizer
 from tff_meta.losses import proximal
 from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class PFedMeConfig:
+class PFedMeConfig(configurations.Configuration):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
@@ -61,7 +61,7 @@ class PFedMeConfig:
   uniform: bool = False
 
   def __post_init__(self):
-    config_checks.check_fields(self)
+    super().__post_init__()
     for name in ('personal_steps', 'batch_size'):
       config_checks.check_at_least_one(self, name)
     for name in ('learning_rate', 'personal_learning_rate'):
@@ -82,28 +82,12 @@ DEMO = dataclasses.replace(
 )
 
 
-def build_pfedme(
-    model: model_lib.Model,
-    config: PFedMeConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> tff.learning.templates.LearningProcess:
-  """Builds pFedMe.
+def pfedme(
+    model: model_lib.Model, config: PFedMeConfig, num_classes: int
+) -> method.Method:
+  """pFedMe, whose loss is that of the personal models before their steps.
 
-  Args:
-    model: The network; it gets a head of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the models; by default the weighted mean.
-    server_optimizer: By default SGD of `config.server_learning_rate`.
-
-  Returns:
-    A `LearningProcess`, whose loss is that of the personal models, before each
-    of their steps.
+  A client, known or new, has the personal model of R local rounds.
   """
   classifier = classifiers.LinearClassifier(model, num_classes)
 
@@ -117,15 +101,25 @@ def build_pfedme(
         report,
     )
 
-  return composition.build_learning_process(
-      lambda: classifier.initialize(composition.initial_seed(seed)),
-      model,
+  def personal_model(weights, examples, seed):
+    # Adaptation's examples may be padded; minibatches are drawn from all.
+    examples = episodes.drop_padding(examples)
+    return _train(classifier, config, weights, examples, seed)[1]
+
+  def client():
+    return classifiers.build_client_personalizer(
+        classifier, train=personal_model
+    )
+
+  return method.Method(
+      num_classes,
+      classifier.initialize,
       client_update,
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=server_optimizer
-      or tff.learning.optimizers.build_sgdm(config.server_learning_rate),
+      server_optimizer=tff.learning.optimizers.build_sgdm(
+          config.server_learning_rate
+      ),
+      known_client=client,
+      new_client=client,
   )
 
 
@@ -179,28 +173,3 @@ def _train(classifier, config, weights, examples, seed):
   )
   num_examples = config.personal_steps * tf.reduce_sum(sizes)
   return w, theta, local_sgd.LocalReport(loss_sum, num_examples)
-
-
-def build_pfedme_client(
-    model: model_lib.Model, config: PFedMeConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A client, known or new, has the personal model of R local rounds.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that uses no memory.
-  """
-  classifier = classifiers.LinearClassifier(model, num_classes)
-
-  def train(weights, examples, seed):
-    # Adaptation's examples may be padded; minibatches are drawn from all.
-    examples = episodes.drop_padding(examples)
-    return _train(classifier, config, weights, examples, seed)[1]
-
-  return classifiers.build_client_personalizer(
-      classifier, lambda weights, memory: weights, train
-  )

@@ -22,18 +22,18 @@ import dataclasses
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta import config_checks
+from tff_meta import configurations
+from tff_meta import method
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personalizer
 from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaffoldConfig:
+class ScaffoldConfig(configurations.Configuration):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
@@ -59,7 +59,7 @@ class ScaffoldConfig:
   uniform: bool = True
 
   def __post_init__(self):
-    config_checks.check_fields(self)
+    super().__post_init__()
     config_checks.check_at_least_one(self, 'num_clients')
 
 
@@ -99,45 +99,25 @@ class _CorrectedSgd:
     return state, weights_lib.subtract(weights, step)
 
 
-def memory_flow(config: ScaffoldConfig) -> dict[str, str]:
-  """What a client's memory reaches; see `AlgorithmSpec.memory_flow`."""
-  del config
-  # The signal is the change of c_i.
-  return {'update': 'training', 'signal': 'itself', 'loss': 'training'}
+def scaffold(
+    model: model_lib.Model, config: ScaffoldConfig, num_classes: int
+) -> method.Method:
+  """SCAFFOLD; a client's memory is its c_i, like the weights, at first zero.
 
-
-def build_scaffold(
-    model: model_lib.Model,
-    config: ScaffoldConfig,
-    *,
-    num_classes: int,
-    seed: int = 0,
-    aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    server_optimizer: tff.learning.optimizers.Optimizer | None = None,
-) -> composition.StatefulLearningProcess:
-  """Builds SCAFFOLD.
-
-  Args:
-    model: The network; it gets a head of `num_classes`.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-    seed: The run's seed, in the int32 range.
-    aggregator: Of the models; by default the weighted mean. The changes of the
-      control variates are summed apart from it.
-    server_optimizer: By default SGD of `config.server_learning_rate`.
-
-  Returns:
-    A `StatefulLearningProcess`. Its client work keeps c, at first zero. A
-    client's memory is its c_i, at first zero. It has to come back with the
-    client: of a client that comes without, c gets the whole gradient again.
+  It has to come back with the client: of a client that comes without, c gets
+  the whole gradient again. The server keeps c, at first zero. A client, known
+  or new, uses the server's model.
   """
   classifier = classifiers.LinearClassifier(model, num_classes)
 
-  def initial_weights():
-    return classifier.initialize(composition.initial_seed(seed))
+  with tf.Graph().as_default():
+    weights = classifier.initialize(tf.constant([0, 0]))
+  specs = tf.nest.map_structure(
+      lambda w: tf.TensorSpec(w.shape, w.dtype), weights
+  )
 
-  def no_control():
-    return weights_lib.zeros_like(initial_weights())
+  def no_control(*_):
+    return tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), specs)
 
   def client_update(weights, client):
     own, examples = client.memory.value, client.examples
@@ -177,38 +157,30 @@ def build_scaffold(
       next=lambda control, changes: weights_lib.add(
           control, weights_lib.scale(changes, 1 / config.num_clients)
       ),
-      aggregator=tff.aggregators.SumFactory(),
   )
-  return composition.build_learning_process(
-      initial_weights,
-      model,
+
+  def client():
+    return classifiers.build_client_personalizer(classifier)
+
+  return method.Method(
+      num_classes,
+      classifier.initialize,
       client_update,
-      num_classes=num_classes,
-      seed=seed,
-      aggregator=aggregator,
-      server_optimizer=server_optimizer
-      or tff.learning.optimizers.build_sgdm(config.server_learning_rate),
       memory=no_control,
-      state=control,
-  )
-
-
-def build_scaffold_client(
-    model: model_lib.Model, config: ScaffoldConfig, *, num_classes: int
-) -> personalizer.ClientPersonalizer:
-  """A client, known or new, uses the server's model.
-
-  Args:
-    model: The network.
-    config: Not used: nothing is trained.
-    num_classes: Number of classes of the clients' labels.
-
-  Returns:
-    A `ClientPersonalizer` that trains nothing and uses no memory.
-  """
-  del config
-  return classifiers.build_client_personalizer(
-      classifiers.LinearClassifier(model, num_classes),
-      lambda weights, memory: weights,
-      classifiers.as_it_is,
+      state=lambda seed: control,
+      channels=(
+          method.Channel(
+              'control variates', specs, tff.aggregators.SumFactory()
+          ),
+      ),
+      server_optimizer=tff.learning.optimizers.build_sgdm(
+          config.server_learning_rate
+      ),
+      memory_reaches={
+          'update': 'training',
+          'signal': 'itself',  # It is the change of c_i.
+          'loss': 'training',
+      },
+      known_client=client,
+      new_client=client,
   )

@@ -156,6 +156,25 @@ def check_seed(seed: int) -> None:
     raise ValueError(f'Expected `seed` in the int32 range, found {seed}.')
 
 
+def rounds_done(
+    message: Callable[[tf.Tensor], Any] = lambda num_rounds: num_rounds,
+) -> ClientWorkState:
+  """A state that counts rounds, an int32 scalar.
+
+  Args:
+    message: From the rounds done so far to what is broadcast; by default that
+      number.
+
+  Returns:
+    A `ClientWorkState`.
+  """
+  return ClientWorkState(
+      lambda: tf.constant(0),
+      message,
+      lambda num_rounds, aggregate: num_rounds + 1,
+  )
+
+
 def round_seed(
     seed: int, state: ClientWorkState | None = None
 ) -> ClientWorkState:

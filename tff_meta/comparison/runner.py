@@ -204,19 +204,21 @@ def settle(root: pathlib.Path, cells: Sequence[tables.Cell]) -> None:
   for cell in cells:
     folder = CellFolder(root, cell)
     outcome = folder.outcome()
-    if outcome.state != 'not run' and outcome.flags != cell.flags:
+    wanted, found = map(tables.in_force, (cell.flags, outcome.flags))
+    if outcome.state != 'not run' and found != wanted:
       raise ComparisonError(
-          f'Expected {folder.path} to be a run with'
-          f' {_only_in(cell.flags, outcome.flags)}, found'
-          f' {_only_in(outcome.flags, cell.flags)}. Tip: remove the folder, or'
-          ' give another directory.'
+          f'Expected {folder.path} to be a run with {_only_in(wanted, found)},'
+          f' found {_only_in(found, wanted)}. Tip: remove the folder, or give'
+          ' another directory.'
       )
     if outcome.state == 'running':
       folder.write(dataclasses.replace(outcome, state='interrupted'))
 
 
 def _only_in(flags, others) -> str:
-  return ' '.join(f for f in flags if f not in others) or 'fewer flags'
+  return ' '.join(f for n, f in flags.items() if f != others.get(n)) or (
+      'fewer flags'
+  )
 
 
 class Runner:
@@ -345,13 +347,14 @@ class Runner:
       still_running: Callable[[], None],
   ) -> int:
     """Runs the program, and stops it if asked to; returns its exit code."""
-    command = [*self._program, *cell.flags, f'--output_dir={folder.run}']
     self._wait_until_free(folder)
     with contextlib.ExitStack() as stack:
       log = stack.enter_context(open(folder.log, 'ab'))
       process = subprocess.Popen(
           # It also saves and ends when this process is killed.
-          native.ending_with_parent(command, signal.SIGTERM),
+          native.ending_with_parent(
+              command(self._program, self._root, cell), signal.SIGTERM
+          ),
           stdin=subprocess.DEVNULL,
           stdout=log,
           stderr=subprocess.STDOUT,
@@ -396,6 +399,19 @@ class Runner:
     for place, name in self._places.items():
       text = text.replace(place, name)
     return text
+
+
+def command(
+    program: Sequence[str], root: pathlib.Path, cell: tables.Cell
+) -> list[str]:
+  """Returns the command of a cell's run.
+
+  Args:
+    program: Command of the training program; flags are added.
+    root: The comparison's directory.
+    cell: The cell, flag files read in.
+  """
+  return [*program, *cell.flags, f'--output_dir={CellFolder(root, cell).run}']
 
 
 def environment(processes: int) -> dict[str, str]:

@@ -13,6 +13,7 @@ import dataclasses
 import re
 from typing import Any
 
+from tff_meta import catalog
 from tff_meta import spelling
 
 SCALES = ('smoke', 'cpu', 'paper')
@@ -179,6 +180,19 @@ class Table:
     return self.scales[name]
 
 
+# Those of the papers are registered by `binaries.experiments`.
+TABLES = catalog.Catalog[Table]('experiment', {})
+
+
+def register_table(table: Table) -> None:
+  """Adds a table, with the name that `--experiment` takes.
+
+  Raises:
+    ValueError: If there is one of its name, or that is no name.
+  """
+  TABLES.register(table.name, table)
+
+
 @dataclasses.dataclass(frozen=True)
 class Cell:
   """One run.
@@ -237,6 +251,23 @@ def cells(
       for setting, row in _pairs(table)
       if row.name in rows and setting.name in settings
   ]
+
+
+def in_force(flags: Sequence[str]) -> dict[str, str]:
+  """Returns what flags mean: the name of each -> how it stands last.
+
+  Two cells whose flags are the same in this sense are the same run, in whatever
+  order a table has put them together.
+
+  Args:
+    flags: Of `binaries.train`, flag files read in.
+  """
+  last = {}
+  for flag in flags:
+    name, equals, _ = flag.partition('=')
+    # --nocurve is a value of --curve.
+    last[name if equals else name.replace('--no', '--', 1)] = flag
+  return last
 
 
 def read(summary: Any, path: str) -> float | None:

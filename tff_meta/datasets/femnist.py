@@ -31,10 +31,10 @@ _SMALL_A_TO_J = range(36, 46)
 _TFF_FILE = 'emnist_all.sqlite'
 _TFF_DIR = os.path.join('~', '.tff')
 _HOW_TO_GET = (
-    'binaries.train --algorithm=fed_avg --rounds=1 --dataset=femnist --download'
-    ' fetches it with TensorFlow Federated; --data_dir=PATH is an .sqlite file'
-    ' of its kind, a .json file of LEAF, or the folder with the folders `train`'
-    ' and `test` of such files.'
+    'binaries.train --dataset=femnist --rounds=1 --download, with any'
+    ' --algorithm, fetches it with TensorFlow Federated; --data_dir=PATH is an'
+    ' .sqlite file of its kind, a .json file of LEAF, or the folder with the'
+    ' folders `train` and `test` of such files.'
 )
 
 

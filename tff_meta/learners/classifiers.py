@@ -212,12 +212,6 @@ def learns_from(
   return learns
 
 
-def as_it_is(weights: Any, examples: Any, seed: tf.Tensor) -> Any:
-  """The `train` of a client that has its model already: returns `weights`."""
-  del examples, seed
-  return weights
-
-
 def build_client_personalizer(
     classifier: LinearClassifier,
     start: Callable[[Any, Any], Any] = lambda weights, memory: weights,

@@ -48,6 +48,24 @@ class RoundSettings:
   uniform: bool = False
 
 
+class GpalRounds(NamedTuple):
+  """A new group's rounds with global prototypes in the loss and without.
+
+  Attributes:
+    num_rounds: R, at least 2: the first round has no global prototypes yet.
+    settings: How clients train.
+    classifier: What is trained, as the configuration has it.
+    without_gpal: The same without global prototypes in the loss.
+    with_gpal: The same with them.
+  """
+
+  num_rounds: int
+  settings: RoundSettings
+  classifier: classifiers.Classifier
+  without_gpal: classifiers.Classifier
+  with_gpal: classifiers.Classifier
+
+
 class ClientUpload(NamedTuple):
   """What a client hands to its group's server after a round.
 

@@ -42,26 +42,6 @@ class FineTuning:
     return self.learning_rate * tf.pow(self.decay, times)
 
 
-def of_config(config: Any) -> FineTuning:
-  """Reads an algorithm's configuration.
-
-  Args:
-    config: Has the fields `batch_size`, `fine_tuning_steps`,
-      `fine_tuning_learning_rate`, `fine_tuning_decay` and
-      `fine_tuning_decay_steps`.
-
-  Returns:
-    What they say.
-  """
-  return FineTuning(
-      num_steps=config.fine_tuning_steps,
-      learning_rate=config.fine_tuning_learning_rate,
-      batch_size=config.batch_size,
-      decay=config.fine_tuning_decay,
-      decay_steps=config.fine_tuning_decay_steps,
-  )
-
-
 def build_client_personalizer(
     settings: FineTuning,
     input_shape: tuple[int, ...],

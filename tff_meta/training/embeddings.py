@@ -9,16 +9,6 @@ from tff_meta.models import model as model_lib
 from tff_meta.training import client_memories
 from tff_meta.training import experiment as experiment_lib
 
-# Algorithms whose server trains no model, and where a client's memory has its.
-_OWN_MODEL = {
-    'local': lambda kept: kept,
-    'fed_proto': lambda kept: kept['weights'],
-}
-# Those whose known clients have a network that is the server's in part, or is
-# made by it.
-_PARTLY_OWN_MODEL = ('lg_fed_avg', 'pfedhn')
-_MANY_MODELS = ('ifca', 'ifca_ft')
-
 
 class EmbeddedExamples(NamedTuple):
   """Examples in the embedding space.
@@ -42,22 +32,22 @@ class EmbeddedExamples(NamedTuple):
 
 def embedded_by(experiment: experiment_lib.Experiment) -> str:
   """Returns whose body `embed_test_examples` uses: 'global' or 'client'."""
-  own = (*_OWN_MODEL, *_PARTLY_OWN_MODEL)
-  return 'client' if experiment.config.algorithm in own else 'global'
+  return 'global' if experiment.method.client_network is None else 'client'
 
 
 def check_can_embed(experiment: experiment_lib.Experiment) -> None:
   """Raises a ValueError if there is no one network, or nothing to embed."""
-  dataset, algorithm = experiment.dataset, experiment.config.algorithm
-  if algorithm in _MANY_MODELS:
+  dataset = experiment.dataset
+  if experiment.method.num_models is not None:
     raise ValueError(
         'Expected an algorithm whose server has one model, or each client its'
-        f" own, found '{algorithm}', whose server has several."
+        f' own, found {experiment.config.algorithm!r}, whose server has'
+        ' several.'
     )
   if not any(dataset.num_examples(c, 'test') for c in dataset.client_ids()):
     raise ValueError(
         f'Expected known clients of {dataset.name!r} with test examples, found'
-        f' none in partition {experiment.config.partition!r}.'
+        f' none in partition {experiment.config.data.partition!r}.'
     )
 
 
@@ -68,11 +58,10 @@ def embed_test_examples(
 ) -> EmbeddedExamples:
   """Embeds the test examples of all known clients.
 
-  They are embedded by the body of the server's model; after local training and
-  FedProto, where the server trains none, LG-FedAvg, where the first layers are
-  the clients', and pFedHN, where it makes one for each client, each client's by
-  the body of its own. A client's examples are one batch, which matters to
-  networks with batch normalisation.
+  They are embedded by the body of the server's model; where known clients have
+  networks of their own (`Method.client_network`), each client's by the
+  body of its own. A client's examples are one batch, which matters to networks
+  with batch normalisation.
 
   Args:
     experiment: The clients and the network.
@@ -104,22 +93,8 @@ def embed_test_examples(
 
 def _build_network_of(experiment):
   """Returns `(weights, memory) -> OrderedDict(body, head)` of a client."""
-  algorithm = experiment.config.algorithm
-  if algorithm in _PARTLY_OWN_MODEL:
-    known_client = experiment.spec.build_known_client_personalizer(
-        experiment.model,
-        experiment.config.hparams,
-        num_classes=experiment.dataset.num_classes,
-    )
-    return known_client.start
-  if algorithm not in _OWN_MODEL:
-    return lambda weights, memory: weights
-
-  def own_network(weights, memory):
-    own = memory._replace(value=_OWN_MODEL[algorithm](memory.value))
-    return own.value_or(weights)
-
-  return own_network
+  own = experiment.method.client_network
+  return (lambda weights, memory: weights) if own is None else own
 
 
 def build_embed(model: model_lib.Model) -> Any:

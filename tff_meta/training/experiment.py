@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 from tff_meta import augmentation
 from tff_meta import composition
 from tff_meta import datasets
+from tff_meta import method as method_lib
 from tff_meta import models
 from tff_meta import registry
 from tff_meta.data import client_sampling
@@ -17,9 +18,6 @@ from tff_meta.data import federated_dataset
 from tff_meta.data import partitioners
 from tff_meta.models import model as model_lib
 from tff_meta.training import run_config
-
-# What a partitioner looks at where it is not the label.
-_PARTITION_BY = {'by_writer': 'writer', 'by_group': 'rotation'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,21 +39,32 @@ class Experiment:
     """The algorithm."""
     return registry.get(self.config.algorithm)
 
+  @functools.cached_property
+  def method(self) -> method_lib.Method:
+    """The algorithm for the classes of the training clients."""
+    return self._method(self.dataset.num_classes)
+
+  @functools.cached_property
+  def group_method(self) -> method_lib.Method:
+    """The algorithm for the classes of a new group."""
+    way, _ = self.config.evaluation.group_sizes()
+    return self._method(way)
+
+  def _method(self, num_classes: int) -> method_lib.Method:
+    return self.spec.method(self.model, self.config.hparams, num_classes)
+
   def build_process(self) -> tff.learning.templates.LearningProcess:
     """Returns the training process.
 
     Raises:
       ValueError: If the algorithm has no such aggregation.
     """
-    options = {}
-    if self.config.aggregation == 'robust':
-      options['aggregator'] = composition.robust_factory()
-    return self.spec.build(
+    robust = self.config.training.aggregation == 'robust'
+    return method_lib.build_process(
+        self.method,
         self.model,
-        self.config.hparams,
-        num_classes=self.dataset.num_classes,
         seed=self.config.seed,
-        **options,
+        aggregation=composition.robust_factory() if robust else None,
     )
 
   def cohort(self, round_num: int) -> Sequence[str]:
@@ -67,14 +76,14 @@ class Experiment:
     rounds_per_cohort = self.spec.rounds_per_cohort(self.config.hparams)
     return client_sampling.sample_cohort(
         self.dataset.client_ids(),
-        self.config.clients_per_round,
+        self.config.training.clients_per_round,
         self.config.seed,
         (round_num - 1) // rounds_per_cohort,
     )
 
   def check_can_train(self) -> None:
     """Raises a ValueError if no client has what the algorithm trains on."""
-    if self.spec.needs is None:
+    if self.method.what_is_missing is None:
       return
     best, missing = -1, None
     for client_id in self.dataset.client_ids():
@@ -107,11 +116,9 @@ class Experiment:
     return np.bincount(labels, minlength=self.dataset.num_classes)
 
   def _what_is_missing(self, client_id: str) -> str | None:
-    if self.spec.needs is None:
+    if self.method.what_is_missing is None:
       return None
-    return self.spec.what_is_missing(
-        self.config.hparams, self._class_sizes(client_id)
-    )
+    return self.method.what_is_missing(self._class_sizes(client_id))
 
 
 def prepare(
@@ -127,36 +134,35 @@ def prepare(
     DatasetNotFoundError: If the data set is not there.
     ValueError: If the configuration is impossible with the data.
   """
+  data = config.data
   corpus = datasets.load_corpus(
-      config.dataset, config.data_dir, download, **config.dataset_options
+      data.dataset, data.data_dir, download, **data.dataset_options
   )
-  if not config.deal_test_images:
+  if not data.deal_test_images:
     corpus = corpus.without_test_part()
-  if config.partition == run_config.FEW_ROUND:
+  if data.partition == run_config.FEW_ROUND:
     dataset = federated_dataset.FederatedDataset.few_round(
-        corpus, config.num_clients, config.seed, **config.partition_options
+        corpus, data.num_clients, config.seed, **data.partition_options
     )
   else:
-    held_out = config.num_new_clients * (config.new_clients == 'held_out')
+    deal = partitioners.PARTITIONERS[data.partition]
+    held_out = data.num_new_clients * (data.new_clients == 'held_out')
     dataset = federated_dataset.FederatedDataset.from_corpus(
         corpus,
-        functools.partial(
-            partitioners.PARTITIONERS[config.partition],
-            **config.partition_options,
-        ),
-        config.num_clients + held_out,
+        functools.partial(deal, **data.partition_options),
+        data.num_clients + held_out,
         config.seed,
-        partition_by=_PARTITION_BY.get(config.partition, 'label'),
-        validation_fraction=config.validation_fraction,
-        test_fraction=config.test_fraction,
-        stratify=config.stratify,
-        num_test_clients=config.num_new_clients,
-        new_clients=config.new_clients,
+        partition_by=getattr(deal, 'partition_by', 'label'),
+        validation_fraction=data.validation_fraction,
+        test_fraction=data.test_fraction,
+        stratify=data.stratify,
+        num_test_clients=data.num_new_clients,
+        new_clients=data.new_clients,
     )
   model = models.build(config.model, dataset.input_shape, None)
-  if config.augmentation is not None:
+  if config.training.augmentation is not None:
     augment = augmentation.CropAndFlip(
-        **config.augmentation, fill=tuple(corpus.black.tolist())
+        **config.training.augmentation, fill=tuple(corpus.black.tolist())
     )
     model = dataclasses.replace(model, augment=augment)
   return Experiment(config, dataset, model)

@@ -1,4 +1,4 @@
-"""What a trained model is evaluated on, by name.
+"""Whom a trained model is tested on: the kinds of clients and groups, by name.
 
 * `new_groups`: groups of clients with classes that training never saw, each
   client with few of them (FRL's non-IID deployment);
@@ -11,16 +11,15 @@
   a model of its own (MetaVers, Table 6).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import abc
+from collections.abc import Callable, Iterable
 import dataclasses
 import functools
-import pathlib
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import tensorflow_federated as tff
 
 from tff_meta import registry
-from tff_meta import spelling
 from tff_meta.data import groups as groups_lib
 from tff_meta.evaluation import accuracy
 from tff_meta.evaluation import client_metrics
@@ -28,52 +27,36 @@ from tff_meta.evaluation import clients as client_evaluation
 from tff_meta.evaluation import groups as group_evaluation
 from tff_meta.evaluation import normalized_variance
 from tff_meta.learners import personalizer as personalizer_lib
-from tff_meta.training import atomic_files
 from tff_meta.training import client_memories
 from tff_meta.training import client_state_store
 from tff_meta.training import embeddings
 from tff_meta.training import experiment as experiment_lib
-from tff_meta.training import loop
 from tff_meta.training import run_config
 
 NONE = 'none'
+NEW_GROUPS = 'new_groups'
 KNOWN_CLIENTS = 'known_clients'
 NEW_CLIENTS = 'new_clients'
 NEW_CLASS_CLIENTS = 'new_class_clients'
 _DEPLOYMENTS = {
-    'new_groups': 'non_iid',
+    NEW_GROUPS: 'non_iid',
     'new_groups_iid': 'iid',
     'new_groups_mixed': 'non_iid',
     'new_groups_mixed_iid': 'iid',
 }
 _MIXED = ('new_groups_mixed', 'new_groups_mixed_iid')
-_ROLES = {KNOWN_CLIENTS: 'meta_train', NEW_CLIENTS: 'meta_test'}
-PROTOCOLS = (*_DEPLOYMENTS, *_ROLES, NEW_CLASS_CLIENTS)
+PROTOCOLS = (*_DEPLOYMENTS, KNOWN_CLIENTS, NEW_CLIENTS, NEW_CLASS_CLIENTS)
 # What is run where no protocols were asked for.
-DEFAULT_PROTOCOLS = ('new_groups', *_ROLES, NEW_CLASS_CLIENTS)
+DEFAULT_PROTOCOLS = (NEW_GROUPS, KNOWN_CLIENTS, NEW_CLIENTS, NEW_CLASS_CLIENTS)
 
-# Columns of metrics.csv: means over groups or clients. With `_MICRO` added they
-# are means over all their examples.
-_VALIDATION_GROUPS = 'validation_groups/accuracy'
-_VALIDATION_CLASSES = 'validation_new_class_clients/accuracy'
-_VALIDATION_CLIENTS = 'validation_clients/accuracy'
-_TEST_CLIENTS = f'{KNOWN_CLIENTS}/accuracy'
-_MICRO = '_micro'
-_GROUP_COLUMNS = {
-    'new_groups': _VALIDATION_GROUPS,
-    NEW_CLASS_CLIENTS: _VALIDATION_CLASSES,
-}
-_SCRATCH = 'fed_avg'
-# Where an algorithm has no use for what was trained.
-_UNUSED = {_SCRATCH: tuple(_DEPLOYMENTS), 'local': (NEW_CLIENTS,)}
-TRAINED, _UNTRAINED = 'trained', 'untrained'
-FROM_SCRATCH, _FED_AVG_FROM_SCRATCH = 'from_scratch', 'fed_avg_from_scratch'
-_ROUNDS = {'': '', '_best': ', best round'}
+# Rows of results: whose accuracy it is.
+TRAINED, UNTRAINED, FROM_SCRATCH = 'trained', 'untrained', 'from_scratch'
+_REFERENCE_FROM_SCRATCH = f'{registry.REFERENCE}_{FROM_SCRATCH}'
 LABELS = {
     TRAINED: 'trained model',
-    _UNTRAINED: 'initial model, untrained',
+    UNTRAINED: 'initial model, untrained',
     FROM_SCRATCH: 'from scratch',
-    _FED_AVG_FROM_SCRATCH: 'FedAvg from scratch',
+    _REFERENCE_FROM_SCRATCH: f'{registry.REFERENCE_TITLE} from scratch',
 }
 
 
@@ -114,479 +97,418 @@ def untrained_model(process: tff.learning.templates.LearningProcess) -> Model:
   return model(process, process.initialize(), None)
 
 
-def check_has_known_clients(chosen: Sequence[str]) -> None:
-  """Raises a ValueError if known clients, whom nVAR is of, are not chosen."""
-  if KNOWN_CLIENTS not in chosen:
-    raise ValueError(
-        f'Expected {KNOWN_CLIENTS} to be evaluated with --nvar, found'
-        f' {", ".join(chosen) or NONE}.'
-    )
+# What is measured of a model.
+Test = Callable[[Model], client_metrics.Report]
 
 
-class Evaluator:
-  """Runs protocols; what TensorFlow has traced once is used again."""
+class Protocol(abc.ABC):
+  """Those on whom a trained model is tested, and what is told of them.
 
-  def __init__(self, experiment: experiment_lib.Experiment):
-    """Looks up what the algorithm and the data set offer."""
+  Attributes:
+    use: The use of an algorithm that is tested, one of `registry.USES`.
+    has_groups: Whether they are, or are clients of, groups that are drawn from
+      classes.
+    name: One of `PROTOCOLS`.
+  """
+
+  use: ClassVar[str]
+  has_groups: ClassVar[bool]
+
+  def __init__(self, name: str, experiment: experiment_lib.Experiment):
+    """Names those of an experiment; nothing is drawn or traced yet."""
+    self.name = name
     self._experiment = experiment
     self._config = experiment.config
-    self._client_use = functools.cache(self._build_client_use)
-    spec, dataset = experiment.spec, experiment.dataset
-    offered = []
-    if spec.build_group_personalizer and dataset.class_pools:
-      offered += list(_DEPLOYMENTS)
-    if spec.build_known_client_personalizer and self._tested(KNOWN_CLIENTS):
-      offered.append(KNOWN_CLIENTS)
-    if spec.build_new_client_personalizer and self._tested(NEW_CLIENTS):
-      offered.append(NEW_CLIENTS)
-    if spec.build_new_class_personalizer and dataset.class_pools:
-      offered.append(NEW_CLASS_CLIENTS)
-    self.offered = tuple(offered)
 
-  def check_has_groups(self, **sizes: int | None) -> None:
-    """Raises a ValueError if sizes of groups are given and there are no groups.
+  @property
+  def has_use(self) -> bool:
+    """Whether the algorithm has the use."""
+    return self.use in self._experiment.spec.uses
 
-    Args:
-      **sizes: Of groups, such as `way`; None where none is given.
+  @property
+  def starts_from_scratch(self) -> bool:
+    """Whether the algorithm has no use there for what was trained.
+
+    It then begins with random weights, see `AlgorithmSpec.starts_from_scratch`.
     """
-    given = ', '.join(f'{k} {v}' for k, v in sizes.items() if v is not None)
-    if given and not set(self.offered) - set(_ROLES):
-      raise ValueError(
-          f'Expected no sizes of groups, as {self._config.algorithm!r} with'
-          f' partition {self._config.partition!r} is tested in none, found'
-          f' {given}.'
-      )
+    return self.use in self._experiment.spec.starts_from_scratch
 
-  def why_nothing(self) -> str:
-    """Returns why nothing is offered, and what to do."""
-    spec, partition = self._experiment.spec, self._config.partition
-    is_for_clients = (
-        spec.build_known_client_personalizer
-        or spec.build_new_client_personalizer
-    )
-    if partition != run_config.FEW_ROUND and is_for_clients:
-      return (
-          'no client has examples to be tested on. Tip: without --test_fraction'
-          ' they get the published ones, with a larger one more of their own.'
-      )
-    tip = 'shards has clients to know'
-    if partition != run_config.FEW_ROUND:
-      tip = f'{run_config.FEW_ROUND} has groups with new classes'
-    return (
-        f'{self._config.algorithm} has no use for clients of partition'
-        f' {partition}. Tip: --partition={tip}.'
-    )
+  @property
+  @abc.abstractmethod
+  def draw(self) -> Any:
+    """Whom `test` tests, a `GroupProtocol` or a `ClientProtocol`."""
 
-  def _tested(self, name: str, part: str = 'test') -> bool:
-    """Returns whether any client of a role has examples to be tested on."""
-    dataset = self._experiment.dataset
-    ids = dataset.client_ids(_ROLES[name])
-    return any(dataset.num_examples(client_id, part) for client_id in ids)
+  @property
+  @abc.abstractmethod
+  def is_offered(self) -> bool:
+    """Whether the algorithm has the use, and the data set whom to test."""
 
-  def choose(self, names: Sequence[str]) -> tuple[str, ...]:
-    """Returns the protocols to run, having checked that they can be run.
+  @abc.abstractmethod
+  def check(self) -> None:
+    """Raises a ValueError if the data are not enough, though it is offered."""
+
+  @abc.abstractmethod
+  def test(
+      self, model: Model, *, with_curve: bool = False
+  ) -> client_metrics.Report:
+    """Tests a model as at the end of a run.
 
     Args:
-      names: Protocols. An empty sequence stands for those of
-        `DEFAULT_PROTOCOLS` that are offered, `('none',)` for no protocol.
+      model: What came out of training.
+      with_curve: Whether accuracy is measured after every step of adaptation,
+        too, where there are steps to look between.
+    """
+
+  @abc.abstractmethod
+  def on_the_way(self) -> tuple[str, Test] | None:
+    """Returns a cheaper test for during training.
+
+    Returns:
+      The column of metrics.csv that it fills, and the test; None if there is
+      nobody to test.
 
     Raises:
-      ValueError: If one is unknown or not offered, or the data are not enough.
+      ValueError: If the data are not enough, or there is nothing to select the
+        best round on.
     """
-    if tuple(names) == (NONE,):
-      return ()
-    if not names:
-      names = [name for name in DEFAULT_PROTOCOLS if name in self.offered]
-    for name in names:
-      if name not in PROTOCOLS:
-        raise ValueError(
-            f'Expected protocols of {", ".join(PROTOCOLS)}, found {name!r}.'
-            f'{spelling.tip(name, PROTOCOLS)}'
-        )
-      if name not in self.offered:
-        raise ValueError(
-            f'Expected protocols that {self._config.algorithm!r} on'
-            f' {self._config.dataset!r} with partition'
-            f' {self._config.partition!r} offers:'
-            f' {", ".join(self.offered) or "none"}; found {name!r}.'
-            + ' Tip: with a `test_fraction` of 0 clients have no test examples.'
-            * (self._config.test_fraction == 0)
-        )
-      if name not in _ROLES:
-        self.group_protocol(name).sample(self._pools, 0)
-    if self._config.nvar and KNOWN_CLIENTS in names:
-      embeddings.check_can_embed(self._experiment)
-    return tuple(names)
+
+  def references(self) -> dict[str, Test]:
+    """Returns tests of the untrained model, by the row that they fill."""
+    return {UNTRAINED: self.test}
+
+  def accuracies(
+      self, report: client_metrics.Report
+  ) -> accuracy.AccuracyReport:
+    """Returns what the mean and the gain are of."""
+    return report.accuracy
+
+  def summary(self, report: client_metrics.Report) -> dict[str, Any]:
+    """Returns what summary.json says of a report."""
+    return report.summary()
+
+  def further_numbers(
+      self, model: Model, report: Callable[[str], None]
+  ) -> dict[str, Any]:
+    """Returns what summary.json says of a trained model beside that.
+
+    Args:
+      model: What came out of training.
+      report: Called with a line for the user if a number is not defined.
+    """
+    del model, report
+    return {}
+
+
+class _Drawn(Protocol):
+  """Groups that are drawn from classes that training never saw, or the like."""
+
+  has_groups = True
+
+  @property
+  def draw(self):
+    way, num_clients = self._config.evaluation.group_sizes()
+    return group_evaluation.GroupProtocol(
+        role='meta_test',
+        way=way,
+        num_clients=num_clients,
+        deployment=_DEPLOYMENTS.get(self.name, 'iid'),
+        num_groups=self._config.evaluation.eval_groups,
+        seed=self._config.seed,
+        num_seen=way * 3 // 5 if self.name in _MIXED else 0,
+    )
+
+  def _validation_draw(self):
+    """Groups like these, but of classes that the final test does not have."""
+    draw = dataclasses.replace(
+        self.draw,
+        role='meta_validation',
+        num_groups=self._config.training.validation_groups,
+    )
+    draw.sample(self._pools, 0)
+    return draw
 
   @property
   def _pools(self) -> groups_lib.ClassPools:
-    return self._experiment.dataset.class_pools
+    pools = self._experiment.dataset.class_pools
+    assert pools is not None, f'{self.name} is not offered'
+    return pools
 
-  def group_protocol(self, name: str) -> group_evaluation.GroupProtocol:
-    """Returns the groups of a protocol of new groups or new classes."""
-    config = self._config
-    return group_evaluation.GroupProtocol(
-        role='meta_test',
-        way=config.way,
-        num_clients=config.group_clients,
-        deployment=_DEPLOYMENTS.get(name, 'iid'),
-        num_groups=config.eval_groups,
-        seed=config.seed,
-        num_seen=config.way * 3 // 5 if name in _MIXED else 0,
-    )
+  @property
+  def is_offered(self):
+    return self.has_use and self._experiment.dataset.class_pools is not None
 
-  def client_protocol(self, name: str) -> client_evaluation.ClientProtocol:
-    """Returns the clients of a protocol of single clients."""
-    return client_evaluation.ClientProtocol(
-        role=_ROLES[name],
-        part='test',
-        support_fraction=self._config.eval_support_fraction,
-        seed=self._config.seed,
-    )
+  def check(self):
+    self.draw.sample(self._pools, 0)
 
-  def evaluate_all(
-      self,
-      names: Iterable[str],
-      trained: Mapping[str, Model],
-      untrained: Model,
-      directory: pathlib.Path,
-      report: Callable[[str], None],
-  ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Runs protocols; writes files with a line a client or group.
 
-    These are `clients_NAMESUFFIX.csv` or, for new groups,
-    `groups_NAMESUFFIX.csv`.
+class _GroupTests:
+  """What asks new groups, traced once for all their protocols."""
 
-    Args:
-      names: Protocols that are offered.
-      trained: Suffix, '' or '_best' -> what came out of training, of the last
-        round or the best. Where both are one object it is evaluated once.
-      untrained: What training began with.
-      directory: Where the files go.
-      report: Called with a line for the user before anything that takes long.
+  def __init__(self, experiment: experiment_lib.Experiment):
+    self._experiment = experiment
 
-    Returns:
-      Suffix -> name -> what goes into summary.json, see `evaluate`.
-    """
-    summaries = {suffix: {} for suffix in trained}
-    for name in names:
-      results = self.evaluate(name, trained, untrained, report)
-      for suffix, (summary, own) in results.items():
-        summaries[suffix][name] = summary
-        path = directory / f'{own.unit}s_{name}{suffix}.csv'
-        atomic_files.write_bytes(path, own.to_csv())
-    return summaries
+  @functools.cached_property
+  def own(self):
+    """Asks a group what it learned with the algorithm."""
+    return self._build(self._experiment.group_method)
 
-  def evaluate(
-      self,
-      name: str,
-      trained: Mapping[str, Model],
-      untrained: Model,
-      report: Callable[[str], None],
-  ) -> dict[str, tuple[dict[str, Any], client_metrics.Report]]:
-    """Runs a protocol.
+  @functools.cached_property
+  def reference(self):
+    """Asks what it learned from random weights, in as many rounds."""
+    experiment, spec = self._experiment, registry.get(registry.REFERENCE)
+    config = experiment.config.evaluation.reference_hparams
+    rounds_field = experiment.spec.group_rounds_field
+    if rounds_field is not None:
+      assert spec.group_rounds_field is not None
+      rounds = getattr(experiment.config.hparams, rounds_field)
+      config = dataclasses.replace(config, **{spec.group_rounds_field: rounds})
+    way, _ = experiment.config.evaluation.group_sizes()
+    return self._build(spec.method(experiment.model, config, way))
 
-    Args:
-      name: One that is offered.
-      trained: As for `evaluate_all`.
-      untrained: What training began with.
-      report: As for `evaluate_all`.
+  def _build(self, method):
+    return group_evaluation.build_group_test(method.group())
 
-    Returns:
-      Suffix -> what goes into summary.json, and the report behind it. The
-      former has the same keys for all protocols (see
-      `client_metrics.Report.summary`); `starts_from_scratch`; and under
-      `references`, if the configuration asks for them, the same of others in
-      the very same groups or clients, with `gain` and `gain_half_width_95`, the
-      mean and 95 % half width of the difference to them group by group or
-      client by client. With the configuration's `nvar` known clients have
-      `nvar`, too, see `normalized_variance`; None where that is not defined.
-    """
-    if self.starts_from_scratch(name):
-      report(f'Evaluating {name}: {LABELS[FROM_SCRATCH]}.')
-      own = self._report(name, untrained, with_curve=self._config.curve)
-      self._report_no_curve(name, own, report)
-      return {suffix: (self._summary(name, own, {}), own) for suffix in trained}
-    references = self._references(name, untrained, report)
-    results = {}
-    for suffix, of_round in trained.items():
-      done = [s for s in results if trained[s] is of_round]
-      if done:
-        results[suffix] = results[done[0]]
-        continue
-      report(f'Evaluating {name}: {LABELS[TRAINED]}{_ROUNDS[suffix]}.')
-      own = self._report(name, of_round, with_curve=self._config.curve)
-      summary = self._summary(name, own, references)
-      if self._config.nvar and name == KNOWN_CLIENTS:
-        summary['nvar'] = self._nvar(of_round, report)
-      results[suffix] = summary, own
-    self._report_no_curve(name, own, report)
-    num_idle = int((own.num_support == 0).sum())
-    if num_idle:
-      report(
-          f'Warning: {num_idle} of {len(own.ids)} {own.unit}s of {name} had no'
-          ' examples to adapt on, and count nevertheless.'
-      )
-    return results
 
-  def _nvar(self, trained: Model, report) -> float | None:
-    """Returns that of known clients' test examples, None if there is none."""
-    examples = embeddings.embed_test_examples(self._experiment, *trained)
-    try:
-      return normalized_variance.normalized_variance(*examples)
-    except ValueError as error:  # Training has diverged, or units are dead.
-      report(f'No nVAR of {KNOWN_CLIENTS} (--nvar): {error}')
+class _NewGroups(_Drawn):
+  """Groups with new classes, each with one model for all its clients."""
+
+  use = 'group'
+
+  def __init__(self, name, experiment, tests: _GroupTests):
+    super().__init__(name, experiment)
+    self._tests = tests
+
+  def test(self, model, *, with_curve=False):
+    del with_curve  # Groups have none.
+    return self._evaluate(self._tests.own, model, self.draw)
+
+  def on_the_way(self):
+    if not self.is_offered:
       return None
-
-  def _report_no_curve(self, name, own, report) -> None:
-    if self._config.curve and own.curves is None:
-      report(
-          f'No curve of {name} (--curve): {self._config.algorithm} keeps none'
-          ' there.'
-      )
-
-  def _references(
-      self, name: str, untrained: Model, report: Callable[[str], None]
-  ) -> dict[str, client_metrics.Report]:
-    """Runs a protocol for what is the same whatever was trained."""
-    if not self._config.references:
-      return {}
-    references = {_UNTRAINED: self._report}
-    if name in _DEPLOYMENTS:
-      references[_FED_AVG_FROM_SCRATCH] = self._scratch_report
-    reports = {}
-    for other, of in references.items():
-      report(f'Evaluating {name}: {LABELS[other]}.')
-      reports[other] = of(name, untrained)
-    return reports
-
-  def starts_from_scratch(self, name: str) -> bool:
-    """Returns whether the algorithm has no use there for what was trained.
-
-    FedAvg begins with random weights in a new group, Local in a new client.
-    """
-    return name in _UNUSED.get(self._config.algorithm, ())
-
-  def check_on_the_way(self) -> str:
-    """Returns the column of metrics.csv that `on_the_way` fills.
-
-    Raises:
-      ValueError: If the algorithm and the data set offer nothing for it, or
-        there is nothing to select the best round on.
-    """
-    column, _, _ = self._choose_on_the_way()
-    return column
-
-  def _choose_on_the_way(self) -> tuple[str, str, Any]:
-    """Returns the column, and which protocol fills it run on what."""
-    for name, column in _GROUP_COLUMNS.items():
-      if name in self.offered:
-        groups = dataclasses.replace(
-            self.group_protocol(name),
-            role='meta_validation',
-            num_groups=self._config.validation_groups,
-        )
-        groups.sample(self._pools, 0)
-        return column, name, groups
-    if self._experiment.spec.build_known_client_personalizer:
-      clients = self.client_protocol(KNOWN_CLIENTS)
-      if self._tested(KNOWN_CLIENTS, 'validation'):
-        clients = dataclasses.replace(
-            clients, part='validation', support_fraction=None
-        )
-        return _VALIDATION_CLIENTS, KNOWN_CLIENTS, clients
-      if self._config.select_best:
-        raise ValueError(
-            'Expected validation examples to select the best round on, found'
-            ' none. Tip: --validation_fraction=0.2.'
-        )
-      if KNOWN_CLIENTS in self.offered:
-        return _TEST_CLIENTS, KNOWN_CLIENTS, clients
-    raise ValueError(
-        f'Expected `eval_every` to be 0, found {self._config.eval_every}:'
-        f' {self._config.algorithm!r} with partition'
-        f' {self._config.partition!r} offers nothing to evaluate.'
+    draw = self._validation_draw()
+    return (
+        'validation_groups/accuracy',
+        lambda model: self._evaluate(self._tests.own, model, draw),
     )
 
-  def on_the_way(
-      self, process: tff.learning.templates.LearningProcess
-  ) -> loop.Evaluation:
-    """Returns a cheaper evaluation for during training.
+  def references(self):
+    return super().references() | {
+        _REFERENCE_FROM_SCRATCH: lambda model: self._evaluate(
+            self._tests.reference, model, self.draw
+        )
+    }
 
-    Groups, or else their clients, are those of `new_groups` or
-    `new_class_clients`, but of meta-validation classes, so that nothing is
-    chosen on the classes of the final test. Without groups it is known clients:
-    those with validation examples adapt on their train part and are tested on
-    them; where nobody has any, they are tested as in `known_clients`.
+  def summary(self, report):
+    summary = report.summary()
+    num_clients = summary['num_groups'] * self.draw.num_clients
+    return summary | {'num_clients': num_clients}
 
-    Args:
-      process: What is trained.
-
-    Raises:
-      ValueError: As `check_on_the_way`.
-    """
-    macro, name, protocol = self._choose_on_the_way()
-    micro = macro + _MICRO
-
-    def measure(weights, client_states):
-      memories = client_memories.ClientMemories(process, client_states)
-      trained = Model(weights.trainable, memories)
-      report = self._report(name, trained, protocol)
-      return {
-          macro: self._accuracies(name, report).mean,
-          micro: report.accuracy.micro,
-      }
-
-    best_by = {'macro': macro, 'micro': micro}[self._config.select_by]
-    return loop.Evaluation(
-        (macro, micro), measure, best_by if self._config.select_best else None
-    )
-
-  def _report(
-      self,
-      name: str,
-      trained: Model,
-      protocol: Any = None,
-      with_curve: bool = False,
-  ) -> client_metrics.Report:
-    """Tests groups or clients; `protocol` is for during training."""
-    if name in _DEPLOYMENTS:
-      protocol = protocol or self.group_protocol(name)
-      return self._group_report(self._own_test, trained, protocol)
-    return self._client_report(name, trained, protocol, with_curve)
-
-  def _scratch_report(
-      self, name: str, untrained: Model
-  ) -> client_metrics.Report:
-    return self._group_report(
-        self._scratch_test, untrained, self.group_protocol(name)
-    )
-
-  def _group_report(
-      self, group_test, trained, protocol
-  ) -> client_metrics.Report:
+  def _evaluate(self, group_test, model, draw):
     return group_evaluation.evaluate_groups(
-        group_test, trained.weights, self._pools, protocol
+        group_test, model.weights, self._pools, draw
     )
 
-  @functools.cached_property
-  def _own_test(self) -> Callable[..., Any]:
-    """Asks a group what it learned with the algorithm's own personalizer."""
-    return group_evaluation.build_group_test(
-        self._experiment.spec.build_group_personalizer(
-            self._experiment.model, self._config.hparams, way=self._config.way
-        )
-    )
 
-  @functools.cached_property
-  def _scratch_test(self) -> Callable[..., Any]:
-    """Asks what it learned with FedAvg from random weights, as many rounds."""
-    config = dataclasses.replace(
-        self._config.reference_hparams, rounds=self._config.hparams.rounds
-    )
-    return group_evaluation.build_group_test(
-        registry.get(_SCRATCH).build_group_personalizer(
-            self._experiment.model, config, way=self._config.way
-        )
-    )
+class _ClientTests:
+  """What asks clients with a model each; what is traced once is used again."""
 
-  def _client_report(
+  def __init__(
       self,
-      name: str,
-      trained: Model,
-      protocol: (
-          client_evaluation.ClientProtocol
-          | group_evaluation.GroupProtocol
-          | None
-      ),
-      with_curve: bool,
-  ) -> client_metrics.Report:
-    """Tests clients; `protocol` is for during training."""
-    is_final = protocol is None
-    personalizer, client_test = self._client_use(name, is_final, with_curve)
-    if name == NEW_CLASS_CLIENTS:
-      tasks = client_evaluation.new_class_tasks(
-          self._pools, protocol or self.group_protocol(name)
-      )
-    else:
-      protocol = protocol or self.client_protocol(name)
-      tasks = protocol.tasks(self._experiment.dataset)
-    return client_evaluation.evaluate_clients(
-        client_test,
-        trained.weights,
-        trained.memories.of if name == KNOWN_CLIENTS else lambda _: (),
-        tasks,
-        seed=self._config.seed,
-        bank=trained.memories.bank if personalizer.uses_bank else (),
-        restrict_f1=self._config.restrict_f1_to_client_labels,
-    )
+      config: run_config.RunConfig,
+      build: Callable[[], personalizer_lib.ClientPersonalizer],
+      *,
+      has_memories: bool = False,
+  ):
+    """Takes what builds the use, and whether clients may have memories."""
+    self._config = config
+    self._build = build
+    self._has_memories = has_memories
+    self._traced = functools.cache(self._trace)
 
-  def _build_client_use(
-      self, name: str, is_final: bool, with_curve: bool
+  def _trace(
+      self, is_final: bool, with_curve: bool
   ) -> tuple[personalizer_lib.ClientPersonalizer, Callable[..., Any]]:
     """Returns what a client does, and the traced function that tests it."""
-    spec, dataset = self._experiment.spec, self._experiment.dataset
-    build, num_classes = {
-        KNOWN_CLIENTS: (
-            spec.build_known_client_personalizer,
-            dataset.num_classes,
-        ),
-        NEW_CLIENTS: (spec.build_new_client_personalizer, dataset.num_classes),
-        NEW_CLASS_CLIENTS: (
-            spec.build_new_class_personalizer,
-            self._config.way,
-        ),
-    }[name]
-    personalizer = build(
-        self._experiment.model, self._config.hparams, num_classes=num_classes
-    )
+    personalizer = self._build()
     final = is_final or personalizer.adapts_during_training
     shown = with_curve and personalizer.curve is not None
     if (final, shown) != (is_final, with_curve):
-      return self._client_use(name, final, shown)  # The same, traced once.
+      return self._traced(final, shown)  # The same, traced once.
     if not final:
       personalizer = personalizer.during_training()
     return personalizer, client_evaluation.build_client_test(
         personalizer, with_curve=with_curve
     )
 
-  def _accuracies(self, name, report) -> accuracy.AccuracyReport:
-    """What the mean and the gain are of: groups of clients, or clients."""
-    if name == NEW_CLASS_CLIENTS:
-      return report.by_group(self._config.group_clients)
-    return report.accuracy
+  def evaluate(
+      self,
+      model: Model,
+      tasks: Iterable[client_evaluation.ClientTask],
+      *,
+      is_final: bool = True,
+      with_curve: bool = False,
+  ) -> client_metrics.Report:
+    """Tests clients; only `is_final` they do what is for the end alone."""
+    personalizer, client_test = self._traced(is_final, with_curve)
+    return client_evaluation.evaluate_clients(
+        client_test,
+        model.weights,
+        model.memories.of if self._has_memories else lambda _: (),
+        tasks,
+        seed=self._config.seed,
+        bank=model.memories.bank if personalizer.uses_bank else (),
+        restrict_f1=self._config.evaluation.restrict_f1_to_client_labels,
+    )
 
-  def _summary(self, name, own, references) -> dict[str, Any]:
-    """Returns what goes into summary.json."""
-    accuracies = self._accuracies(name, own)
-    return self._own_summary(name, own) | {
-        'starts_from_scratch': self.starts_from_scratch(name),
-        'references': {
-            other: self._own_summary(name, report)
-            | _gain(accuracies, self._accuracies(name, report))
-            for other, report in references.items()
-        },
-    }
 
-  def _own_summary(self, name, report) -> dict[str, Any]:
+class _NewClassClients(_Drawn):
+  """Clients of groups with new classes, each with a model of its own."""
+
+  use = 'new_class'
+
+  def __init__(self, name, experiment):
+    super().__init__(name, experiment)
+    self._tests = _ClientTests(
+        experiment.config, lambda: experiment.group_method.new_class()
+    )
+
+  def test(self, model, *, with_curve=False):
+    return self._tests.evaluate(
+        model, self._tasks(self.draw), with_curve=with_curve
+    )
+
+  def on_the_way(self):
+    if not self.is_offered:
+      return None
+    draw = self._validation_draw()
+    return (
+        'validation_new_class_clients/accuracy',
+        lambda model: self._tests.evaluate(
+            model, self._tasks(draw), is_final=False
+        ),
+    )
+
+  def accuracies(self, report):
+    return report.by_group(self.draw.num_clients)
+
+  def summary(self, report):
     summary = report.summary()
-    if name == NEW_CLASS_CLIENTS:
-      # The mean and its interval are over groups, all else over clients.
-      by_group = self._accuracies(name, report).summary()
-      summary |= by_group | {'accuracy_micro': summary['accuracy_micro']}
-      summary['num_groups'] = self._config.eval_groups
-    if name in _DEPLOYMENTS:
-      num_clients = summary['num_groups'] * self._config.group_clients
-      summary['num_clients'] = num_clients
-    return summary
+    # The mean and its interval are over groups, all else over clients.
+    by_group = self.accuracies(report).summary()
+    by_group['accuracy_micro'] = summary['accuracy_micro']
+    return summary | by_group | {'num_groups': self.draw.num_groups}
+
+  def _tasks(self, draw):
+    return client_evaluation.new_class_tasks(self._pools, draw)
 
 
-def _gain(
-    own: accuracy.AccuracyReport, reference: accuracy.AccuracyReport
-) -> dict[str, Any]:
-  """Returns the paired difference to a reference in the same groups."""
-  difference = own._replace(accuracies=own.accuracies - reference.accuracies)
+class _Dealt(Protocol):
+  """Clients of the data set, with the classes of training."""
+
+  has_groups = False
+  role: ClassVar[str]
+
+  def __init__(self, name, experiment):
+    super().__init__(name, experiment)
+    self._tests = _ClientTests(
+        experiment.config,
+        lambda: getattr(experiment.method, self.use)(),
+        has_memories=self.role == 'meta_train',
+    )
+
+  @property
+  def draw(self):
+    return client_evaluation.ClientProtocol(
+        role=self.role,
+        part='test',
+        support_fraction=self._config.evaluation.eval_support_fraction,
+        seed=self._config.seed,
+    )
+
+  @property
+  def is_offered(self):
+    return self.has_use and self._anybody_has('test')
+
+  def _anybody_has(self, part):
+    dataset = self._experiment.dataset
+    return any(
+        dataset.num_examples(client_id, part)
+        for client_id in dataset.client_ids(self.role)
+    )
+
+  def check(self):
+    pass  # Who is offered has test examples.
+
+  def test(self, model, *, with_curve=False):
+    tasks = self.draw.tasks(self._experiment.dataset)
+    return self._tests.evaluate(model, tasks, with_curve=with_curve)
+
+
+class _NewClients(_Dealt):
+  """Clients that training never saw."""
+
+  use = 'new_client'
+  role = 'meta_test'
+
+  def on_the_way(self):
+    return None  # They are for the end alone.
+
+
+class _KnownClients(_Dealt):
+  """The training clients, with what they have kept."""
+
+  use = 'known_client'
+  role = 'meta_train'
+
+  def check(self):
+    if self._config.evaluation.nvar:
+      embeddings.check_can_embed(self._experiment)
+
+  def on_the_way(self):
+    draw, column = self.draw, f'{self.name}/accuracy'
+    if not self.has_use:
+      return None
+    if self._anybody_has('validation'):
+      column = 'validation_clients/accuracy'
+      draw = dataclasses.replace(draw, part='validation', support_fraction=None)
+    elif self._config.training.select_best:
+      raise ValueError(
+          'Expected validation examples to select the best round on, found'
+          ' none. Tip: --validation_fraction=0.2.'
+      )
+    elif not self.is_offered:
+      return None
+    return column, lambda model: self._tests.evaluate(
+        model, draw.tasks(self._experiment.dataset), is_final=False
+    )
+
+  def further_numbers(self, model, report):
+    if not self._config.evaluation.nvar:
+      return {}
+    examples = embeddings.embed_test_examples(self._experiment, *model)
+    try:
+      return {'nvar': normalized_variance.normalized_variance(*examples)}
+    except ValueError as error:  # Training has diverged, or units are dead.
+      report(f'No nVAR of {self.name} (--nvar): {error}')
+      return {'nvar': None}
+
+
+def protocols_of(
+    experiment: experiment_lib.Experiment,
+) -> dict[str, Protocol]:
+  """Returns those of all names, offered or not.
+
+  Args:
+    experiment: What a configuration stands for.
+  """
+  tests = _GroupTests(experiment)
   return {
-      'gain': difference.mean,
-      'gain_half_width_95': difference.half_width,
+      name: _NewGroups(name, experiment, tests) for name in _DEPLOYMENTS
+  } | {
+      name: kind(name, experiment)
+      for name, kind in (
+          (KNOWN_CLIENTS, _KnownClients),
+          (NEW_CLIENTS, _NewClients),
+          (NEW_CLASS_CLIENTS, _NewClassClients),
+      )
   }

@@ -17,14 +17,16 @@ import tree
 import tff_meta
 from tff_meta import composition
 from tff_meta import plain_files
+from tff_meta import plugins
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
+from tff_meta.training import evaluator as evaluator_lib
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import learning_curve
 from tff_meta.training import loop
 from tff_meta.training import metric_writers
-from tff_meta.training import protocols as protocols_lib
+from tff_meta.training import protocols
 from tff_meta.training import run_config
 from tff_meta.training import run_directory
 from tff_meta.training import sealed_json
@@ -204,6 +206,7 @@ def _check_usable(
 def _check_same(old, new, what):
   with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
     old = run_config.upgrade(old)  # Else the differences say what is wrong.
+  old = run_config.identity(old)
   differences = run_directory.differences(old, new)
   if differences:
     shown = '; '.join(differences[:_SHOWN_DIFFERENCES])
@@ -219,7 +222,7 @@ def _check_same(old, new, what):
 def train_and_evaluate(
     experiment: experiment_lib.Experiment,
     process: tff.learning.templates.LearningProcess,
-    evaluator: protocols_lib.Evaluator,
+    evaluator: evaluator_lib.Evaluator,
     directory: run_directory.RunDirectory,
     *,
     report: Callable[[str], None],
@@ -249,6 +252,7 @@ def train_and_evaluate(
     StoppedError: If Ctrl-C (SIGINT) or SIGTERM stopped it between two rounds.
   """
   config = experiment.config
+  num_rounds = config.training.rounds
   run_identity = identity(experiment)
   old_file, config_error = _read_config_file(directory, run_identity)
   with open_client_states(process, directory) as client_states:
@@ -256,10 +260,10 @@ def train_and_evaluate(
         directory, run_identity, process.initialize(), client_states, report
     )
     done = checkpoint.position.rounds if checkpoint else 0
-    if done > config.rounds:
+    if done > num_rounds:
       raise AnotherConfigurationError(
           f'Expected `rounds` to be at least {done}, which the run has done'
-          f' already, found {config.rounds}.'
+          f' already, found {num_rounds}.'
       )
     if config_error is not None:
       if checkpoint is None:
@@ -281,12 +285,12 @@ def train_and_evaluate(
         checkpoint,
         report,
     )
-    if trained.rounds < config.rounds:
+    if trained.rounds < num_rounds:
       assert trained.best is not None  # Patience goes by it.
       report(
-          f'Training ended after round {trained.rounds} of {config.rounds}:'
-          f' accuracy dropped more than {config.patience} times since round'
-          f' {trained.best.rounds}.'
+          f'Training ended after round {trained.rounds} of {num_rounds}:'
+          f' accuracy dropped more than {config.training.patience} times'
+          f' since round {trained.best.rounds}.'
       )
     _check_learned(directory, report)
     summary = (
@@ -389,7 +393,7 @@ def _evaluate(
   """Returns the evaluation of the last round, and of the best if looked for."""
 
   def model(state, round_num):
-    return protocols_lib.model(process, state, client_states, round_num)
+    return protocols.model(process, state, client_states, round_num)
 
   models = {'': model(trained.state, trained.rounds)}
   selection = {}
@@ -401,9 +405,9 @@ def _evaluate(
       models['_best'] = model(state, best.rounds)
     selection = {'best_round': best.rounds, 'best_round_validation': best.value}
   evaluations = evaluator.evaluate_all(
-      experiment.config.protocols,
+      experiment.config.evaluation.protocols,
       models,
-      protocols_lib.untrained_model(process),
+      protocols.untrained_model(process),
       directory.root,
       report,
   )
@@ -418,7 +422,7 @@ def _report_beginning(
 ) -> None:
   """Says what the run goes on from, and what is odd about it."""
   if done:
-    rounds = experiment.config.rounds
+    rounds = experiment.config.training.rounds
     report(f'Continuing after round {done} of {rounds}.')
     _report_other_code(old_file, _config_file(experiment, process), report)
   elif directory.metrics.exists():
@@ -431,7 +435,7 @@ def _report_beginning(
 
 def _report_unfinished_episode(experiment, done, report):
   """Says so if rounds that are still to do end within an episode."""
-  rounds = experiment.config.rounds
+  rounds = experiment.config.training.rounds
   episode = experiment.spec.rounds_per_cohort(experiment.config.hparams)
   if done < rounds and rounds % episode:
     report(
@@ -450,7 +454,7 @@ def _train(
     report,
 ) -> tuple[loop.Trained, dict[str, list[float]]]:
   """Trains and draws the learning curve; returns its numbers, too."""
-  config = experiment.config
+  config, training = experiment.config, experiment.config.training
   with stop_signals.listen() as stop:
     trained = loop.train(
         process,
@@ -458,7 +462,7 @@ def _train(
         experiment.dataset.tff_client_data,
         (
             evaluator.on_the_way(process)
-            if config.eval_every
+            if training.eval_every
             else loop.NO_EVALUATION
         ),
         is_cached=experiment.dataset.is_cached,
@@ -466,11 +470,11 @@ def _train(
         directory=directory,
         config=identity(experiment),
         schedule=loop.Schedule(
-            config.rounds,
-            config.checkpoint_every,
-            config.eval_every,
-            config.eval_from,
-            config.patience,
+            training.rounds,
+            training.checkpoint_every,
+            training.eval_every,
+            training.eval_from,
+            training.patience,
         ),
         checkpoint=checkpoint,
         should_stop=stop.requested,
@@ -481,7 +485,7 @@ def _train(
   learning_curve.write_learning_curve(
       directory.learning_curve,
       metrics,
-      f'{config.algorithm} on {config.dataset}',
+      f'{config.algorithm} on {config.data.dataset}',
       experiment.spec.rounds_per_cohort(config.hparams),
   )
   if stop.signal_num is not None:
@@ -501,11 +505,7 @@ def _read_config_file(
     found = directory.read_config()
     if found is None:
       return None, None
-    old = {
-        name: value
-        for name, value in found['config'].items()
-        if name not in run_config.FREE_FIELDS
-    } | {'data_fingerprint': found['data']['fingerprint']}
+    old = found['config'] | {'data_fingerprint': found['data']['fingerprint']}
   except run_directory.RunDirectoryError as error:
     return None, error
   except (AttributeError, KeyError, TypeError):
@@ -601,6 +601,7 @@ def _surroundings() -> dict[str, Any]:
           'python': platform.python_version(),
           'tff_meta': tff_meta.__version__,
           **{name: importlib.metadata.version(name) for name in _VERSIONS_OF},
+          **plugins.versions(),
       },
       # Null: as TensorFlow sees fit.
       'environment': {name: os.environ.get(name) for name in _ENVIRONMENT},
@@ -633,19 +634,19 @@ def _git_commit() -> str | None:
 
 def _summary(experiment, directory, trained) -> dict[str, Any]:
   """Returns summary.json without the evaluation."""
-  config = experiment.config
+  config, training = experiment.config, experiment.config.training
   return {
       'algorithm': config.algorithm,
-      'dataset': config.dataset,
+      'dataset': config.data.dataset,
       'preset': config.preset,
       'rounds': trained.rounds,
       'ended_by_patience': (
-          config.patience if trained.rounds < config.rounds else None
+          training.patience if trained.rounds < training.rounds else None
       ),
       'seed': config.seed,
-      'eval_groups': config.eval_groups,
-      'references': config.references,
-      'nvar': config.nvar,
+      'eval_groups': config.evaluation.eval_groups,
+      'references': config.evaluation.references,
+      'nvar': config.evaluation.nvar,
       'seconds_per_round_median': metric_writers.median_seconds(
           directory.timings
       ),
@@ -653,7 +654,7 @@ def _summary(experiment, directory, trained) -> dict[str, Any]:
 
 
 def _last_evaluations(
-    evaluator: protocols_lib.Evaluator,
+    evaluator: evaluator_lib.Evaluator,
     metrics: Mapping[str, Sequence[float]],
     config: run_config.RunConfig,
 ) -> dict[str, Any]:
@@ -661,7 +662,7 @@ def _last_evaluations(
 
   With an evaluation in every round this is the number in FedEC's tables.
   """
-  if not config.eval_every:
+  if not config.training.eval_every:
     return {}
   column = evaluator.check_on_the_way()
   mean = metric_writers.mean_of_last(metrics, column, 10)
@@ -688,16 +689,18 @@ def _finished_summary(
         ' it. It is made again.'
     )
     return None
+  training, evaluation = config.training, config.evaluation
   same = (
       summary['rounds'] == done
       and (
-          done == config.rounds
-          or summary['ended_by_patience'] == config.patience
+          done == training.rounds
+          or summary['ended_by_patience'] == training.patience
       )
-      and summary['eval_groups'] == config.eval_groups
-      and summary['references'] == config.references
-      and summary.get('nvar', False) == config.nvar  # Older ones have none.
-      and tuple(summary['evaluation']) == config.protocols
+      and summary['eval_groups'] == evaluation.eval_groups
+      and summary['references'] == evaluation.references
+      # Older ones have none.
+      and summary.get('nvar', False) == evaluation.nvar
+      and tuple(summary['evaluation']) == evaluation.protocols
   )
   if not same:
     return None

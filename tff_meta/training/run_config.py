@@ -1,23 +1,25 @@
-"""The fully resolved configuration of a run."""
+"""The fully resolved configuration of a run.
 
-from collections.abc import Mapping
+In memory it comes in groups; in config.json, in checkpoints and as flags it is
+flat, so no two fields have the same name, whatever their groups.
+"""
+
+from collections.abc import Collection, Mapping
 import dataclasses
 import json
-from typing import Any
+import typing
+from typing import Any, Literal
 
 from tff_meta import datasets
 from tff_meta import models
 from tff_meta import registry
 from tff_meta import spelling
-from tff_meta.data import federated_dataset
+from tff_meta.data import partitioners
 from tff_meta.training import hyperparameters
 from tff_meta.training import partitions
 
-FEW_ROUND = partitions.FEW_ROUND
-EXECUTIONS = ('in_process', 'native')
-AGGREGATIONS = ('plain', 'robust')
+FEW_ROUND = partitioners.FEW_ROUND
 PRESETS = registry.PRESETS
-SELECT_BY = ('macro', 'micro')
 
 # Fields that may differ between a run and its continuation: none of them
 # changes the weights or metrics.csv of the rounds that are done.
@@ -31,26 +33,19 @@ FREE_FIELDS = (
     'references',
     'reference_hparams',
     'nvar',
+    'plugins',
 )
 
-# Fields that runs of older versions do not have -> what these did.
-_LATER_FIELDS = {'augmentation': None, 'deal_test_images': True}
 
-
-@dataclasses.dataclass(frozen=True)
-class RunConfig:
-  """Everything that decides what a run does; nothing is left to default later.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataConfig:
+  """Which clients there are, and which examples they have.
 
   Attributes:
-    algorithm: Name in `tff_meta.registry.ALGORITHMS`.
-    preset: Which of the algorithm's configurations `hparams` started from.
-    hparams: The algorithm's configuration.
     dataset: Name in `tff_meta.datasets.DATASETS`.
     dataset_options: Further arguments of the data set's loader.
-    data_dir: Where the data set is; None for its default place.
-    augmentation: Fields of `augmentation.CropAndFlip` but `fill`, how images
-      are varied in training; None for not at all.
-    model: Name in `tff_meta.models.MODELS`.
+    data_dir: Where the data set is; None for its default place. Records of runs
+      leave it out.
     partition: How training clients are made: `'few_round'` (of meta-train
       classes, two shards a client) or a name of `partitioners.PARTITIONERS`.
     partition_options: Further arguments of the partitioner.
@@ -66,10 +61,55 @@ class RunConfig:
       `'few_round'`.
     new_clients: Where these come from, see `FederatedDataset.from_corpus`:
       `'held_out'` or `'redealt'`.
+  """
+
+  dataset: str
+  dataset_options: Mapping[str, Any]
+  data_dir: str | None = None
+  partition: str
+  partition_options: Mapping[str, Any]
+  test_fraction: float | None
+  stratify: bool
+  deal_test_images: bool = True
+  validation_fraction: float
+  num_clients: int
+  num_new_clients: int
+  new_clients: Literal['held_out', 'redealt']
+
+  def __post_init__(self):
+    partitioners.PARTITIONERS.check(self.partition)
+    _check_fields(self, at_least_one=('num_clients',))
+    if self.partition == FEW_ROUND:
+      self._check_few_round()
+    elif self.test_fraction is None and not self.deal_test_images:
+      raise ValueError(
+          'Expected a `test_fraction` where `deal_test_images` is False and'
+          ' clients have no published test images, found None.'
+      )
+
+  def _check_few_round(self):
+    """Checks that nothing is asked for that this partition does not have."""
+    for name, none in (
+        ('test_fraction', None),
+        ('validation_fraction', 0),
+        ('num_new_clients', 0),
+    ):
+      if getattr(self, name) != none:
+        raise ValueError(
+            f"Expected no `{name}` with partition 'few_round', which trains on"
+            f' all examples of its classes, found {getattr(self, name)}.'
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+  """What a run does up to its last round.
+
+  Attributes:
+    augmentation: Fields of `augmentation.CropAndFlip` but `fill`, how images
+      are varied in training; None for not at all.
     clients_per_round: Clients in a round's cohort.
     rounds: Communication rounds of the whole run.
-    seed: Of the partition, the cohorts, the initial weights, local training
-      and the evaluation; 0..2**31-1.
     checkpoint_every: Rounds between checkpoints.
     eval_every: Rounds between evaluations on the way; 0 for none.
     eval_from: The first round that may be evaluated on the way.
@@ -80,154 +120,44 @@ class RunConfig:
     patience: How often that mean may drop from one evaluation to the next after
       the best one, before training ends early; 0 for any number.
     validation_groups: Groups of an evaluation on the way.
-    protocols: What to evaluate at the end; see `training.protocols`.
-    eval_groups: Groups of an evaluation at the end.
-    references: Whether the evaluation at the end also tests what the trained
-      model is compared with: the untrained one and, in new groups, FedAvg.
-    reference_hparams: Configuration of FedAvg, which a new group's accuracy is
-      compared with.
-    eval_support_fraction: None for clients to adapt on their train part and be
-      tested on their test part; otherwise the share of the test part that they
-      adapt on, the rest being tested on.
-    restrict_f1_to_client_labels: Whether a prediction that a client has no
-      label for does not bring its class into the macro-F1.
-    curve: Whether accuracy is measured after every step of adaptation, too.
-    nvar: Whether the evaluation of known clients at the end measures how widely
-      the classes of their test examples spread, too.
-    way: Classes of a group; None where no groups can be drawn.
-    group_clients: Clients of a group; None where no groups can be drawn.
     execution: Where TFF computations run.
     aggregation: How the server takes the mean of the clients' updates:
       `'plain'`, or `'robust'`, which leaves out and cuts down what is much
-      larger than most. In `to_json` only if it is not plain: runs from before
-      there was another go on.
+      larger than most.
     batched_clients: How many clients that are alike are computed together, 1
       for one after the other. Only rounding depends on it, but that does, so a
-      continuation must share it. In `to_json` only if it is not 1, likewise.
+      continuation must share it.
   """
 
-  algorithm: str
-  preset: str
-  hparams: Any
-  dataset: str
-  dataset_options: Mapping[str, Any]
-  data_dir: str | None
-  augmentation: Mapping[str, Any] | None
-  model: str
-  partition: str
-  partition_options: Mapping[str, Any]
-  test_fraction: float | None
-  stratify: bool
-  deal_test_images: bool
-  validation_fraction: float
-  num_clients: int
-  num_new_clients: int
-  new_clients: str
+  augmentation: Mapping[str, Any] | None = None
   clients_per_round: int
   rounds: int
-  seed: int
   checkpoint_every: int
   eval_every: int
-  eval_from: int
+  eval_from: int = 0
   select_best: bool
-  select_by: str
+  select_by: Literal['macro', 'micro']
   patience: int
   validation_groups: int
-  protocols: tuple[str, ...]
-  eval_groups: int
-  references: bool
-  reference_hparams: Any
-  eval_support_fraction: float | None
-  restrict_f1_to_client_labels: bool
-  curve: bool
-  nvar: bool
-  way: int | None
-  group_clients: int | None
-  execution: str
-  aggregation: str = AGGREGATIONS[0]
+  execution: Literal['in_process', 'native']
+  aggregation: Literal['plain', 'robust'] = 'plain'
   batched_clients: int = 1
 
   def __post_init__(self):
-    for name, value, choices in (
-        ('model', self.model, models.MODELS),
-        ('partition', self.partition, partitions.PARTITIONS),
-        ('new_clients', self.new_clients, federated_dataset.NEW_CLIENTS),
-        ('select_by', self.select_by, SELECT_BY),
-        ('execution', self.execution, EXECUTIONS),
-        ('aggregation', self.aggregation, AGGREGATIONS),
-    ):
-      if value not in choices:
-        raise ValueError(
-            f'Expected `{name}` to be one of {", ".join(choices)}, found'
-            f' {value!r}.{spelling.tip(value, choices)}'
-        )
-    for name, least in (
-        ('num_clients', 1),
-        ('num_new_clients', 0),
-        ('clients_per_round', 1),
-        ('rounds', 1),
-        ('seed', 0),
-        ('checkpoint_every', 1),
-        ('eval_every', 0),
-        ('eval_from', 0),
-        ('patience', 0),
-        ('validation_groups', 1),
-        ('eval_groups', 1),
-        ('batched_clients', 1),
-    ):
-      value = getattr(self, name)
-      if not least <= value < 2**31:
-        raise ValueError(
-            f'Expected `{name}` to be at least {least} and below 2**31, found'
-            f' {value}.'
-        )
+    _check_fields(
+        self,
+        at_least_one=(
+            'clients_per_round',
+            'rounds',
+            'checkpoint_every',
+            'validation_groups',
+            'batched_clients',
+        ),
+    )
     if self.execution == 'native' and self.batched_clients > 1:
       raise ValueError(
           "Expected `execution` 'in_process' with `batched_clients`"
           f' {self.batched_clients}, found native.'
-      )
-    if self.clients_per_round > self.num_clients:
-      raise ValueError(
-          'Expected `clients_per_round` to be at most `num_clients`,'
-          f' {self.num_clients}, found {self.clients_per_round}.'
-      )
-    known = getattr(self.hparams, 'num_clients', self.num_clients)
-    if known != self.num_clients:
-      raise ValueError(
-          f'Expected `num_clients` of {self.algorithm} to be that of the run,'
-          f' {self.num_clients}, found {known}.'
-      )
-    kept = getattr(self.hparams, 'kept_clients', None)
-    if None not in (kept, self.group_clients) and kept >= self.group_clients:
-      raise ValueError(
-          f'Expected `group_clients` to be more than `kept_clients`, {kept},'
-          f' found {self.group_clients}: nobody would be chosen. Tip:'
-          f' --group_clients={2 * kept} has twice as many to choose from.'
-      )
-    channels = registry.get(self.algorithm).channels
-    if self.aggregation != AGGREGATIONS[0] and channels:
-      raise ValueError(
-          f'Expected `aggregation` {AGGREGATIONS[0]!r} with {self.algorithm},'
-          f' found {self.aggregation!r}: its clients also send {channels},'
-          ' which it would not guard.'
-      )
-    if self.partition == FEW_ROUND:
-      self._check_few_round()
-    elif self.test_fraction is None and not self.deal_test_images:
-      raise ValueError(
-          'Expected a `test_fraction` where `deal_test_images` is False and'
-          ' clients have no published test images, found None.'
-      )
-    fraction = self.eval_support_fraction
-    if fraction is not None and not 0 < fraction < 1:
-      raise ValueError(
-          'Expected `eval_support_fraction` to be between 0 and 1, found'
-          f' {fraction}.'
-      )
-    if self.new_clients == 'redealt' and fraction is None:
-      raise ValueError(
-          "Expected an `eval_support_fraction` with `new_clients` 'redealt',"
-          ' whose examples are all in their test part, found none.'
       )
     if self.eval_from and not self.eval_every:
       raise ValueError(
@@ -246,7 +176,7 @@ class RunConfig:
       raise ValueError(
           'Expected `eval_every` to be at least 1 with `select_best`, found 0.'
       )
-    for name, default in (('select_by', SELECT_BY[0]), ('patience', 0)):
+    for name, default in (('select_by', 'macro'), ('patience', 0)):
       value = getattr(self, name)
       if value != default and not self.select_best:
         raise ValueError(
@@ -254,32 +184,232 @@ class RunConfig:
             ' round is selected.'
         )
 
-  def _check_few_round(self):
-    """Checks that nothing is asked for that this partition does not have."""
-    for name, none in (
-        ('test_fraction', None),
-        ('validation_fraction', 0),
-        ('num_new_clients', 0),
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+  """How what came out of training is tested; a later evaluation may differ.
+
+  Attributes:
+    protocols: What to evaluate at the end; see `training.protocols`.
+    eval_groups: Groups of an evaluation at the end.
+    references: Whether the evaluation at the end also tests what the trained
+      model is compared with: the untrained one and, in new groups, the
+      algorithm `registry.REFERENCE`.
+    reference_hparams: The configuration of that algorithm.
+    eval_support_fraction: None for clients to adapt on their train part and be
+      tested on their test part; otherwise the share of the test part that they
+      adapt on, the rest being tested on.
+    restrict_f1_to_client_labels: Whether a prediction that a client has no
+      label for does not bring its class into the macro-F1.
+    curve: Whether accuracy is measured after every step of adaptation, too.
+    nvar: Whether the evaluation of known clients at the end measures how widely
+      the classes of their test examples spread, too.
+    way: Classes of a group; None where no groups can be drawn.
+    group_clients: Clients of a group; None where no groups can be drawn.
+  """
+
+  protocols: tuple[str, ...]
+  eval_groups: int
+  references: bool = True
+  reference_hparams: Any
+  eval_support_fraction: float | None
+  restrict_f1_to_client_labels: bool
+  curve: bool
+  nvar: bool = False
+  way: int | None
+  group_clients: int | None
+
+  def __post_init__(self):
+    _check_fields(self, at_least_one=('eval_groups',))
+    fraction = self.eval_support_fraction
+    if fraction is not None and not 0 < fraction < 1:
+      raise ValueError(
+          'Expected `eval_support_fraction` to be between 0 and 1, found'
+          f' {fraction}.'
+      )
+
+  def group_sizes(self) -> tuple[int, int]:
+    """Returns the numbers of classes and of clients of a group.
+
+    Raises:
+      ValueError: If no groups can be drawn.
+    """
+    if self.way is None or self.group_clients is None:
+      raise ValueError(
+          'Expected `way` and `group_clients` where groups are drawn and the'
+          f' data set has none of its own, found {self.way} and'
+          f' {self.group_clients}. Tip: --way=5 --group_clients=10.'
+      )
+    return self.way, self.group_clients
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+  """Everything that decides what a run does; nothing is left to default later.
+
+  To add a setting, add a field to the class where it belongs, and a flag of the
+  same name to a program. The field's default is what runs did before there was
+  a choice: they are read with it. Other fields have none.
+
+  Attributes:
+    algorithm: Name in `tff_meta.registry.ALGORITHMS`.
+    preset: Which of the algorithm's configurations `hparams` started from.
+    hparams: The algorithm's configuration.
+    model: Name in `tff_meta.models.MODELS`.
+    seed: Of the partition, the cohorts, the initial weights, local training
+      and the evaluation; 0..2**31-1.
+    data: Which clients there are.
+    training: What happens up to the last round.
+    evaluation: How the outcome is tested.
+    plugins: Modules that were imported for what they register.
+  """
+
+  algorithm: str
+  preset: str
+  hparams: Any
+  model: str
+  seed: int
+  data: DataConfig
+  training: TrainingConfig
+  evaluation: EvaluationConfig
+  plugins: tuple[str, ...] = ()
+
+  def __post_init__(self):
+    models.MODELS.check(self.model)
+    _check_fields(self)
+    if self.training.clients_per_round > self.data.num_clients:
+      raise ValueError(
+          'Expected `clients_per_round` to be at most `num_clients`,'
+          f' {self.data.num_clients}, found {self.training.clients_per_round}.'
+      )
+    if (
+        self.data.new_clients == 'redealt'
+        and self.evaluation.eval_support_fraction is None
     ):
-      if getattr(self, name) != none:
+      raise ValueError(
+          "Expected an `eval_support_fraction` with `new_clients` 'redealt',"
+          ' whose examples are all in their test part, found none.'
+      )
+    self._check_algorithm(registry.get(self.algorithm))
+
+  def _check_algorithm(self, spec: registry.AlgorithmSpec) -> None:
+    """Checks what the algorithm has to know of the run, and bears."""
+    num_clients = self.data.num_clients
+    if spec.num_clients_field is not None:
+      known = getattr(self.hparams, spec.num_clients_field)
+      if known != num_clients:
         raise ValueError(
-            f"Expected no `{name}` with partition 'few_round', which trains on"
-            f' all examples of its classes, found {getattr(self, name)}.'
+            f'Expected `{spec.num_clients_field}` of {self.algorithm} to be'
+            f' that of the run, {num_clients}, found {known}.'
         )
+    group_clients = self.evaluation.group_clients
+    if spec.kept_clients_field is not None and group_clients is not None:
+      kept = getattr(self.hparams, spec.kept_clients_field)
+      if kept >= group_clients:
+        raise ValueError(
+            'Expected `group_clients` to be more than'
+            f' `{spec.kept_clients_field}`, {kept}, found {group_clients}:'
+            ' nobody would be chosen. Tip:'
+            f' --group_clients={2 * kept} has twice as many to choose from.'
+        )
+    if self.training.aggregation != 'plain' and spec.channels:
+      raise ValueError(
+          f"Expected `aggregation` 'plain' with {self.algorithm}, found"
+          f' {self.training.aggregation!r}: its clients also send'
+          f' {spec.channels}, which it would not guard.'
+      )
+
+  def flat(self) -> dict[str, Any]:
+    """Returns all fields by name, whatever their groups."""
+    values = vars(self).copy()
+    for group in _GROUPS:
+      values |= vars(values.pop(group))
+    return values
+
+  def replace(self, **changes: Any) -> 'RunConfig':
+    """Returns the configuration with other values of fields.
+
+    Args:
+      **changes: Field -> value, whatever the field's group.
+    """
+    return _grouped(self.flat() | changes)
 
   def to_json(self) -> dict[str, Any]:
-    """Returns the configuration as JSON values."""
+    """Returns all fields as JSON values, whatever their groups."""
     # There and back: JSON makes lists of tuples, wherever they are.
     values = json.loads(json.dumps(dataclasses.asdict(self)))
-    if self.aggregation == AGGREGATIONS[0]:
-      del values['aggregation']
-    if self.batched_clients == 1:
-      del values['batched_clients']
+    for group in _GROUPS:
+      values |= values.pop(group)
     return values
 
   def identity(self) -> dict[str, Any]:
     """Returns the part that a continuation must share, as JSON values."""
-    return {k: v for k, v in self.to_json().items() if k not in FREE_FIELDS}
+    return identity(self.to_json())
+
+
+_GROUPS = {
+    'data': DataConfig,
+    'training': TrainingConfig,
+    'evaluation': EvaluationConfig,
+}
+_FIELDS = [
+    field
+    for kind in (RunConfig, *_GROUPS.values())
+    for field in dataclasses.fields(kind)
+    if field.name not in _GROUPS
+]
+FIELDS = tuple(field.name for field in _FIELDS)
+# What runs of before do not have -> what they did.
+_LATER_FIELDS = {
+    field.name: field.default
+    for field in _FIELDS
+    if field.default is not dataclasses.MISSING
+}
+
+
+def _check_choice(name: str, value: str, choices: Collection[str]) -> None:
+  """Raises a ValueError if a value is none of the choices."""
+  if value not in choices:
+    raise ValueError(
+        f'Expected `{name}` to be one of {", ".join(choices)}, found'
+        f' {value!r}.{spelling.tip(value, choices)}'
+    )
+
+
+def _check_fields(config: Any, at_least_one: Collection[str] = ()) -> None:
+  """Checks the fields that are a choice or a whole number."""
+  for name, hint in typing.get_type_hints(type(config)).items():
+    value = getattr(config, name)
+    if typing.get_origin(hint) is Literal:
+      _check_choice(name, value, typing.get_args(hint))
+    elif hint is int and not int(name in at_least_one) <= value < 2**31:
+      raise ValueError(
+          f'Expected `{name}` to be at least {int(name in at_least_one)} and'
+          f' below 2**31, found {value}.'
+      )
+
+
+def _grouped(values: Mapping[str, Any]) -> RunConfig:
+  """Returns the configuration with these values of all fields.
+
+  Raises:
+    TypeError: If one is missing or unknown.
+    ValueError: If one is impossible.
+  """
+  rest, groups = dict(values), {}
+  for group, kind in _GROUPS.items():
+    names = [field.name for field in dataclasses.fields(kind)]
+    groups[group] = kind(**{n: rest.pop(n) for n in names if n in rest})
+  return RunConfig(**rest, **groups)
+
+
+def identity(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the part of a configuration that a continuation must share.
+
+  Args:
+    values: As JSON values.
+  """
+  return {k: v for k, v in values.items() if k not in FREE_FIELDS}
 
 
 def from_json(values: Any) -> RunConfig:
@@ -289,12 +419,13 @@ def from_json(values: Any) -> RunConfig:
     ValueError: If `values` is not one, e.g. of another version.
   """
   try:
-    values = upgrade({'nvar': False} | dict(values))
+    # Kept copies of runs do not say where the data were.
+    values = upgrade({'data_dir': None} | dict(values))
     preset = registry.get(values['algorithm']).presets[values['preset']]
     hparams = {k: _to_tuple(v) for k, v in values['hparams'].items()}
     reference = registry.get(registry.REFERENCE).presets[values['preset']]
-    return RunConfig(
-        **{k: _to_tuple(v) for k, v in values.items()}
+    return _grouped(
+        {k: _to_tuple(v) for k, v in values.items()}
         | {
             'hparams': dataclasses.replace(preset, **hparams),
             'reference_hparams': type(reference)(**values['reference_hparams']),
@@ -321,17 +452,17 @@ def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
   Raises:
     AttributeError, KeyError, TypeError, ValueError: If it is nothing like it.
   """
-  values = _LATER_FIELDS | dict(values)
-  former = registry.get(values['algorithm']).former_fields
-  hparams = values['hparams'].items()
-  values['hparams'] = {
+  found = json.loads(json.dumps(_LATER_FIELDS)) | dict(values)
+  former = registry.get(found['algorithm']).former_fields
+  hparams = found['hparams'].items()
+  found['hparams'] = {
       k: v for k, v in hparams if k not in former or v != former[k]
   }
-  earlier_options = datasets.get(values['dataset']).earlier_options
+  earlier_options = datasets.get(found['dataset']).earlier_options
   if earlier_options:
-    options = values['dataset_options']
-    values['dataset_options'] = {**earlier_options(options), **options}
-  return values
+    options = found['dataset_options']
+    found['dataset_options'] = {**earlier_options(options), **options}
+  return found
 
 
 def _to_tuple(value):
@@ -339,126 +470,89 @@ def _to_tuple(value):
   return tuple(value) if isinstance(value, list) else value
 
 
-def resolve(
-    *,
-    algorithm: str,
-    preset: str | None,
-    hparams: str,
-    reference_hparams: str,
-    dataset: str,
-    dataset_options: str,
-    augmentation: str,
-    partition: str | None,
-    partition_options: str,
-    model: str | None,
-    num_clients: int | None,
-    num_new_clients: int | None,
-    clients_per_round: int | None,
-    way: int | None,
-    group_clients: int | None,
-    eval_support_fraction: float | None,
-    restrict_f1_to_client_labels: bool | None,
-    **given: Any,
-) -> RunConfig:
+def resolve(**flags: Any) -> RunConfig:
   """Fills in what was left to the algorithm and to the data set.
 
   Args:
-    algorithm: As in `RunConfig`.
-    preset: As in `RunConfig`; None for the one that suits the data set.
-    hparams: `name=value,...`, changes to the preset.
-    reference_hparams: `name=value,...`, changes to FedAvg's preset.
-    dataset: As in `RunConfig`.
-    dataset_options: `name=value,...`.
-    augmentation: `name=value,...`; empty for none.
-    partition: As in `RunConfig`; None for the data set's only one, or else the
-      algorithm's own.
-    partition_options: `name=value,...`.
-    model: As in `RunConfig`; None for the algorithm's own, or else the data
-      set's.
-    num_clients: As in `RunConfig`; None for the data set's own.
-    num_new_clients: As in `RunConfig`; None for the data set's own.
-    clients_per_round: As in `RunConfig`; None for the data set's own.
-    way: As in `RunConfig`; None for the data set's own.
-    group_clients: As in `RunConfig`; None for the data set's own.
-    eval_support_fraction: As in `RunConfig`; None for the algorithm's own,
-      where its configuration has such a field.
-    restrict_f1_to_client_labels: The same.
-    **given: The other fields of `RunConfig`, as they are.
+    **flags: A value for every field of the configuration and its groups but
+      those that have a default, as flags give it: `hparams`,
+      `reference_hparams`, `dataset_options`, `partition_options` and
+      `augmentation` are text, `name=value,...`, and None is what suits the
+      algorithm, its configuration or the data set, or the default.
 
   Raises:
     ValueError: If a name is unknown or a value impossible.
   """
-  algorithm_spec = registry.get(algorithm)
-  dataset_spec = datasets.get(dataset)
-  if preset is None:
-    preset = dataset_spec.preset
+  algorithm = registry.get(flags['algorithm'])
+  dataset = datasets.get(flags['dataset'])
+  preset = _given(flags['preset'], dataset.preset)
   if preset not in PRESETS:
     raise ValueError(
         f'Expected `preset` to be one of {", ".join(PRESETS)}, found'
         f' {preset!r}.'
     )
-  only = dataset_spec.partition
-  if partition is None:
-    partition = only or algorithm_spec.partition
+  only = dataset.partition
+  partition = _given(flags['partition'], only or algorithm.partition)
   if only and partition != only:
     raise ValueError(
-        f'Expected `partition` to be {only!r} with the data set {dataset!r},'
-        f' whose clients are dealt when it is loaded, found {partition!r}.'
+        f'Expected `partition` to be {only!r} with the data set'
+        f' {dataset.name!r}, whose clients are dealt when it is loaded, found'
+        f' {partition!r}.'
     )
-  groups, clients = dataset_spec.few_round, dataset_spec.clients
+  groups, clients = dataset.few_round, dataset.clients
   if partition == FEW_ROUND and groups:
     clients = datasets.ClientDefaults(groups.num_clients, 0, groups.cohort_size)
-  if num_clients is None:
-    num_clients = clients.num_clients
-  if num_new_clients is None:
-    num_new_clients = clients.num_new_clients
-  if clients_per_round is None:
-    clients_per_round = min(clients.cohort_size, num_clients)
-  if model is None:
-    model = algorithm_spec.model or dataset_spec.default_model
-  if way is None and groups:
-    way = groups.way
-  if group_clients is None and groups:
-    group_clients = groups.cohort_size
-  config = algorithm_spec.presets[preset]
-  if hasattr(config, 'num_clients'):  # Of the algorithm: it has to know.
-    config = dataclasses.replace(config, num_clients=num_clients)
-  config = hyperparameters.override(config, hparams)
-  if eval_support_fraction is None:
-    # Of the algorithm's own 0 is none.
-    eval_support_fraction = getattr(config, 'eval_support_fraction', 0) or None
-  if restrict_f1_to_client_labels is None:
-    restrict_f1_to_client_labels = getattr(
-        config, 'f1_restrict_to_client_labels', False
+  num_clients = _given(flags['num_clients'], clients.num_clients)
+  hparams = algorithm.presets[preset]
+  if algorithm.num_clients_field is not None:
+    hparams = dataclasses.replace(
+        hparams, **{algorithm.num_clients_field: num_clients}
     )
-  return RunConfig(
-      algorithm=algorithm,
-      preset=preset,
-      hparams=config,
-      reference_hparams=hyperparameters.override(
-          registry.get(registry.REFERENCE).presets[preset], reference_hparams
+  hparams = hyperparameters.override(hparams, flags['hparams'])
+  own = {
+      setting: getattr(hparams, field)
+      for setting, field in algorithm.run_settings.items()
+  }
+  suitable = _LATER_FIELDS | {
+      'model': algorithm.model or dataset.default_model,
+      'num_new_clients': clients.num_new_clients,
+      'clients_per_round': min(clients.cohort_size, num_clients),
+      'way': groups and groups.way,
+      'group_clients': groups and groups.cohort_size,
+      'eval_groups': 100,
+      'eval_support_fraction': own.get('eval_support_fraction') or None,
+      'restrict_f1_to_client_labels': own.get(
+          'restrict_f1_to_client_labels', False
       ),
-      dataset=dataset,
-      dataset_options=hyperparameters.parse_options(
-          dataset_spec.load, 2, dataset_options
-      ),
-      augmentation=_augmentation(augmentation),
-      model=model,
-      partition=partition,
-      partition_options=partitions.read_options(
-          partition,
-          partition_options,
-          groups.examples_per_class if groups else None,
-      ),
-      num_clients=num_clients,
-      num_new_clients=num_new_clients,
-      clients_per_round=clients_per_round,
-      way=way,
-      group_clients=group_clients,
-      eval_support_fraction=eval_support_fraction,
-      restrict_f1_to_client_labels=restrict_f1_to_client_labels,
-      **given,
+      'curve': False,
+  }
+  reference = registry.get(registry.REFERENCE).presets[preset]
+  return _grouped(
+      {k: _given(v, suitable.get(k)) for k, v in flags.items()}
+      | {
+          'preset': preset,
+          'hparams': hparams,
+          'reference_hparams': hyperparameters.override(
+              reference, flags['reference_hparams']
+          ),
+          'dataset_options': hyperparameters.parse_options(
+              dataset.load, 2, flags['dataset_options']
+          ),
+          'augmentation': _augmentation(flags['augmentation']),
+          'partition': partition,
+          'partition_options': partitions.read_options(
+              partition,
+              flags['partition_options'],
+              groups.examples_per_class if groups else None,
+          ),
+          'num_clients': num_clients,
+      }
   )
+
+
+def _given(value: Any, otherwise: Any) -> Any:
+  """Returns a value that was given, or what there is in its place."""
+  return otherwise if value is None else value
 
 
 def _augmentation(text: str) -> dict[str, Any] | None:

@@ -1,0 +1,301 @@
+"""Tests what came out of training, at the end and on the way there."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import pathlib
+from typing import Any
+
+import tensorflow_federated as tff
+
+from tff_meta import spelling
+from tff_meta.evaluation import accuracy
+from tff_meta.evaluation import client_metrics
+from tff_meta.training import atomic_files
+from tff_meta.training import client_memories
+from tff_meta.training import experiment as experiment_lib
+from tff_meta.training import loop
+from tff_meta.training import protocols
+from tff_meta.training import run_config
+
+# The first that has whom to test is measured during training.
+_ON_THE_WAY = (
+    protocols.NEW_GROUPS,
+    protocols.NEW_CLASS_CLIENTS,
+    protocols.KNOWN_CLIENTS,
+)
+_MICRO = '_micro'  # Added to the name of a column: over all examples.
+_ROUNDS = {'': '', '_best': ', best round'}
+
+
+def check_has_known_clients(chosen: Sequence[str]) -> None:
+  """Raises a ValueError if known clients, whom nVAR is of, are not chosen."""
+  if protocols.KNOWN_CLIENTS not in chosen:
+    raise ValueError(
+        f'Expected {protocols.KNOWN_CLIENTS} to be evaluated with --nvar, found'
+        f' {", ".join(chosen) or protocols.NONE}.'
+    )
+
+
+class Evaluator:
+  """Runs protocols; what TensorFlow has traced once is used again."""
+
+  def __init__(self, experiment: experiment_lib.Experiment):
+    """Looks up what the algorithm and the data set offer."""
+    self._experiment = experiment
+    self._config = experiment.config
+    self.protocols = protocols.protocols_of(experiment)
+    self.offered = tuple(
+        name for name, protocol in self.protocols.items() if protocol.is_offered
+    )
+
+  def check_has_groups(self, **sizes: int | None) -> None:
+    """Raises a ValueError if sizes of groups are given and there are no groups.
+
+    Args:
+      **sizes: Of groups, such as `way`; None where none is given.
+    """
+    given = ', '.join(f'{k} {v}' for k, v in sizes.items() if v is not None)
+    if given and not any(self.protocols[n].has_groups for n in self.offered):
+      raise ValueError(
+          f'Expected no sizes of groups, as {self._config.algorithm!r} with'
+          f' partition {self._config.data.partition!r} is tested in none, found'
+          f' {given}.'
+      )
+
+  def why_nothing(self) -> str:
+    """Returns why nothing is offered, and what to do."""
+    uses, partition = self._experiment.spec.uses, self._config.data.partition
+    is_for_clients = 'known_client' in uses or 'new_client' in uses
+    if partition != run_config.FEW_ROUND and is_for_clients:
+      return (
+          'no client has examples to be tested on. Tip: without --test_fraction'
+          ' they get the published ones, with a larger one more of their own.'
+      )
+    tip = 'shards has clients to know'
+    if partition != run_config.FEW_ROUND:
+      tip = f'{run_config.FEW_ROUND} has groups with new classes'
+    return (
+        f'{self._config.algorithm} has no use for clients of partition'
+        f' {partition}. Tip: --partition={tip}.'
+    )
+
+  def choose(self, names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the protocols to run, having checked that they can be run.
+
+    Args:
+      names: Protocols. An empty sequence stands for those of
+        `DEFAULT_PROTOCOLS` that are offered, `('none',)` for no protocol.
+
+    Raises:
+      ValueError: If one is unknown or not offered, or the data are not enough.
+    """
+    if tuple(names) == (protocols.NONE,):
+      return ()
+    if not names:
+      names = [
+          name for name in protocols.DEFAULT_PROTOCOLS if name in self.offered
+      ]
+    for name in names:
+      if name not in protocols.PROTOCOLS:
+        raise ValueError(
+            f'Expected protocols of {", ".join(protocols.PROTOCOLS)}, found'
+            f' {name!r}.{spelling.tip(name, protocols.PROTOCOLS)}'
+        )
+      if name not in self.offered:
+        raise ValueError(
+            f'Expected protocols that {self._config.algorithm!r} on'
+            f' {self._config.data.dataset!r} with partition'
+            f' {self._config.data.partition!r} offers:'
+            f' {", ".join(self.offered) or "none"}; found {name!r}.'
+            + ' Tip: with a `test_fraction` of 0 clients have no test examples.'
+            * (self._config.data.test_fraction == 0)
+        )
+      self.protocols[name].check()
+    return tuple(names)
+
+  def evaluate_all(
+      self,
+      names: Iterable[str],
+      trained: Mapping[str, protocols.Model],
+      untrained: protocols.Model,
+      directory: pathlib.Path,
+      report: Callable[[str], None],
+  ) -> dict[str, dict[str, dict[str, Any]]]:
+    """Runs protocols; writes files with a line a client or group.
+
+    These are `clients_NAMESUFFIX.csv` or, for new groups,
+    `groups_NAMESUFFIX.csv`.
+
+    Args:
+      names: Protocols that are offered.
+      trained: Suffix, '' or '_best' -> what came out of training, of the last
+        round or the best. Where both are one object it is evaluated once.
+      untrained: What training began with.
+      directory: Where the files go.
+      report: Called with a line for the user before anything that takes long.
+
+    Returns:
+      Suffix -> name -> what goes into summary.json, see `evaluate`.
+    """
+    summaries: dict[str, dict[str, dict[str, Any]]] = {s: {} for s in trained}
+    for name in names:
+      results = self.evaluate(name, trained, untrained, report)
+      for suffix, (summary, own) in results.items():
+        summaries[suffix][name] = summary
+        path = directory / f'{own.unit}s_{name}{suffix}.csv'
+        atomic_files.write_bytes(path, own.to_csv())
+    return summaries
+
+  def evaluate(
+      self,
+      name: str,
+      trained: Mapping[str, protocols.Model],
+      untrained: protocols.Model,
+      report: Callable[[str], None],
+  ) -> dict[str, tuple[dict[str, Any], client_metrics.Report]]:
+    """Runs a protocol.
+
+    Args:
+      name: One that is offered.
+      trained: As for `evaluate_all`.
+      untrained: What training began with.
+      report: As for `evaluate_all`.
+
+    Returns:
+      Suffix -> what goes into summary.json, and the report behind it. The
+      former has the same keys for all protocols (see
+      `client_metrics.Report.summary`); `starts_from_scratch`; and under
+      `references`, if the configuration asks for them, the same of others in
+      the very same groups or clients, with `gain` and `gain_half_width_95`, the
+      mean and 95 % half width of the difference to them group by group or
+      client by client. With the configuration's `nvar` known clients have
+      `nvar`, too, see `normalized_variance`; None where that is not defined.
+    """
+    protocol, curve = self.protocols[name], self._config.evaluation.curve
+    if protocol.starts_from_scratch:
+      _report_test(name, protocols.FROM_SCRATCH, report)
+      own = protocol.test(untrained, with_curve=curve)
+      self._report_no_curve(name, own, report)
+      return {s: (_summary(protocol, own, {}), own) for s in trained}
+    references = {}
+    if self._config.evaluation.references:
+      for row, test in protocol.references().items():
+        _report_test(name, row, report)
+        references[row] = test(untrained)
+    results: dict[str, tuple[dict[str, Any], client_metrics.Report]] = {}
+    for suffix, of_round in trained.items():
+      done = [s for s in results if trained[s] is of_round]
+      if done:
+        results[suffix] = results[done[0]]
+        continue
+      _report_test(name, protocols.TRAINED, report, _ROUNDS[suffix])
+      own = protocol.test(of_round, with_curve=curve)
+      summary = _summary(protocol, own, references)
+      summary |= protocol.further_numbers(of_round, report)
+      results[suffix] = summary, own
+    self._report_no_curve(name, own, report)
+    num_idle = int((own.num_support == 0).sum())
+    if num_idle:
+      report(
+          f'Warning: {num_idle} of {len(own.ids)} {own.unit}s of {name} had no'
+          ' examples to adapt on, and count nevertheless.'
+      )
+    return results
+
+  def _report_no_curve(self, name, own, report) -> None:
+    if self._config.evaluation.curve and own.curves is None:
+      report(
+          f'No curve of {name} (--curve): {self._config.algorithm} keeps none'
+          ' there.'
+      )
+
+  def check_on_the_way(self) -> str:
+    """Returns the column of metrics.csv that `on_the_way` fills.
+
+    Raises:
+      ValueError: If the algorithm and the data set offer nothing for it, or
+        there is nothing to select the best round on.
+    """
+    _, column, _ = self._choose_on_the_way()
+    return column
+
+  def _choose_on_the_way(
+      self,
+  ) -> tuple[protocols.Protocol, str, protocols.Test]:
+    """Returns whom to test, the column of metrics.csv, and the test."""
+    for name in _ON_THE_WAY:
+      found = self.protocols[name].on_the_way()
+      if found is not None:
+        return self.protocols[name], *found
+    raise ValueError(
+        'Expected `eval_every` to be 0, found'
+        f' {self._config.training.eval_every}: {self._config.algorithm!r} with'
+        f' partition {self._config.data.partition!r} offers nothing to'
+        ' evaluate.'
+    )
+
+  def on_the_way(
+      self, process: tff.learning.templates.LearningProcess
+  ) -> loop.Evaluation:
+    """Returns a cheaper evaluation for during training.
+
+    Groups, or else their clients, are those of `new_groups` or
+    `new_class_clients`, but of meta-validation classes, so that nothing is
+    chosen on the classes of the final test. Without groups it is known clients:
+    those with validation examples adapt on their train part and are tested on
+    them; where nobody has any, they are tested as in `known_clients`. The first
+    column is a mean over groups or clients, the second over their examples.
+
+    Args:
+      process: What is trained.
+
+    Raises:
+      ValueError: As `check_on_the_way`.
+    """
+    protocol, macro, test = self._choose_on_the_way()
+    micro = macro + _MICRO
+
+    def measure(weights, client_states):
+      memories = client_memories.ClientMemories(process, client_states)
+      report = test(protocols.Model(weights.trainable, memories))
+      return {
+          macro: protocol.accuracies(report).mean,
+          micro: report.accuracy.micro,
+      }
+
+    training = self._config.training
+    best_by = {'macro': macro, 'micro': micro}[training.select_by]
+    return loop.Evaluation(
+        (macro, micro), measure, best_by if training.select_best else None
+    )
+
+
+def _report_test(name, row, report, which_round='') -> None:
+  report(f'Evaluating {name}: {protocols.LABELS[row]}{which_round}.')
+
+
+def _summary(
+    protocol: protocols.Protocol,
+    own: client_metrics.Report,
+    references: Mapping[str, client_metrics.Report],
+) -> dict[str, Any]:
+  """Returns what goes into summary.json."""
+  accuracies = protocol.accuracies(own)
+  return protocol.summary(own) | {
+      'starts_from_scratch': protocol.starts_from_scratch,
+      'references': {
+          row: protocol.summary(report)
+          | _gain(accuracies, protocol.accuracies(report))
+          for row, report in references.items()
+      },
+  }
+
+
+def _gain(
+    own: accuracy.AccuracyReport, reference: accuracy.AccuracyReport
+) -> dict[str, Any]:
+  """Returns the paired difference to a reference in the same groups."""
+  difference = own._replace(accuracies=own.accuracies - reference.accuracies)
+  return {
+      'gain': difference.mean,
+      'gain_half_width_95': difference.half_width,
+  }
