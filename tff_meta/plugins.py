@@ -42,8 +42,10 @@ def import_installed() -> None:
     ImportError: If that fails; names the package.
   """
   for entry in importlib.metadata.entry_points(group=GROUP):
-    package = f'of the installed package {entry.dist.name!r}'
-    with named_errors(ImportError, f'the plugin {entry.value!r} {package}'):
+    package = entry.dist
+    assert package is not None  # It is for all that is found in packages.
+    announced = f'{entry.value!r} of the installed package {package.name!r}'
+    with named_errors(ImportError, f'the plugin {announced}'):
       plugin = entry.load()
       if callable(plugin):
         plugin()
@@ -52,7 +54,7 @@ def import_installed() -> None:
             'no module, nor a function without arguments, but'
             f' {type(plugin).__name__}'
         )
-    _versions[f'plugin {entry.dist.name}'] = entry.dist.version
+    _versions[f'plugin {package.name}'] = package.version
 
 
 def import_named(names: Sequence[str], wanted_by: str) -> None:

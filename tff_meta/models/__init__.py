@@ -13,7 +13,7 @@ from tff_meta.models import model
 from tff_meta.models import modulated_cnn
 from tff_meta.models import norm_cnn
 
-_OURS = {
+_OURS: dict[str, Callable[..., model.Model]] = {
     'cafeme_base': modulated_cnn.build_cafeme_base,
     'conv4': conv4.build_conv4,
     'fedec_mlp': fedec_mlp.build_fedec_mlp,

@@ -89,7 +89,7 @@ def build_norm_cnn(
     return forward(body, x, {})
 
   def statistics(body, x, mask):
-    seen = collections.OrderedDict()
+    seen: dict[str, tf.Tensor] = collections.OrderedDict()
 
     def embed_and_see(body, x):
       return forward(body, x, seen)
