@@ -129,7 +129,8 @@ def fed_rod(
       return start(weights, memory)
 
     def predict(adapted, query):
-      _, logits = both_logits(*adapted, query)
+      weights, own = adapted
+      _, logits = both_logits(weights, own, query)
       return tf.argmax(logits, axis=1, output_type=tf.int32)
 
     return personalizer.ClientPersonalizer(start, adapt, predict)
