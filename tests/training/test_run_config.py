@@ -12,34 +12,16 @@ _DEFAULTS = dict(
     hparams='rounds=2',
     dataset='synthetic',
     dataset_options='noise=0.5',
-    augmentation='',
-    data_dir=None,
-    partition=None,
-    partition_options='',
-    model=None,
-    num_clients=None,
-    num_new_clients=None,
     new_clients='held_out',
     stratify=False,
-    deal_test_images=True,
     validation_fraction=0.0,
-    clients_per_round=None,
-    way=None,
-    group_clients=None,
-    test_fraction=None,
     rounds=5,
     seed=1,
     checkpoint_every=2,
     eval_every=0,
-    eval_from=0,
     select_best=False,
     select_by='macro',
     patience=0,
-    eval_support_fraction=None,
-    restrict_f1_to_client_labels=None,
-    references=True,
-    curve=False,
-    nvar=False,
     validation_groups=2,
     protocols=('new_groups',),
     eval_groups=3,
@@ -113,6 +95,13 @@ def test_a_group_has_more_clients_than_are_kept():
       3,
   )
   assert config.replace(group_clients=None).evaluation.way == 3
+
+
+def test_groups_of_a_data_set_without_sizes_of_its_own_need_some():
+  config = _resolve()
+  assert config.evaluation.group_sizes() == (3, 3)
+  with pytest.raises(ValueError, match='found None and 3. Tip: --way'):
+    config.replace(way=None).evaluation.group_sizes()
 
 
 def test_digits_are_dealt_to_few_clients_and_learned_from_in_short_runs():
@@ -284,6 +273,7 @@ def test_a_configuration_of_an_earlier_version_is_read():
   for name in ('nvar', 'deal_test_images', 'aggregation', 'batched_clients'):
     del values[name]
   del values['dataset_options']['rotation_interpolation']
+  del values['hparams']['uniform']
   values['hparams'] |= {'averaged_head': False, 'local_unit': 'epochs'}
   assert run_config.from_json(values) == config
   assert run_config.upgrade(values).items() >= config.identity().items()
