@@ -46,8 +46,6 @@ class AlgorithmSpec:
       draws its own.
     former_fields: Fields that the configuration had in earlier versions, with
       the value that means what the algorithm always does now.
-    later_fields: Fields that the configuration did not have in earlier
-      versions, with the value that means what the algorithm then did.
     channels: What else than the change of one model decides what the server
       does next, of all that clients send; an `aggregator` does not see it. None
       for nothing.
@@ -76,7 +74,6 @@ class AlgorithmSpec:
   changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   cohort_rounds_field: str | None = None
   former_fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  later_fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   channels: str | None = None
   starts_from_scratch: tuple[str, ...] = ()
   group_rounds_field: str | None = None
@@ -283,7 +280,6 @@ _OURS = {
             paper='Nguyen et al., 2022',
             module_name='tff_meta.algorithms.fedmeta_per',
             uses=('known_client', 'new_client'),
-            later_fields={'inner_layers': 'all'},
             run_settings=_TESTS_OF_FEDMETA_PER,
         ),
         AlgorithmSpec(
@@ -293,7 +289,6 @@ _OURS = {
             module_name='tff_meta.algorithms.fedmeta_per',
             uses=('known_client', 'new_client'),
             changes=dict(personal_layers=0),
-            later_fields={'inner_layers': 'all'},
             run_settings=_TESTS_OF_FEDMETA_PER,
         ),
         AlgorithmSpec(

@@ -440,9 +440,9 @@ def from_json(values: Any) -> RunConfig:
 def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a configuration of an earlier version in the terms of this one.
 
-  Choices that were added are as they were before there was one. Hyperparameters
-  that an algorithm no longer has are left out where their value was what it
-  always does now.
+  Choices that were added are as they were before there was one, hyperparameters
+  as their preset has them. Those that an algorithm no longer has are left out
+  where their value was what it always does now.
 
   Args:
     values: What `to_json` or `identity` returned, of this version or an earlier
@@ -453,10 +453,11 @@ def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
   """
   found = json.loads(json.dumps(_LATER_FIELDS)) | dict(values)
   spec = registry.get(found['algorithm'])
-  hparams = {**spec.later_fields, **found['hparams']}.items()
-  former = spec.former_fields
-  found['hparams'] = {
-      k: v for k, v in hparams if k not in former or v != former[k]
+  preset = dataclasses.asdict(spec.presets[found['preset']])
+  found['hparams'] = json.loads(json.dumps(preset)) | {
+      name: value
+      for name, value in found['hparams'].items()
+      if (name, value) not in spec.former_fields.items()
   }
   earlier_options = datasets.get(found['dataset']).earlier_options
   if earlier_options:
@@ -474,25 +475,26 @@ def resolve(**flags: Any) -> RunConfig:
   """Fills in what was left to the algorithm and to the data set.
 
   Args:
-    **flags: A value for every field of the configuration and its groups but
-      those that have a default, as flags give it: `hparams`,
-      `reference_hparams`, `dataset_options`, `partition_options` and
-      `augmentation` are text, `name=value,...`, and None is what suits the
-      algorithm, its configuration or the data set, or the default.
+    **flags: Values of fields of the configuration and its groups as flags give
+      them: `hparams`, `reference_hparams`, `dataset_options`,
+      `partition_options` and `augmentation` are text, `name=value,...`. None is
+      as if it was not given: what suits the algorithm or the data set.
 
   Raises:
+    TypeError: If a field is unknown, or not given and nothing suits it.
     ValueError: If a name is unknown or a value impossible.
   """
-  algorithm = registry.get(flags['algorithm'])
-  dataset = datasets.get(flags['dataset'])
-  preset = _given(flags['preset'], dataset.preset)
+  given = {name: value for name, value in flags.items() if value is not None}
+  algorithm = registry.get(given['algorithm'])
+  dataset = datasets.get(given['dataset'])
+  preset = given.get('preset', dataset.preset)
   if preset not in PRESETS:
     raise ValueError(
         f'Expected `preset` to be one of {", ".join(PRESETS)}, found'
         f' {preset!r}.'
     )
   only = dataset.partition
-  partition = _given(flags['partition'], only or algorithm.partition)
+  partition = given.get('partition', only or algorithm.partition)
   if only and partition != only:
     raise ValueError(
         f'Expected `partition` to be {only!r} with the data set'
@@ -502,19 +504,21 @@ def resolve(**flags: Any) -> RunConfig:
   groups, clients = dataset.few_round, dataset.clients
   if partition == FEW_ROUND and groups:
     clients = datasets.ClientDefaults(groups.num_clients, 0, groups.cohort_size)
-  num_clients = _given(flags['num_clients'], clients.num_clients)
+  num_clients = given.get('num_clients', clients.num_clients)
   hparams = algorithm.presets[preset]
   if algorithm.num_clients_field is not None:
     hparams = dataclasses.replace(
         hparams, **{algorithm.num_clients_field: num_clients}
     )
-  hparams = hyperparameters.override(hparams, flags['hparams'])
+  hparams = hyperparameters.override(hparams, given.get('hparams', ''))
   own = {
       setting: getattr(hparams, field)
       for setting, field in algorithm.run_settings.items()
   }
-  suitable = _LATER_FIELDS | {
+  suitable = {
       'model': algorithm.model or dataset.default_model,
+      'test_fraction': None,
+      'num_clients': num_clients,
       'num_new_clients': clients.num_new_clients,
       'clients_per_round': min(clients.cohort_size, num_clients),
       'way': groups and groups.way,
@@ -526,33 +530,25 @@ def resolve(**flags: Any) -> RunConfig:
       ),
       'curve': False,
   }
-  reference = registry.get(registry.REFERENCE).presets[preset]
-  return _grouped(
-      {k: _given(v, suitable.get(k)) for k, v in flags.items()}
-      | {
-          'preset': preset,
-          'hparams': hparams,
-          'reference_hparams': hyperparameters.override(
-              reference, flags['reference_hparams']
-          ),
-          'dataset_options': hyperparameters.parse_options(
-              dataset.load, 2, flags['dataset_options']
-          ),
-          'augmentation': _augmentation(flags['augmentation']),
-          'partition': partition,
-          'partition_options': partitions.read_options(
-              partition,
-              flags['partition_options'],
-              groups.examples_per_class if groups else None,
-          ),
-          'num_clients': num_clients,
-      }
-  )
-
-
-def _given(value: Any, otherwise: Any) -> Any:
-  """Returns a value that was given, or what there is in its place."""
-  return otherwise if value is None else value
+  read = {
+      'preset': preset,
+      'hparams': hparams,
+      'reference_hparams': hyperparameters.override(
+          registry.get(registry.REFERENCE).presets[preset],
+          given.get('reference_hparams', ''),
+      ),
+      'dataset_options': hyperparameters.parse_options(
+          dataset.load, 2, given.get('dataset_options', '')
+      ),
+      'augmentation': _augmentation(given.get('augmentation', '')),
+      'partition': partition,
+      'partition_options': partitions.read_options(
+          partition,
+          given.get('partition_options', ''),
+          groups.examples_per_class if groups else None,
+      ),
+  }
+  return _grouped(suitable | given | read)
 
 
 def _augmentation(text: str) -> dict[str, Any] | None:
