@@ -11,7 +11,6 @@ import tensorflow as tf
 from tff_meta import composition
 from tff_meta import episodes
 from tff_meta import models
-from tff_meta import registry
 from tff_meta.algorithms import cafeme
 from tff_meta.client_works import client_work
 from tff_meta.learners import cyclic_batches
@@ -558,34 +557,3 @@ def test_the_batch_itself_leaves_no_context_to_choose():
       match="`query_context` as 'last_batch'.*'unlabeled_self'.*'support'",
   ):
     dataclasses.replace(RELEASE, query_context='support')
-
-
-def test_presets():
-  """As published: where they differ, and the table of rates for CIFAR-10."""
-  spec = registry.get('cafeme')
-  assert spec.model == 'modulated_cnn'
-  paper, release = spec.presets['paper'], spec.presets['release']
-  assert paper == cafeme.CafemeConfig()
-  differences = {
-      field.name: (getattr(paper, field.name), getattr(release, field.name))
-      for field in dataclasses.fields(paper)
-      if getattr(paper, field.name) != getattr(release, field.name)
-  }
-  assert differences == dict(
-      context_mode=('labeled_support', 'unlabeled_self'),
-      disjoint_support_query=(True, False),
-      batch_position=('reset', 'persist'),
-      client_adam_state=('reset', 'persist'),
-  )
-  assert paper.query_context == 'last_batch'
-  assert (paper.maml_order, paper.gating) == (1, 'c1')
-  assert paper.support_fraction == 0.5
-  assert (paper.inner_steps, paper.query_batches, paper.batch_size) == (
-      5,
-      6,
-      50,
-  )
-  assert paper.inner_learning_rate == paper.fine_tuning_learning_rate == 0.05
-  assert paper.outer_learning_rate == 1e-3
-  assert paper.fine_tuning_steps == 50
-  assert (paper.fine_tuning_decay, paper.fine_tuning_decay_steps) == (0.8, 5)

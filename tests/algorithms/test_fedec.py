@@ -550,23 +550,6 @@ def test_a_new_client_trains_as_in_its_first_round(name):
   assert not differ(new.adapt(weights, (), nothing, seed), weights)
 
 
-def test_presets():
-  """What the paper leaves open is FedRep's code; nothing was released."""
-  paper = fedec.PAPER
-  assert fedec.RELEASE == paper
-  assert (paper.constraint, paper.constraint_weight) == ('kl', 1.0)
-  assert (paper.optimizer, paper.inner_learning_rate) == ('sgd', 0.01)
-  assert (paper.momentum, paper.weight_decay) == (0.5, 1e-4)
-  assert (paper.tau, paper.tau_unit, paper.batch_size) == (5, 'epochs', 10)
-  assert (paper.kl_direction, paper.constrain) == (
-      'teacher_first',
-      'returning',
-  )
-  assert (paper.outer_learning_rate, paper.server_aggregate) == (1.0, 'mean')
-  assert paper.eval_model == 'stored_then_finetune'
-  assert fedec.DEMO.eval_model == 'stored'
-
-
 @pytest.mark.parametrize(
     'change, message',
     [
