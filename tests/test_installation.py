@@ -1,6 +1,7 @@
 """Tests of the environment's checks, in environments that are wrong."""
 
 import importlib.metadata
+import json
 import pathlib
 import shlex
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import time
 import tomllib
 
 import pytest
@@ -288,3 +290,45 @@ def test_a_source_distribution_tests_itself(installed):
   some = (f'tests/{name}' for name in tests)
   passed = _call(*call, '-k', 'not killed', *some, cwd=source)
   assert ' passed' in passed and ' failed' not in passed
+
+
+@pytest.mark.slow
+def test_an_outsider_works_with_what_is_installed(installed, tmp_path):
+  """What is theirs is trained, killed, continued and looked at elsewhere."""
+  _, env = installed
+  shutil.copy(_ROOT / 'tests/outside/theirs.py', tmp_path)
+
+  def program(name, *flags):
+    return (env / 'bin' / f'tff-meta-{name}', '--plugins=theirs', *flags)
+
+  train = program(
+      'train',
+      '--algorithm=theirs',
+      '--dataset=their_blobs',
+      '--partition=their_deal',
+      '--preset=demo',
+      '--checkpoint_every=2',
+      '--output_dir=run',
+  )
+  killed = subprocess.Popen([*train, '--rounds=100000'], cwd=tmp_path)
+  metrics = tmp_path / 'run/metrics.csv'
+  while not metrics.exists() or metrics.read_bytes().count(b'\n') < 8:
+    assert killed.poll() is None
+    time.sleep(0.1)
+  killed.kill()
+  killed.wait()
+  rounds = metrics.read_bytes().count(b'\n') + 4
+  shown = _call(*train, f'--rounds={rounds}', cwd=tmp_path)
+  assert 'Written: run' in shown
+  summary = json.loads((tmp_path / 'run/summary.json').read_text())
+  assert summary['rounds'] == rounds and summary['algorithm'] == 'theirs'
+
+  evaluated = _call(*program('evaluate', '--run_dir=run'), cwd=tmp_path)
+  assert 'known_clients (10 clients' in evaluated
+  analyzed = program('analyze', '--analysis=nvar', '--run_dir=run')
+  assert 'theirs: nVAR' in _call(*analyzed, cwd=tmp_path)
+  table = ('--experiment=their_table', '--scale=smoke', '--output_dir=table')
+  _call(*program('compare', *table), cwd=tmp_path)
+  runs = '--runs=run,table/known/theirs/seed_0/run'
+  report = _call(*program('compare', runs), cwd=tmp_path)
+  assert 'rounds: ' in report and 'theirs (1, 2)' not in report

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tff_meta import composition
 from tff_meta import episodes
 from tff_meta import models
+from tff_meta import registry
 from tff_meta.algorithms import cafeme
 from tff_meta.client_works import client_work
 from tff_meta.learners import cyclic_batches

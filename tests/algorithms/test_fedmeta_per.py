@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 import tree
 
-from tff_meta import composition
 from tff_meta import episodes
+from tff_meta import method
 from tff_meta import models
 from tff_meta import registry
 from tff_meta import weights as weights_lib
@@ -463,7 +463,7 @@ def client_output(config, client, present=False):
   )
   return build_method(config).client_update(
       to_tensors(weights),
-      composition.ClientInput(
+      method.ClientInput(
           client.examples(),
           tf.constant([5, 6]),
           tf.constant([7, 8]),
