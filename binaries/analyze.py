@@ -118,6 +118,7 @@ PROBLEMS = flag_kinds.define_whole_number(
 )
 flags.declare_key_flag('data_dir')
 flags.declare_key_flag('device')
+flags.declare_key_flag('plugins')
 
 
 # Analyses that need no run, and what they draw in its place.
@@ -465,6 +466,7 @@ _ANALYSES = {
 def main() -> int:
   """Runs the program and returns its exit code."""
   with command_line.reported_errors():
+    flag_groups.import_plugins(*RUN_DIR.value)
     _check_flags()
     name = ANALYSIS.value
     root = pathlib.Path(OUTPUT_DIR.value or f'runs/analyze_{name}')

@@ -3,11 +3,13 @@
   python -m binaries.compare --list
   python -m binaries.compare --experiment=fedmeta_per_mnist --scale=paper \
       --output_dir=DIR
+  python -m binaries.compare --runs=RUN,RUN,...
 
 Every cell (method, setting, seed) is a run of `binaries.train`. The same
 command continues a comparison that was stopped, by whatever: finished cells are
 not run again. DIR holds table.md, table.csv, table.json and report.html, which
-are brought up to date after every cell, and the runs.
+are brought up to date after every cell, and the runs. --runs makes the same of
+runs that exist, with what differs in their settings, data and code.
 """
 
 import dataclasses
@@ -25,16 +27,27 @@ from binaries import flag_files
 from binaries import flag_groups
 from binaries import flag_kinds
 from tff_meta import plain_files
+from tff_meta import plugins
 from tff_meta.comparison import tables
 
 EXPERIMENT = flags.DEFINE_string(
-    'experiment', None, 'What to run; --list shows all.'
+    'experiment',
+    None,
+    'What to run: a name, --list shows all; or PATH.py, a file that defines'
+    ' TABLES as those of binaries/experiments do, PATH.py:NAME if there are'
+    ' several.',
+)
+RUNS = flag_kinds.define_paths(
+    'runs',
+    [],
+    'Instead of an --experiment: directories of finished runs, --output_dir of'
+    ' binaries.train, with commas, to be set side by side. Nothing is trained.',
 )
 OUTPUT_DIR = flag_kinds.define_path(
     'output_dir',
     None,
     'Where the comparison is written, or continued; by default'
-    ' runs/compare_<experiment>_<scale>.',
+    ' runs/compare_<experiment>_<scale>, or runs/compare_runs.',
 )
 SCALE = flags.DEFINE_enum(
     'scale',
@@ -66,6 +79,7 @@ KEEP = flag_kinds.define_path(
 LIST = flags.DEFINE_bool('list', False, 'Show the experiments, end.')
 flags.declare_key_flag('data_dir')
 flags.declare_key_flag('device')
+flags.declare_key_flag('plugins')
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -90,7 +104,7 @@ def _print_list() -> None:
   Of one experiment if there is an --experiment.
   """
   name = EXPERIMENT.value
-  shown = [experiments.get(name)] if name else experiments.TABLES.values()
+  shown = experiments.find(name) if name else experiments.TABLES.values()
   for table in shown:
     print(f'{table.name}\n  {table.title} ({table.source})')
     for name, scale in table.scales.items():
@@ -182,7 +196,7 @@ def _claim_kept(kept: pathlib.Path, table: tables.Table) -> None:
 
   try:
     plain_files.make_directory(kept, parents=True)
-    runner.claim(kept, table.name, SCALE.value)
+    runner.claim(kept, experiment=table.name, scale=SCALE.value)
   except plain_files.DamagedFileError:
     raise
   except OSError as error:
@@ -194,17 +208,21 @@ def _claim_kept(kept: pathlib.Path, table: tables.Table) -> None:
 
 def _command() -> str:
   """Returns the command that makes the report again, without places."""
-  if (_ROOT / 'run').exists():
-    parts = ['./run', 'python', '-m', 'binaries.compare']
-  else:
-    parts = ['tff-meta-compare']  # As an installation has it.
-  parts += [f'--experiment={EXPERIMENT.value}', f'--scale={SCALE.value}']
+  name = os.path.basename(EXPERIMENT.value)
+  parts = [*_this_program(), f'--experiment={name}', f'--scale={SCALE.value}']
   for flag in (ROWS, SETTINGS, SEEDS):
     if flag.value:
       parts.append(f'--{flag.name}={",".join(flag.value)}')
+  parts += _plugins()
   if _data_dir() is not None:
     parts.append('--data_dir=DATA')
   return shlex.join(parts)
+
+
+def _this_program() -> list[str]:
+  if (_ROOT / 'run').exists():
+    return ['./run', 'python', '-m', 'binaries.compare']
+  return ['tff-meta-compare']  # As an installation has it.
 
 
 def _data_dir() -> str | None:
@@ -216,8 +234,24 @@ def _program() -> list[str]:
   program = [sys.executable, '-m', 'binaries.train']
   if _data_dir() is not None:
     program.append(f'--data_dir={_data_dir()}')
+  program += [f'--device={flag_groups.DEVICE.value}', *_plugins()]
   # A table has rows to compare with: no further references.
-  return [*program, f'--device={flag_groups.DEVICE.value}', '--noreferences']
+  return [*program, '--noreferences']
+
+
+def _plugins() -> list[str]:
+  names = ','.join(flag_groups.PLUGINS.value)
+  return [f'--plugins={names}'] if names else []
+
+
+def _environment() -> dict[str, str]:
+  """Returns that of the training programs, which are run elsewhere."""
+  from tff_meta.comparison import runner
+
+  environment = runner.environment(PROCESSES.value)
+  if _plugins():
+    environment['PYTHONPATH'] = plugins.python_path()
+  return environment
 
 
 def _places(root: pathlib.Path) -> dict[str, str]:
@@ -228,12 +262,49 @@ def _places(root: pathlib.Path) -> dict[str, str]:
   return places
 
 
+def _compare_runs() -> int:
+  """Writes the report of --runs."""
+  others = (
+      EXPERIMENT,
+      SCALE,
+      ROWS,
+      SETTINGS,
+      SEEDS,
+      PROCESSES,
+      REPORT_ONLY,
+      KEEP,
+  )
+  given = [flag.name for flag in others if flags.FLAGS[flag.name].present]
+  if given:
+    raise ValueError(f'Expected no --{given[0]} with --runs, found both.')
+  from tff_meta.comparison import existing_runs
+  from tff_meta.comparison import report
+  from tff_meta.comparison import runner
+  from tff_meta.training import run_directory
+
+  root = pathlib.Path(OUTPUT_DIR.value or 'runs/compare_runs')
+  paths = ','.join(RUNS.value)
+  runner.check_claim(root, runs=paths)
+  command = shlex.join([*_this_program(), f'--runs={paths}'])
+  found = existing_runs.RunsReport(existing_runs.read(RUNS.value), command)
+  with run_directory.RunDirectory(root).locked():
+    runner.claim(root, runs=paths)
+    report.write(root, found)
+  print(report.markdown(found))
+  print(f'Report: {root / "report.html"}')
+  return 0
+
+
 def main() -> int:
   """Runs the program and returns its exit code."""
   with command_line.reported_errors():
+    flag_groups.import_plugins()
+    experiments.add_rows_of_plugins()
     if LIST.value:
       _print_list()
       return 0
+    if RUNS.value:
+      return _compare_runs()
     if not EXPERIMENT.value:
       raise ValueError(
           'Expected --experiment, found none. Tip: --list shows them.'
@@ -262,14 +333,14 @@ def main() -> int:
       for cell in cells:
         print(shlex.join(runner.command(program, root, cell)))
       return 0
-    runner.check_claim(root, table.name, SCALE.value)
+    runner.check_claim(root, experiment=table.name, scale=SCALE.value)
     if kept:
       if kept == root:
         raise ValueError(
             'Expected --keep to be another directory than --output_dir, found'
             f' {KEEP.value} for both.'
         )
-      runner.check_claim(kept, table.name, SCALE.value)
+      runner.check_claim(kept, experiment=table.name, scale=SCALE.value)
       record.check_target(kept, _shown(root, table, cells))
     if REPORT_ONLY.value and not root.exists():
       raise ValueError(f'Expected a comparison in {root}, found no directory.')
@@ -296,7 +367,7 @@ def main() -> int:
       )
 
     with run_directory.RunDirectory(root).locked():
-      runner.claim(root, table.name, SCALE.value)
+      runner.claim(root, experiment=table.name, scale=SCALE.value)
       if kept:
         _claim_kept(kept, table)
       begun = _shown(root, table, cells)
@@ -304,7 +375,7 @@ def main() -> int:
       running = runner.Runner(
           root,
           program,
-          environment=runner.environment(PROCESSES.value),
+          environment=_environment(),
           working_directory=_ROOT,
           places=places,
           report=command_line.report,

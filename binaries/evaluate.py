@@ -45,6 +45,7 @@ def _evaluate(stack):
   with command_line.reported_errors():
     if not RUN_DIR.value:
       raise ValueError('Expected --run_dir, found none.')
+    flag_groups.import_plugins(RUN_DIR.value)
     installation.import_tff()
     command_line.set_execution_context('in_process', flag_groups.DEVICE.value)
     from binaries import accuracy_table

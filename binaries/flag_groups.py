@@ -10,6 +10,8 @@ from typing import Any
 from absl import flags
 
 from binaries import flag_kinds
+from tff_meta import plugins
+from tff_meta.training import run_directory
 
 # Fields of a run's configuration whose flags have another name.
 _FLAGS = {'protocols': 'protocol'}
@@ -85,6 +87,39 @@ DEVICE = flags.DEFINE_enum(
     ['auto', 'cpu', 'gpu'],
     'Where to compute; auto is on all GPUs, or the CPU where there is none.',
 )
+PLUGINS = flags.DEFINE_list(
+    'plugins',
+    [],
+    'Modules that add algorithms, networks, data sets, partitions or tables,'
+    ' named as in `import` and looked for in the working directory, on'
+    ' PYTHONPATH and among what is installed; by default those of the run.',
+)
+
+
+def import_plugins(*run_dirs: str) -> tuple[str, ...]:
+  """Imports the plugins of packages and of --plugins, or else those of runs.
+
+  Args:
+    run_dirs: Directories of the runs, which need not exist.
+
+  Returns:
+    The names of those that are not of packages.
+
+  Raises:
+    ImportError: If a package's cannot be imported.
+    RunDirectoryError: If a run's config.json cannot be read.
+    ValueError: If another cannot be imported.
+  """
+  plugins.import_installed()
+  plugins.import_named(PLUGINS.value, '--plugins')
+  names = dict.fromkeys(PLUGINS.value)
+  if not names:
+    for run_dir in run_dirs:
+      directory = run_directory.RunDirectory(run_dir)
+      recorded = directory.read_plugins()
+      plugins.import_named(recorded, str(directory.config))
+      names |= dict.fromkeys(recorded)
+  return tuple(names)
 
 
 def values(fields: Iterable[str]) -> dict[str, Any]:

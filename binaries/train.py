@@ -10,6 +10,7 @@ summary.json, learning_curve.png, checkpoints, TensorBoard events and a CSV file
 of clients or groups for each protocol.
 """
 
+import contextlib
 import dataclasses
 import inspect
 import pathlib
@@ -25,6 +26,7 @@ from tff_meta import registry
 from tff_meta.comparison import runner
 from tff_meta.training import hyperparameters
 from tff_meta.training import partitions
+from tff_meta.training import run_directory
 
 ALGORITHM = flags.DEFINE_string(
     'algorithm', None, 'What to train; --list shows all.'
@@ -274,6 +276,15 @@ def _output_dir() -> str:
   return OUTPUT_DIR.value
 
 
+def _plugins() -> tuple[str, ...]:
+  """Imports the plugins of the run, and returns their names."""
+  given = flag_groups.import_plugins()
+  if not given:  # And the run itself says what is wrong with its directory.
+    with contextlib.suppress(run_directory.RunDirectoryError):
+      return flag_groups.import_plugins(_output_dir())
+  return given
+
+
 def _config():
   """Returns the configuration that the flags mean."""
   if not ALGORITHM.value:
@@ -281,6 +292,9 @@ def _config():
         'Expected --algorithm, found none. Tip: --list shows algorithms and'
         ' data sets.'
     )
+  if OUTPUT_DIR.value == '':
+    raise ValueError('Expected --output_dir to name a directory, found none.')
+  plugins = _plugins()
   # What can be checked without TFF first: to import it takes seconds.
   for name, text in (
       (ALGORITHM.value, HPARAMS.value),
@@ -292,19 +306,19 @@ def _config():
   hyperparameters.parse_options(load, 2, DATASET_OPTIONS.value)
   if PARTITION.value:
     partitions.read_options(PARTITION.value, PARTITION_OPTIONS.value, None)
-  if not _output_dir():
-    raise ValueError('Expected --output_dir to name a directory, found none.')
   installation.import_tff()
   from tff_meta.training import run_config
 
   values = flag_groups.values(run_config.FIELDS)
-  return run_config.resolve(**values | {'dataset': _dataset()})
+  chosen = {'dataset': _dataset(), 'plugins': plugins}
+  return run_config.resolve(**values | chosen)
 
 
 def main() -> int:
   """Runs the program and returns its exit code."""
   if LIST.value:
     with command_line.reported_errors():
+      flag_groups.import_plugins()
       if ALGORITHM.value:
         _print_hparams(ALGORITHM.value)
       else:
@@ -328,7 +342,6 @@ def main() -> int:
     from tff_meta.training import evaluator as evaluator_lib
     from tff_meta.training import experiment as experiment_lib
     from tff_meta.training import run
-    from tff_meta.training import run_directory
 
     experiment = experiment_lib.prepare(config, download=DOWNLOAD.value)
     evaluator = evaluator_lib.Evaluator(experiment)

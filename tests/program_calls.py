@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -34,21 +35,26 @@ command_line.native.end_process(0)
 
 
 def call_all(
-    name: str, calls: Sequence[Sequence[str]]
+    name: str,
+    calls: Sequence[Sequence[str]],
+    working_directory: pathlib.Path = _ROOT,
 ) -> list[tuple[int | str, str, str]]:
   """Calls a program of `binaries`.
 
   Args:
     name: Of its module.
     calls: The arguments of each call.
+    working_directory: Of the process; modules are not looked for there, as
+      installed commands do not, either.
 
   Returns:
     Of each call the exit code, `'traceback'` where there was one, stdout and
     stderr.
   """
   done = subprocess.run(
-      [sys.executable, '-c', _CALLS],
-      cwd=_ROOT,
+      [sys.executable, '-P', '-c', _CALLS],
+      cwd=working_directory,
+      env=os.environ | {'PYTHONPATH': str(_ROOT)},
       input=json.dumps([name, calls]),
       capture_output=True,
       text=True,

@@ -100,6 +100,36 @@ def test_hyperparameters_names_are_those_of_the_configuration(spec):
   assert spec.hparam_names() == tuple(f.name for f in fields)
 
 
+@pytest.mark.parametrize(
+    'source, is_imported',
+    [
+        (
+            'import dataclasses\n\n@dataclasses.dataclass(frozen=True)\n'
+            'class Config:\n  mu: float = 0.1\n  epochs: int = 1\n\n'
+            'PAPER = Config()\nassert False',
+            False,
+        ),
+        (
+            'import collections, dataclasses\n\n'
+            'class Parts(collections.namedtuple("Parts", "x")):\n  y: int\n\n'
+            'PAPER = dataclasses.make_dataclass("C", ["mu", "epochs"])(1, 2)',
+            True,
+        ),
+    ],
+)
+def test_hyperparameters_of_a_module_from_outside(
+    tmp_path, monkeypatch, source, is_imported
+):
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, 'their_module', raising=False)
+  (tmp_path / 'their_module.py').write_text(source)
+  spec = dataclasses.replace(
+      registry.get('fed_avg'), module_name='their_module'
+  )
+  assert spec.hparam_names() == ('mu', 'epochs')
+  assert ('their_module' in sys.modules) == is_imported
+
+
 def test_listing_imports_neither_tensorflow_nor_an_algorithm():
   code = (
       'import sys; from tff_meta import registry;'
@@ -112,8 +142,8 @@ def test_listing_imports_neither_tensorflow_nor_an_algorithm():
   )
   # Of the algorithms' packages nothing but the docstrings.
   assert done.stdout.strip() == (
-      "['tff_meta.algorithms', 'tff_meta.baselines', 'tff_meta.registry',"
-      " 'tff_meta.spelling']"
+      "['tff_meta.algorithms', 'tff_meta.baselines', 'tff_meta.catalog',"
+      " 'tff_meta.registry', 'tff_meta.spelling']"
   )
 
 

@@ -24,6 +24,7 @@ from tff_meta.aggregators import clusters
 from tff_meta.client_works import client_work
 from tff_meta.learners import few_round
 from tff_meta.learners import personalizer
+from tff_meta.learners import prototype_classifier
 from tff_meta.models import model as model_lib
 
 
@@ -148,6 +149,28 @@ class Method:
   group: Callable[[], personalizer.GroupPersonalizer] | None = None
   client_network: Callable[[Any, Any], Any] | None = None
   gpal_rounds: Callable[[], few_round.GpalRounds] | None = None
+
+
+def with_prototypes(method: Method, model: model_lib.Model) -> Method:
+  """The same training, after which class prototypes classify.
+
+  A client, known, new or with classes that training never saw, has the
+  prototypes of all its training examples under the trained body; it takes no
+  gradient step.
+
+  Args:
+    method: What is trained.
+    model: The network; its head, if any, is not used.
+  """
+
+  def client():
+    return prototype_classifier.build_client_personalizer(
+        model, num_classes=method.num_classes
+    )
+
+  return dataclasses.replace(
+      method, known_client=client, new_client=client, new_class=client
+  )
 
 
 def build_process(

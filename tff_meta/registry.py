@@ -1,7 +1,8 @@
 """The list of algorithms: name, paper, presets, how to build and to use each.
 
-It is the only list. Importing it imports neither TensorFlow nor an algorithm;
-`AlgorithmSpec.module()` does, so that programs can show what there is at once.
+It is the only list; `register_algorithm` adds those from outside. Importing it
+imports neither TensorFlow nor an algorithm; `AlgorithmSpec.module()` does, so
+that programs can show what there is at once.
 """
 
 import ast
@@ -9,9 +10,9 @@ from collections.abc import Mapping
 import dataclasses
 import importlib
 import importlib.util
-import pathlib
 from typing import Any
 
+from tff_meta import catalog
 from tff_meta import spelling
 
 PRESETS = ('paper', 'release', 'demo')
@@ -44,6 +45,8 @@ class AlgorithmSpec:
       draws its own.
     former_fields: Fields that the configuration had in earlier versions, with
       the value that means what the algorithm always does now.
+    later_fields: Fields that the configuration did not have in earlier versions,
+      with the value that means what the algorithm then did.
     channels: What else than the change of one model decides what the server
       does next, of all that clients send; an `aggregator` does not see it. None
       for nothing.
@@ -72,6 +75,7 @@ class AlgorithmSpec:
   changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   cohort_rounds_field: str | None = None
   former_fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  later_fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   channels: str | None = None
   starts_from_scratch: tuple[str, ...] = ()
   group_rounds_field: str | None = None
@@ -131,13 +135,17 @@ class AlgorithmSpec:
     """Returns the names of the configuration's fields.
 
     They are read in the module's source: to import it imports TensorFlow, which
-    takes seconds that nobody who misspelt a name should have to wait.
+    takes seconds that nobody who misspelt a name should have to wait. A module
+    from outside whose source does not tell, as where the configuration is of
+    another one, is imported all the same.
     """
     for node in _parsed(self.module_name):
       match node:
         case ast.Assign([ast.Name('PAPER')], ast.Call(ast.Name(name))):
-          return tuple(_field_names(self.module_name, name))
-    raise AssertionError(f'{self.module_name} has no preset PAPER.')
+          names = _field_names(self.module_name, name)
+          if names:
+            return tuple(names)
+    return tuple(f.name for f in dataclasses.fields(self._attribute('PAPER')))
 
   def rounds_per_cohort(self, config: Any) -> int:
     """Returns for how many consecutive rounds a cohort must stay together."""
@@ -148,8 +156,9 @@ class AlgorithmSpec:
 
 def _parsed(module_name: str) -> list[ast.stmt]:
   """Returns the statements of a module, which is not imported."""
-  path = pathlib.Path(importlib.util.find_spec(module_name).origin)
-  return ast.parse(path.read_text(encoding='utf-8')).body
+  spec = importlib.util.find_spec(module_name)
+  source = spec and spec.loader.get_source(module_name)
+  return ast.parse(source or '').body
 
 
 def _field_names(module_name: str, class_name: str) -> dict[str, None]:
@@ -166,7 +175,9 @@ def _field_names(module_name: str, class_name: str) -> dict[str, None]:
       case ast.ClassDef(name=name) if name == class_name:
         for base in reversed(node.bases):  # As dataclasses collect them.
           match base:
-            case ast.Attribute(ast.Name(module), base_name):
+            case ast.Attribute(ast.Name(module), base_name) if (
+                module in imported
+            ):
               names |= _field_names(imported[module], base_name)
             case ast.Name(base_name):
               names |= _field_names(module_name, base_name)
@@ -191,7 +202,7 @@ _FORMER_FIELDS_OF_FED_REP = dict(
     fine_tuning_decay_steps=5,
 )
 
-ALGORITHMS: Mapping[str, AlgorithmSpec] = {
+_OURS = {
     spec.name: spec
     for spec in (
         AlgorithmSpec(
@@ -268,6 +279,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             paper='Nguyen et al., 2022',
             module_name='tff_meta.algorithms.fedmeta_per',
             uses=('known_client', 'new_client'),
+            later_fields={'inner_layers': 'all'},
             run_settings=_TESTS_OF_FEDMETA_PER,
         ),
         AlgorithmSpec(
@@ -277,6 +289,7 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.algorithms.fedmeta_per',
             uses=('known_client', 'new_client'),
             changes=dict(personal_layers=0),
+            later_fields={'inner_layers': 'all'},
             run_settings=_TESTS_OF_FEDMETA_PER,
         ),
         AlgorithmSpec(
@@ -329,6 +342,35 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
             module_name='tff_meta.baselines.fed_avg',
             function='fed_avg_proto',
             uses=('known_client', 'new_client', 'new_class'),
+        ),
+        AlgorithmSpec(
+            name='fed_prox',
+            summary="Federated averaging, held to the server's model",
+            paper='Li et al., MLSys 2020',
+            module_name='tff_meta.baselines.fed_prox',
+            uses=('known_client', 'new_client'),
+        ),
+        AlgorithmSpec(
+            name='fed_bn',
+            summary='All is averaged but batch normalisation',
+            paper='Li et al., ICLR 2021',
+            module_name='tff_meta.baselines.fed_bn',
+            uses=('known_client', 'new_client'),
+            model='norm_cnn',
+        ),
+        AlgorithmSpec(
+            name='fed_rod',
+            summary='A generic predictor, and a personal one on top of it',
+            paper='Chen and Chao, ICLR 2022',
+            module_name='tff_meta.baselines.fed_rod',
+            uses=('known_client', 'new_client'),
+        ),
+        AlgorithmSpec(
+            name='fed_ala',
+            summary="The server's last layers, mixed into a client's own",
+            paper='Zhang et al., AAAI 2023',
+            module_name='tff_meta.baselines.fed_ala',
+            uses=('known_client', 'new_client'),
         ),
         AlgorithmSpec(
             name='fed_per',
@@ -513,6 +555,20 @@ ALGORITHMS: Mapping[str, AlgorithmSpec] = {
     )
 }
 
+ALGORITHMS = catalog.Catalog[AlgorithmSpec]('algorithm', _OURS)
+
+
+def register_algorithm(spec: AlgorithmSpec) -> None:
+  """Adds an algorithm from outside.
+
+  Args:
+    spec: Its specification; `module_name` is usually the caller's `__name__`.
+
+  Raises:
+    ValueError: If there is one of its name, or that is no name.
+  """
+  ALGORITHMS.register(spec.name, spec)
+
 
 def get(name: str) -> AlgorithmSpec:
   """Returns the algorithm of that name.
@@ -526,12 +582,7 @@ def get(name: str) -> AlgorithmSpec:
   Raises:
     ValueError: If there is none of that name.
   """
-  if name not in ALGORITHMS:
-    raise ValueError(
-        f'Expected an algorithm of {", ".join(ALGORITHMS)}, found'
-        f' {name!r}.{spelling.tip(name, ALGORITHMS)}'
-    )
-  return ALGORITHMS[name]
+  return ALGORITHMS.find(name)
 
 
 def build(

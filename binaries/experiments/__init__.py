@@ -1,4 +1,13 @@
-"""The tables that `binaries.compare` runs, by name; a file a paper."""
+"""The tables that `binaries.compare` runs, by name; a file a paper.
+
+A file of somebody else defines what these define: `TABLES`, a tuple of
+`tff_meta.comparison.tables.Table`.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import re
+import runpy
 
 from binaries.experiments import cafeme
 from binaries.experiments import digits
@@ -6,28 +15,77 @@ from binaries.experiments import fedec
 from binaries.experiments import fedmeta_per
 from binaries.experiments import frl
 from binaries.experiments import metavers
-from tff_meta import spelling
+from tff_meta import catalog
+from tff_meta import plugins
 from tff_meta.comparison import tables
 
-TABLES: dict[str, tables.Table] = {
-    table.name: table
-    for module in (digits, fedmeta_per, metavers, fedec, cafeme, frl)
-    for table in module.TABLES
-}
+TABLES = tables.TABLES
+
+for _module in (digits, fedmeta_per, metavers, fedec, cafeme, frl):
+  for _table in _module.TABLES:
+    tables.register_table(_table)
+
+
+def add_rows_of_plugins() -> None:
+  """Gives the digits a row of every algorithm that there is by now."""
+  TABLES[digits.TABLE.name] = dataclasses.replace(
+      digits.TABLE, rows=digits.rows()
+  )
 
 
 def get(name: str) -> tables.Table:
   """Returns a table.
 
   Args:
-    name: What `--experiment` takes.
+    name: What `--experiment` takes: the name of a table; a file, `PATH.py`; or
+      one of a file's tables, `PATH.py:NAME`.
 
   Raises:
-    ValueError: If there is none of that name.
+    ValueError: If there is none of that name, or more than one in the file.
   """
-  if name not in TABLES:
+  found = find(name)
+  if len(found) > 1:
+    choices = ', '.join(f'--experiment={name}:{table.name}' for table in found)
     raise ValueError(
-        f'Expected an experiment of {", ".join(TABLES)}; found'
-        f' {name!r}.{spelling.tip(name, TABLES)}'
+        f'Expected one table, found {len(found)} in {name}. Tip: {choices}.'
     )
-  return TABLES[name]
+  return found[0]
+
+
+def find(name: str) -> Sequence[tables.Table]:
+  """Returns the tables that `--experiment` may mean, all those of a file.
+
+  Args:
+    name: As in `get`.
+
+  Raises:
+    ValueError: If there is none of that name, or a file cannot be run.
+  """
+  in_file = re.fullmatch(r'(.*\.py)(?::(.*))?', name)
+  if in_file is None:
+    return [TABLES.find(name)]
+  path, chosen = in_file.groups()
+  found = _read(path)
+  if chosen is None:
+    return found
+  of_file = catalog.Catalog('experiment', {t.name: t for t in found})
+  return [of_file.find(chosen)]
+
+
+def _read(path: str) -> Sequence[tables.Table]:
+  """Returns the tables of a file, whose names no other has."""
+  plugins.look_in_working_directory()
+  with plugins.named_errors(ValueError, f'the tables of {path}'):
+    found = runpy.run_path(path).get('TABLES')
+  if not (
+      isinstance(found, Sequence)
+      and found
+      and all(isinstance(table, tables.Table) for table in found)
+  ):
+    raise ValueError(
+        f'Expected {path} to define TABLES, a tuple of'
+        f' tff_meta.comparison.tables.Table, found {found!r}.'
+    )
+  for table in found:
+    tables.register_table(table)
+  return found

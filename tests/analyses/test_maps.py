@@ -88,7 +88,7 @@ def group():
 
 @pytest.fixture(scope='module')
 def views(model, weights, group):
-  rounds = frl.gpal_rounds(model, CONFIG, 3)
+  rounds = frl.frl(model, CONFIG, 3).gpal_rounds()
   return group_map.view_client(model, rounds, weights, group, CLIENT, SEED)
 
 
@@ -184,7 +184,7 @@ def test_a_group_map_shows_the_own_and_the_others_examples(views, tmp_path):
 )
 def test_impossible_group_maps(model, weights, group, config, client, problem):
   with pytest.raises(ValueError, match=problem):
-    rounds = frl.gpal_rounds(model, config, 3)
+    rounds = frl.frl(model, config, 3).gpal_rounds()
     group_map.view_client(model, rounds, weights, group, client, SEED)
 
 

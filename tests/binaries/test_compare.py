@@ -122,6 +122,7 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
     [
         ([], '--list shows them'),
         (['--experiment=nothing'], "found 'nothing'"),
+        (['--runs=a,b', '--rows=frl'], 'no --rows with --runs, found both'),
         (['--experiment=digits', '--scale=paper'], "'digits': smoke, cpu"),
         (['--experiment=digits', '--rows=sgd'], "found 'sgd'"),
         (['--experiment=digits', '--seeds=x'], 'below 2**31, found x'),
@@ -205,7 +206,7 @@ def test_the_list_has_every_experiment_with_its_runs():
 def _write_failed_runs(root, seeds):
   """Makes a comparison of the digits whose runs of FedAvg have all failed."""
   digits = experiments.get('digits')
-  runner.claim(root, 'digits', 'smoke')
+  runner.claim(root, experiment='digits', scale='smoke')
   for cell in tables.cells(
       digits, 'smoke', rows=['fed_avg'], settings=['New groups'], seeds=seeds
   ):

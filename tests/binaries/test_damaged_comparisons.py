@@ -48,7 +48,7 @@ def _write_comparison(root):
   """Makes a comparison of two finished runs, as the programs write them."""
   digits = experiments.get('digits')
   root.mkdir()
-  runner.claim(root, 'digits', 'smoke')
+  runner.claim(root, experiment='digits', scale='smoke')
   for cell in tables.cells(
       digits,
       'smoke',

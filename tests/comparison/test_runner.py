@@ -141,23 +141,23 @@ def test_the_last_flag_of_a_name_counts(one, other, same):
 
 
 def test_a_directory_is_of_one_experiment_at_one_scale(tmp_path):
-  runner.claim(tmp_path, 'a', 'cpu')
-  runner.claim(tmp_path, 'a', 'cpu')
+  runner.claim(tmp_path, experiment='a', scale='cpu')
+  runner.claim(tmp_path, experiment='a', scale='cpu')
   for name, scale in (('a', 'paper'), ('b', 'cpu')):
     problem = (
         f'--experiment={name} --scale={scale}, found --experiment=a --scale'
     )
     with pytest.raises(runner.ComparisonError, match=problem):
-      runner.claim(tmp_path, name, scale)
+      runner.claim(tmp_path, experiment=name, scale=scale)
   (tmp_path / 'comparison.json').write_text('3')
   with pytest.raises(runner.ComparisonError, match='found something else'):
-    runner.claim(tmp_path, 'a', 'cpu')
+    runner.claim(tmp_path, experiment='a', scale='cpu')
 
 
 def test_a_directory_with_other_files_is_refused(tmp_path):
   (tmp_path / 'thesis.tex').write_text('')
   with pytest.raises(runner.ComparisonError, match='thesis.tex'):
-    runner.claim(tmp_path, 'a', 'cpu')
+    runner.claim(tmp_path, experiment='a', scale='cpu')
   assert not (tmp_path / 'comparison.json').exists()
 
 
@@ -200,7 +200,7 @@ def test_an_unreadable_cell_file_is_an_error(tmp_path, changes, problem):
 def test_a_file_is_not_a_directory(tmp_path):
   (tmp_path / 'file').write_text('')
   with pytest.raises(runner.ComparisonError, match='directory, found a file'):
-    runner.check_claim(tmp_path / 'file', 'a', 'cpu')
+    runner.check_claim(tmp_path / 'file', experiment='a', scale='cpu')
 
 
 def test_cores_are_divided_between_processes(monkeypatch):

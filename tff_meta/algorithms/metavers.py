@@ -28,7 +28,6 @@ from tff_meta import optimizers
 from tff_meta.aggregators import margins as margins_lib
 from tff_meta.client_works import client_work as client_work_lib
 from tff_meta.learners import local_sgd
-from tff_meta.learners import prototype_classifier
 from tff_meta.losses import centroid_triplet
 from tff_meta.losses import prototypical
 from tff_meta.models import model as model_lib
@@ -324,11 +323,7 @@ def build_server_optimizer(
 def metavers(
     model: model_lib.Model, config: MetaVersConfig, num_classes: int
 ) -> method.Method:
-  """MetaVers; a round is one episode and one gradient of every client.
-
-  A client, known, new or with classes that training never saw, has the
-  prototypes of all its training examples and takes no gradient step.
-  """
+  """MetaVers; a round is one episode and one gradient of every client."""
   model = model.without_head()
 
   def what_is_missing(class_sizes):
@@ -340,12 +335,7 @@ def metavers(
         needs_query=config.loss == 'ce' or config.gamma == 1,
     )
 
-  def use():
-    return prototype_classifier.build_client_personalizer(
-        model, num_classes=num_classes
-    )
-
-  return method.Method(
+  trained = method.Method(
       num_classes,
       model.initialize,
       build_client_update(model, config, num_classes),
@@ -353,7 +343,5 @@ def metavers(
       channels=(build_margins(config),),
       server_optimizer=build_server_optimizer(config),
       what_is_missing=what_is_missing,
-      known_client=use,
-      new_client=use,
-      new_class=use,
   )
+  return method.with_prototypes(trained, model)

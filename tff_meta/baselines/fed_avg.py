@@ -29,7 +29,6 @@ from tff_meta.learners import classifiers
 from tff_meta.learners import few_round
 from tff_meta.learners import fine_tuning
 from tff_meta.learners import personalizer
-from tff_meta.learners import prototype_classifier
 from tff_meta.models import model as model_lib
 
 
@@ -155,22 +154,9 @@ def fed_avg_proto(
 ) -> method.Method:
   """Federated averaging, then class prototypes in the place of the head.
 
-  So has a client, known, new or with classes that training never saw.
-
   Source: Lim et al. (MetaVers), WACV 2024, table 3, "FedAvg-Proto".
   """
-
-  def client():
-    return prototype_classifier.build_client_personalizer(
-        model, num_classes=num_classes
-    )
-
-  return dataclasses.replace(
-      fed_avg(model, config, num_classes),
-      known_client=client,
-      new_client=client,
-      new_class=client,
-  )
+  return method.with_prototypes(fed_avg(model, config, num_classes), model)
 
 
 def _group_rounds(

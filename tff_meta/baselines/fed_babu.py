@@ -24,7 +24,6 @@ from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
-from tff_meta.learners import prototype_classifier
 from tff_meta.models import model as model_lib
 
 
@@ -136,19 +135,5 @@ def fed_babu(
 def fed_babu_proto(
     model: model_lib.Model, config: FedBabuConfig, num_classes: int
 ) -> method.Method:
-  """FedBABU, then the nearest class prototype of the server's body.
-
-  So does a client, known, new or with classes that training never saw.
-  """
-
-  def client():
-    return prototype_classifier.build_client_personalizer(
-        model, num_classes=num_classes
-    )
-
-  return dataclasses.replace(
-      fed_babu(model, config, num_classes),
-      known_client=client,
-      new_client=client,
-      new_class=client,
-  )
+  """FedBABU, then class prototypes in the place of the head."""
+  return method.with_prototypes(fed_babu(model, config, num_classes), model)

@@ -26,7 +26,6 @@ from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personal_head
-from tff_meta.learners import prototype_classifier
 from tff_meta.models import model as model_lib
 
 
@@ -133,19 +132,5 @@ def fed_rep(
 def fed_rep_proto(
     model: model_lib.Model, config: FedRepConfig, num_classes: int
 ) -> method.Method:
-  """FedRep, then the nearest class prototype of the server's body.
-
-  So does a client, known, new or with classes that training never saw.
-  """
-
-  def client():
-    return prototype_classifier.build_client_personalizer(
-        model, num_classes=num_classes
-    )
-
-  return dataclasses.replace(
-      fed_rep(model, config, num_classes),
-      known_client=client,
-      new_client=client,
-      new_class=client,
-  )
+  """FedRep, then class prototypes in the place of heads."""
+  return method.with_prototypes(fed_rep(model, config, num_classes), model)

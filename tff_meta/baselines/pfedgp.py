@@ -272,15 +272,4 @@ def pfedgp_proto(
 
   Source: Lim et al. (MetaVers), WACV 2024, table 3, "pFedGP-Proto".
   """
-
-  def use():
-    return prototype_classifier.build_client_personalizer(
-        model, num_classes=num_classes
-    )
-
-  return dataclasses.replace(
-      pfedgp(model, config, num_classes),
-      known_client=use,
-      new_client=use,
-      new_class=use,
-  )
+  return method.with_prototypes(pfedgp(model, config, num_classes), model)

@@ -1,7 +1,7 @@
 """Pictures of a comparison: learning curves, clients, steps of adaptation."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import io
 import math
 import pathlib
@@ -58,9 +58,29 @@ def of_setting(
       ]
       for row in table.rows
   }
-  runs = {row: paths for row, paths in runs.items() if paths}
-  styles = row_styles([row.name for row in table.rows])
-  protocol, suffix = _protocol(table.setting(setting))
+  return of_runs(
+      {row: paths for row, paths in runs.items() if paths},
+      table.setting(setting),
+      row_styles([row.name for row in table.rows]),
+  )
+
+
+def of_runs(
+    runs: Mapping[str, Sequence[pathlib.Path]],
+    setting: tables.Setting,
+    styles: Mapping[str, Mapping[str, Any]],
+) -> list[Picture]:
+  """Draws what finished runs of a setting have written.
+
+  Args:
+    runs: Row -> directories of its runs, one a seed.
+    setting: The setting.
+    styles: From `row_styles`, of these rows at least.
+
+  Returns:
+    Those pictures that there is something to see in.
+  """
+  protocol, suffix = _protocol(setting)
   pictures = [
       _accuracy_curves(runs, styles),
       _losses(runs, styles),

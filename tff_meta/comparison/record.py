@@ -77,7 +77,7 @@ def keep(
       changed then.
     OSError: If a table cannot be read or a file not be written.
   """
-  runner.check_claim(target, table.name, scale_name)
+  runner.check_claim(target, experiment=table.name, scale=scale_name)
   check_target(target, cells)
   finished = []
   for cell in cells:
@@ -96,7 +96,7 @@ def keep(
       for name in _TABLES
   }
   plain_files.make_directory(target, parents=True)
-  runner.claim(target, table.name, scale_name)
+  runner.claim(target, experiment=table.name, scale=scale_name)
   for name, content in pages.items():
     atomic_files.write_bytes(target / name, content)
   for cell, contents in files.items():

@@ -11,6 +11,7 @@ import html
 import io
 import itertools
 import pathlib
+from typing import Any
 
 from tff_meta import escapes
 from tff_meta.comparison import figures
@@ -18,12 +19,81 @@ from tff_meta.comparison import results
 from tff_meta.comparison import tables
 from tff_meta.training import atomic_files
 
+NUMBERS = (
+    'Numbers are percent: the mean over seeds, with its 95 % interval where'
+    ' there is more than one seed; in parentheses a spread within a run, as it'
+    ' says there'
+)
 _NONE = '–'
 
 
+class Report:
+  """What reports have in common; what they are of, classes below this say.
+
+  Attributes:
+    title: One line.
+    entries: All numbers, setting by setting and row by row.
+    command: What makes the report again.
+  """
+
+  title: str
+  entries: Sequence[results.Entry]
+  command: str
+
+  def header(self) -> list[str]:
+    """Returns sentences on what was run."""
+    raise NotImplementedError
+
+  def notes(self) -> list[tuple[str, Sequence[str]]]:
+    """Returns titles with sentences that stand below the tables."""
+    raise NotImplementedError
+
+  def about(self) -> dict[str, Any]:
+    """Returns what `table.json` says beside all that."""
+    raise NotImplementedError
+
+  def pictures(self, root: pathlib.Path, setting: str) -> list[figures.Picture]:
+    """Draws the runs of a setting; `root` is where the report is."""
+    raise NotImplementedError
+
+  def sections(self) -> list[tuple[str, Sequence[str]]]:
+    """Returns `notes`, and what has no number, if there is any."""
+    all_sections = [*self.notes(), ('Without a number', self.missing())]
+    return [(title, found) for title, found in all_sections if found]
+
+  def by_setting(self) -> list[tuple[str, list[list[results.Entry]]]]:
+    """Returns settings, each with its rows, each with an entry a measure."""
+    return [
+        (
+            setting,
+            [
+                list(row)
+                for _, row in itertools.groupby(entries, lambda e: e.row)
+            ],
+        )
+        for setting, entries in itertools.groupby(
+            self.entries, lambda e: e.setting
+        )
+    ]
+
+  def missing(self) -> list[str]:
+    """Returns lines on what lacks a seed's number: rows, or measures of one."""
+    lines = []
+    for setting, rows in self.by_setting():
+      for row in rows:
+        whole = len({entry.missing for entry in row}) == 1
+        lines += [
+            f'{setting}, {entry.row}{"" if whole else f", {entry.measure}"}:'
+            f' {entry.missing}'
+            for entry in row
+            if entry.missing
+        ]
+    return list(dict.fromkeys(lines))
+
+
 @dataclasses.dataclass(frozen=True)
-class Comparison:
-  """What a report is of.
+class Comparison(Report):
+  """A report of a table's cells.
 
   Attributes:
     table: The table.
@@ -70,9 +140,7 @@ class Comparison:
         'The command is the last one; runs of earlier ones are shown, too.',
         f'Seeds: {", ".join(map(str, seeds))}. All runs together took'
         f' {hours:.2f} hours.',
-        'Numbers are percent: the mean over seeds, with its 95 % interval where'
-        ' there is more than one seed; in parentheses a spread within a run,'
-        ' as it says there; differences are ours minus published.',
+        f'{NUMBERS}; differences are ours minus published.',
         *(
             [f'Behind a published number stands its {self.table.spread}.']
             if self.table.spread
@@ -81,85 +149,62 @@ class Comparison:
         *self.provenance,
     ]
 
-  def by_setting(self) -> list[tuple[str, list[list[results.Entry]]]]:
-    """Returns settings, each with its rows, each with an entry a measure."""
-    return [
-        (
-            setting,
-            [
-                list(row)
-                for _, row in itertools.groupby(entries, lambda e: e.row)
-            ],
-        )
-        for setting, entries in itertools.groupby(
-            self.entries, lambda e: e.setting
-        )
-    ]
+  @property
+  def title(self) -> str:
+    """That of the table."""
+    return self.table.title
 
-  def missing(self) -> list[str]:
-    """Returns lines on what lacks a seed's number: rows, or measures of one."""
-    lines = []
-    for setting, rows in self.by_setting():
-      for row in rows:
-        whole = len({entry.missing for entry in row}) == 1
-        lines += [
-            f'{setting}, {entry.row}{"" if whole else f", {entry.measure}"}:'
-            f' {entry.missing}'
-            for entry in row
-            if entry.missing
-        ]
-    return list(dict.fromkeys(lines))
+  def notes(self) -> list[tuple[str, Sequence[str]]]:
+    """Returns those of the table."""
+    return [('Notes', self.table.notes)]
+
+  def about(self) -> dict[str, Any]:
+    """Returns the names of table and scale."""
+    return {'experiment': self.table.name, 'scale': self.scale}
+
+  def pictures(self, root: pathlib.Path, setting: str) -> list[figures.Picture]:
+    """Draws the finished cells."""
+    return figures.of_setting(root, self.table, self.cells, setting)
 
 
-def write(root: pathlib.Path, comparison: Comparison) -> None:
+def write(root: pathlib.Path, report: Report) -> None:
   """Writes `table.md`, `table.csv`, `table.json` and `report.html`.
 
   Args:
-    root: The comparison's directory, where its runs are read, too.
-    comparison: What to write.
+    root: The directory, where a comparison's runs are read, too.
+    report: What to write.
   """
-  page = _html(root, comparison)  # First: this is where something may fail.
-  atomic_files.write_bytes(root / 'table.md', markdown(comparison).encode())
-  atomic_files.write_bytes(root / 'table.csv', _csv(comparison))
+  page = _html(root, report)  # First: this is where something may fail.
+  atomic_files.write_bytes(root / 'table.md', markdown(report).encode())
+  atomic_files.write_bytes(root / 'table.csv', _csv(report))
   atomic_files.write_json(
       root / 'table.json',
       {
-          'experiment': comparison.table.name,
-          'scale': comparison.scale,
-          'command': comparison.command,
-          'header': comparison.header(),
-          'entries': [entry.to_json() for entry in comparison.entries],
+          **report.about(),
+          'command': report.command,
+          'header': report.header(),
+          'entries': [entry.to_json() for entry in report.entries],
       },
   )
   atomic_files.write_bytes(root / 'report.html', page.encode())
 
 
-def markdown(comparison: Comparison) -> str:
+def markdown(report: Report) -> str:
   """Returns the report as Markdown, without pictures."""
-  table = comparison.table
-  lines = [f'# {escapes.markdown_line(table.title)}', '']
-  lines += [
-      f'* {escapes.markdown_line(sentence)}' for sentence in comparison.header()
-  ]
+  lines = [f'# {escapes.markdown_line(report.title)}', '']
+  lines += [f'* {escapes.markdown_line(line)}' for line in report.header()]
   # A block of code, where nothing is markup.
-  lines += ['', f'    {escapes.one_line(comparison.command)}', '']
-  for setting, rows in comparison.by_setting():
+  lines += ['', f'    {escapes.one_line(report.command)}', '']
+  for setting, rows in report.by_setting():
     lines += [f'## {escapes.markdown_line(setting)}', '']
     header, *body = _grid(rows)
     lines += [_pipes(header), _pipes(['---'] * len(header))]
     lines += [_pipes(row) for row in body]
     lines.append('')
-  for title, sentences in (
-      ('Notes', table.notes),
-      ('Without a number', comparison.missing()),
-  ):
-    if sentences:
-      lines += [
-          f'## {title}',
-          '',
-          *(f'* {escapes.markdown_line(s)}' for s in sentences),
-          '',
-      ]
+  for title, sentences in report.sections():
+    lines += [f'## {title}', '']
+    lines += [f'* {escapes.markdown_line(s)}' for s in sentences]
+    lines.append('')
   return '\n'.join(lines)
 
 
@@ -187,7 +232,8 @@ def _grid(rows: list[list[results.Entry]]) -> list[list[str]]:
       line += [_published(entry), _difference(entry)] if has_published else []
     finished = len(row[0].values)
     seeds = f'{finished} of {len(row[0].states)}' if row[0].states else _NONE
-    hours = f'{row[0].hours:.2f}' if row[0].states else _NONE
+    is_known = row[0].states and row[0].hours is not None
+    hours = f'{row[0].hours:.2f}' if is_known else _NONE
     body.append([*line, seeds, hours])
   return [header, *body]
 
@@ -225,9 +271,9 @@ def _first_measures(entries):
   return {(e.row, e.setting): e for e in reversed(entries)}.values()
 
 
-def _csv(comparison: Comparison) -> bytes:
+def _csv(report: Report) -> bytes:
   text = io.StringIO()
-  rows = [entry.to_json() for entry in comparison.entries]
+  rows = [entry.to_json() for entry in report.entries]
   seeds = sorted({seed for row in rows for seed in row['values']}, key=int)
   for row in rows:
     values = row.pop('values')
@@ -263,33 +309,28 @@ code { background: #f1f4f8; padding: .1rem .3rem; overflow-wrap: anywhere; }
 """
 
 
-def _html(root: pathlib.Path, comparison: Comparison) -> str:
+def _html(root: pathlib.Path, report: Report) -> str:
   """Returns a page that needs no other file."""
-  table = comparison.table
   parts = [
       '<!doctype html><html lang="en"><head><meta charset="utf-8">',
       '<meta name="viewport" content="width=device-width, initial-scale=1">',
-      f'<title>{html.escape(table.title)}</title>',
+      f'<title>{html.escape(report.title)}</title>',
       f'<style>{_STYLE}</style></head><body>',
-      f'<h1>{html.escape(table.title)}</h1>',
-      _list(comparison.header()),
-      f'<p><code>{html.escape(comparison.command)}</code></p>',
+      f'<h1>{html.escape(report.title)}</h1>',
+      _list(report.header()),
+      f'<p><code>{html.escape(report.command)}</code></p>',
   ]
-  for setting, rows in comparison.by_setting():
+  for setting, rows in report.by_setting():
     parts.append(f'<h2>{html.escape(setting)}</h2>')
     parts.append(_html_table(rows))
-    for picture in figures.of_setting(root, table, comparison.cells, setting):
+    for picture in report.pictures(root, setting):
       caption = html.escape(picture.caption)
       parts.append(
           f'<figure><img alt="{caption}" src="data:image/png;base64,'
           f'{picture.base64}"><figcaption>{caption}</figcaption></figure>'
       )
-  for title, sentences in (
-      ('Notes', table.notes),
-      ('Without a number', comparison.missing()),
-  ):
-    if sentences:
-      parts += [f'<h2>{title}</h2>', _list(sentences)]
+  for title, sentences in report.sections():
+    parts += [f'<h2>{title}</h2>', _list(sentences)]
   return '\n'.join([*parts, '</body></html>\n'])
 
 

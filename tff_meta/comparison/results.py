@@ -30,7 +30,7 @@ class Entry:
     spread_name: What that spread is.
     states: Seed -> how its cell stands; empty if the row is not run here.
     problems: Seed -> why its cell failed, or why a finished one has no number.
-    hours: Wall clock of all its cells.
+    hours: Wall clock of all its cells; None if unknown.
   """
 
   row: str
@@ -42,7 +42,7 @@ class Entry:
   spread_name: str
   states: Mapping[int, runner.State]
   problems: Mapping[int, str]
-  hours: float
+  hours: float | None
 
   @property
   def mean(self) -> float | None:
@@ -127,11 +127,11 @@ def collect(
           c for c in cells if (c.row, c.setting) == (row.name, setting.name)
       ]
       if mine or row.published.get(setting.name):
-        entries += _entries(root, row, setting, mine)
+        entries += _of_cells(root, row, setting, mine)
   return entries
 
 
-def _entries(root, row, setting, cells) -> list[Entry]:
+def _of_cells(root, row, setting, cells) -> list[Entry]:
   outcomes = {
       cell.seed: runner.CellFolder(root, cell).outcome() for cell in cells
   }
@@ -140,6 +140,26 @@ def _entries(root, row, setting, cells) -> list[Entry]:
       for cell in cells
       if outcomes[cell.seed].state == 'finished'
   }
+  hours = sum(o.seconds for o in outcomes.values()) / 3600
+  return of_row(row, setting, outcomes, summaries, hours)
+
+
+def of_row(
+    row: tables.Row,
+    setting: tables.Setting,
+    outcomes: Mapping[int, runner.Outcome],
+    summaries: Mapping[int, Mapping[str, Any]],
+    hours: float | None,
+) -> list[Entry]:
+  """Returns an entry for every measure of a row in a setting.
+
+  Args:
+    row: The row.
+    setting: The setting.
+    outcomes: Seed -> how its run stands.
+    summaries: Seed -> summary.json of its finished run, empty if unreadable.
+    hours: Wall clock of all of them; None if unknown.
+  """
   published = row.published.get(setting.name, {})
   entries = []
   for measure in setting.measures:
@@ -171,7 +191,7 @@ def _entries(root, row, setting, cells) -> list[Entry]:
             spread_name=measure.spread_name,
             states={seed: o.state for seed, o in outcomes.items()},
             problems=problems,
-            hours=sum(o.seconds for o in outcomes.values()) / 3600,
+            hours=hours,
         )
     )
   return entries

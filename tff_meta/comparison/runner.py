@@ -125,19 +125,18 @@ def is_comparison(root: pathlib.Path) -> bool:
   return (root / _CLAIM).exists()
 
 
-def check_claim(root: pathlib.Path, table_name: str, scale_name: str) -> None:
-  """Raises if a directory is not free for a table at a scale; changes nothing.
+def check_claim(root: pathlib.Path, **what: str) -> None:
+  """Raises if a directory is not free for a comparison; changes nothing.
 
   Args:
     root: The directory; it need not exist.
-    table_name: The table.
-    scale_name: The scale.
+    **what: What is compared, as `binaries.compare` takes it: `experiment` and
+      `scale`, or `runs`.
 
   Raises:
     ComparisonError: If it is another's, or holds other files, or is a file.
   """
   path = root / _CLAIM
-  wanted = _claim(table_name, scale_name)
   if os.path.lexists(root) and not root.is_dir():
     raise ComparisonError(
         f'Expected {root} to be a directory, found'
@@ -157,31 +156,26 @@ def check_claim(root: pathlib.Path, table_name: str, scale_name: str) -> None:
     return
   except plain_files.DamagedFileError:
     found = None
-  if found != wanted:
+  if found != what:
     raise ComparisonError(
-        f'Expected {root} to hold a comparison of {_flags(wanted)}, found'
+        f'Expected {root} to hold a comparison of {_flags(what)}, found'
         f' {_flags(found)} in {_CLAIM}. Tip: ask for that, or give another'
         ' directory.'
     )
 
 
-def claim(root: pathlib.Path, table_name: str, scale_name: str) -> None:
-  """Marks a directory, which exists, as that of a table at a scale.
+def claim(root: pathlib.Path, **what: str) -> None:
+  """Marks a directory, which exists, as that of a comparison.
 
   Args:
     root: The directory.
-    table_name: The table.
-    scale_name: The scale.
+    **what: As in `check_claim`.
 
   Raises:
     ComparisonError: As `check_claim`.
   """
-  check_claim(root, table_name, scale_name)
-  atomic_files.write_json(root / _CLAIM, _claim(table_name, scale_name))
-
-
-def _claim(table_name, scale_name):
-  return {'experiment': table_name, 'scale': scale_name}
+  check_claim(root, **what)
+  atomic_files.write_json(root / _CLAIM, what)
 
 
 def _flags(content) -> str:

@@ -13,6 +13,7 @@ import dataclasses
 import re
 from typing import Any
 
+from tff_meta import catalog
 from tff_meta import spelling
 
 SCALES = ('smoke', 'cpu', 'paper')
@@ -177,6 +178,19 @@ class Table:
           f' {name!r}.'
       )
     return self.scales[name]
+
+
+# Those of the papers are registered by `binaries.experiments`.
+TABLES = catalog.Catalog[Table]('experiment', {})
+
+
+def register_table(table: Table) -> None:
+  """Adds a table, with the name that `--experiment` takes.
+
+  Raises:
+    ValueError: If there is one of its name, or that is no name.
+  """
+  TABLES.register(table.name, table)
 
 
 @dataclasses.dataclass(frozen=True)

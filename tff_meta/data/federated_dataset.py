@@ -57,7 +57,7 @@ class _Cache(cachetools.LRUCache):
       num_bytes: The most that clients take; larger ones are let go at once.
     """
     super().__init__(num_bytes, lambda held: held.num_bytes)
-    self.digests = {}
+    self.digests: dict[str, bytes] = {}
 
   def __setitem__(self, client_id, held):
     if held.num_bytes > self.maxsize:
@@ -343,7 +343,7 @@ class FederatedDataset:
         test_fraction=test_fraction,
         stratify=stratify,
     )
-    redealt = {}
+    redealt: Mapping[str, client_sources.ClientRows] = {}
     if new_clients == 'redealt':
       redealt = client_sources.deal_tests_again(
           corpus, clients, num_test_clients, seed
@@ -437,7 +437,7 @@ class FederatedDataset:
       x_key: str = 'pixels',
       y_key: str = 'label',
       add_channel_axis: bool = False,
-      preprocess: Callable[[np.ndarray], np.ndarray] = np.float32,
+      preprocess: corpus_lib.Preprocess = np.float32,
       validation_fraction: float = 0.0,
       test_fraction: float | None = None,
       num_validation_clients: int = 0,
@@ -621,8 +621,8 @@ def _hold_out(ids, num_validation_clients, num_test_clients, seed):
         f' {num_test_clients}.'
     )
   # Of numbers: NumPy cuts zero bytes off the end of strings.
-  order = np.random.default_rng([seed, 0]).permutation(len(ids))
-  order = [ids[i] for i in order]
+  numbers = np.random.default_rng([seed, 0]).permutation(len(ids))
+  order = [ids[i] for i in numbers]
   bounds = (counts[0], sum(counts))
   return {
       'meta_test': sorted(order[: bounds[0]]),

@@ -9,9 +9,11 @@ or strings, anything else is refused. `seed` is a non-negative integer, or a
 NumPy generator to go on with. The row numbers are
 int64 and no client has a row twice. No row goes to two clients, either, but for
 partitioners with an attribute `shares_rows` that is True: `fedec_femnist`, when
-it is to `start_over`. Partitioners that promise to be exhaustive give every row
-to some client. Where the docstring says so, two parts of a corpus that are
-partitioned with the same seed give clients of the same classes.
+it is to `start_over`. One that deals by writers or groups instead of labels has
+an attribute `partition_by`, `'writer'` or `'rotation'`. Partitioners that
+promise to be exhaustive give every row to some client. Where the docstring says
+so, two parts of a corpus that are partitioned with the same seed give clients
+of the same classes.
 
 No global random state is read or written.
 """
@@ -22,7 +24,10 @@ from typing import Literal
 
 import numpy as np
 
+from tff_meta import catalog
 from tff_meta.data import checks
+
+FEW_ROUND = 'few_round'  # No partitioner: `FederatedDataset.few_round`.
 
 Partition = list[np.ndarray]
 Seed = int | np.random.Generator
@@ -548,7 +553,7 @@ def fedec_femnist(
   return [np.concatenate(parts) for parts in own]
 
 
-# mypy knows no attributes of functions.
+# mypy knows no attributes of functions, here and below.
 fedec_femnist.shares_rows = True  # type: ignore[attr-defined]
 
 
@@ -601,6 +606,9 @@ def by_group(
   return [own[:max_examples] for own in clients]
 
 
+by_group.partition_by = 'rotation'  # type: ignore[attr-defined]
+
+
 def by_writer(writers: np.ndarray, num_clients: int, seed: Seed) -> Partition:
   """Makes clients of randomly chosen writers, each with all they wrote.
 
@@ -627,7 +635,10 @@ def by_writer(writers: np.ndarray, num_clients: int, seed: Seed) -> Partition:
   return [own[writer] for writer in chosen]
 
 
-PARTITIONERS: Mapping[str, Callable[..., Partition]] = {
+by_writer.partition_by = 'writer'  # type: ignore[attr-defined]
+
+
+_OURS: dict[str, Callable[..., Partition]] = {
     'iid': iid,
     'iid_per_class': iid_per_class,
     'shards': shards,
@@ -641,6 +652,26 @@ PARTITIONERS: Mapping[str, Callable[..., Partition]] = {
     'by_group': by_group,
     'by_writer': by_writer,
 }
+
+PARTITIONERS = catalog.Catalog[Callable[..., Partition]](
+    'partition', _OURS, reserved=(FEW_ROUND,)
+)
+
+
+def register_partition(
+    name: str, partitioner: Callable[..., Partition]
+) -> None:
+  """Adds a partitioner from outside.
+
+  Args:
+    name: What `--partition` takes.
+    partitioner: As this module's docstring says; its annotated parameters after
+      the first three are what `--partition_options` takes.
+
+  Raises:
+    ValueError: If there is one of this name, or it is no name.
+  """
+  PARTITIONERS.register(name, partitioner)
 
 
 def _vector(labels: np.ndarray) -> np.ndarray:

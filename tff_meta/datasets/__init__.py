@@ -2,6 +2,7 @@
 
 import inspect
 
+from tff_meta import catalog
 from tff_meta import spelling
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.datasets import cifar10
@@ -28,9 +29,10 @@ __all__ = (
     'FewRoundDefaults',
     'get',
     'load_corpus',
+    'register_dataset',
 )
 
-DATASETS = {
+_OURS = {
     module.SPEC.name: module.SPEC
     for module in (
         digits,
@@ -47,6 +49,20 @@ DATASETS = {
     )
 }
 
+DATASETS = catalog.Catalog[DatasetSpec]('dataset', _OURS)
+
+
+def register_dataset(spec: DatasetSpec) -> None:
+  """Adds a data set from outside.
+
+  Args:
+    spec: Its specification, with the name that `--dataset` takes.
+
+  Raises:
+    ValueError: If there is one of its name, or that is no name.
+  """
+  DATASETS.register(spec.name, spec)
+
 
 def get(name: str) -> DatasetSpec:
   """Returns a data set's specification.
@@ -54,12 +70,7 @@ def get(name: str) -> DatasetSpec:
   Raises:
     ValueError: If the name is unknown; lists the known ones.
   """
-  if name not in DATASETS:
-    raise ValueError(
-        f'Expected `dataset` to be one of {", ".join(DATASETS)}, found'
-        f' {name!r}.{spelling.tip(name, DATASETS)}'
-    )
-  return DATASETS[name]
+  return DATASETS.find(name)
 
 
 def load_corpus(

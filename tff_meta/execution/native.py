@@ -128,7 +128,8 @@ def create_native_context():
   )
 
   port = portpicker.pick_unused_port()
-  process = _start_worker(pathlib.Path(tff.__path__[0]), port)
+  assert tff.__file__ is not None
+  process = _start_worker(pathlib.Path(tff.__file__).parent, port)
   limit = ('grpc.max_message_length', _MAX_MESSAGE_BYTES)
   limits = [limit] + [
       (f'grpc.max_{way}_message_length', _MAX_MESSAGE_BYTES)

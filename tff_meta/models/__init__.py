@@ -1,8 +1,8 @@
 """Networks as pure functions on explicit weights, by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-from tff_meta import spelling
+from tff_meta import catalog
 from tff_meta.models import conv4
 from tff_meta.models import fedec_mlp
 from tff_meta.models import fedmeta_per_cifar
@@ -11,8 +11,9 @@ from tff_meta.models import lenet
 from tff_meta.models import mlp
 from tff_meta.models import model
 from tff_meta.models import modulated_cnn
+from tff_meta.models import norm_cnn
 
-MODELS: Mapping[str, Callable[..., model.Model]] = {
+_OURS: dict[str, Callable[..., model.Model]] = {
     'cafeme_base': modulated_cnn.build_cafeme_base,
     'conv4': conv4.build_conv4,
     'fedec_mlp': fedec_mlp.build_fedec_mlp,
@@ -23,7 +24,23 @@ MODELS: Mapping[str, Callable[..., model.Model]] = {
     'mlp': mlp.build_mlp,
     'modulated_cnn': modulated_cnn.build_modulated_cnn,
     'modulated_mlp': modulated_cnn.build_modulated_mlp,
+    'norm_cnn': norm_cnn.build_norm_cnn,
 }
+
+MODELS = catalog.Catalog[Callable[..., model.Model]]('model', _OURS)
+
+
+def register_model(name: str, build_model: Callable[..., model.Model]) -> None:
+  """Adds a network from outside.
+
+  Args:
+    name: What `--model` takes.
+    build_model: `(input_shape, num_classes) -> Model`, as `build` calls it.
+
+  Raises:
+    ValueError: If there is one of this name, or it is no name.
+  """
+  MODELS.register(name, build_model)
 
 
 def build(
@@ -42,9 +59,4 @@ def build(
   Raises:
     ValueError: The name is not known, or the network does not take the input.
   """
-  if name not in MODELS:
-    raise ValueError(
-        f'Expected `model` to be one of {", ".join(MODELS)}, found {name!r}.'
-        f'{spelling.tip(name, MODELS)}'
-    )
-  return MODELS[name](tuple(input_shape), num_classes)
+  return MODELS.find(name)(tuple(input_shape), num_classes)

@@ -19,9 +19,6 @@ from tff_meta.data import partitioners
 from tff_meta.models import model as model_lib
 from tff_meta.training import run_config
 
-# What a partitioner looks at where it is not the label.
-_PARTITION_BY = {'by_writer': 'writer', 'by_group': 'rotation'}
-
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
@@ -148,16 +145,14 @@ def prepare(
         corpus, data.num_clients, config.seed, **data.partition_options
     )
   else:
+    deal = partitioners.PARTITIONERS[data.partition]
     held_out = data.num_new_clients * (data.new_clients == 'held_out')
     dataset = federated_dataset.FederatedDataset.from_corpus(
         corpus,
-        functools.partial(
-            partitioners.PARTITIONERS[data.partition],
-            **data.partition_options,
-        ),
+        functools.partial(deal, **data.partition_options),
         data.num_clients + held_out,
         config.seed,
-        partition_by=_PARTITION_BY.get(data.partition, 'label'),
+        partition_by=getattr(deal, 'partition_by', 'label'),
         validation_fraction=data.validation_fraction,
         test_fraction=data.test_fraction,
         stratify=data.stratify,

@@ -380,6 +380,16 @@ def median_seconds(path: pathlib.Path) -> float | None:
   return statistics.median(seconds) if seconds else None
 
 
+def total_seconds(path: pathlib.Path) -> float:
+  """Returns the seconds of all rounds of a timings.csv.
+
+  Raises:
+    OSError: If it cannot be read, or is not there.
+    DamagedFileError: If it is something else.
+  """
+  return sum(float(value) for value, _ in _read_timings(path).values())
+
+
 class TensorBoardWriter:
   """TensorBoard's event files, one set of scalars a round.
 

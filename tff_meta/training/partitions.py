@@ -2,12 +2,8 @@
 
 from typing import Any
 
-from tff_meta import spelling
 from tff_meta.data import partitioners
 from tff_meta.training import hyperparameters
-
-FEW_ROUND = 'few_round'
-PARTITIONS = (FEW_ROUND, *partitioners.PARTITIONERS)
 
 
 def read_options(
@@ -16,19 +12,15 @@ def read_options(
   """Returns all options of a partition.
 
   Args:
-    partition: One of `PARTITIONS`.
+    partition: One of `partitioners.PARTITIONERS.names`.
     text: `name=value,...`, those that are not left at their defaults.
     examples_per_class: The default of `'few_round'`'s.
 
   Raises:
     ValueError: If the partition or an option is unknown, or a value impossible.
   """
-  if partition not in PARTITIONS:
-    raise ValueError(
-        f'Expected `partition` to be one of {", ".join(PARTITIONS)}, found'
-        f' {partition!r}.{spelling.tip(partition, PARTITIONS)}'
-    )
-  if partition == FEW_ROUND:
+  partitioners.PARTITIONERS.check(partition)
+  if partition == partitioners.FEW_ROUND:
     hint = {'examples_per_class': int | None}
     given = hyperparameters.parse(text, hint, of=partition)
     return {'examples_per_class': examples_per_class} | given

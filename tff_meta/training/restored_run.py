@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 import contextlib
 from typing import NamedTuple
 
+from tff_meta import catalog
 from tff_meta.training import checkpoints
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
@@ -37,7 +38,8 @@ def read_config(
   Raises:
     FileNotFoundError: If there is no run.
     RunDirectoryError: If config.json cannot be read.
-    ValueError: If it is not a configuration of this version of the library.
+    ValueError: If it is not a configuration of this version of the library, or
+      has a name that the plugins which are imported do not register.
   """
   content = directory.read_config()
   if content is None:
@@ -45,7 +47,15 @@ def read_config(
         f'Expected a run in {directory.root}, found no {directory.config.name}'
         ' there.'
     )
-  return run_config.from_json(content.get('config'))
+  try:
+    return run_config.from_json(content.get('config'))
+  except catalog.UnknownNameError as error:
+    names = ', '.join(directory.read_plugins()) or 'none'
+    raise ValueError(
+        f'{error} The run in {directory.root}, made with the plugins {names},'
+        ' has this name of a plugin or of an installed package that does not'
+        ' register it now. Tip: name another module with --plugins.'
+    ) from None
 
 
 @contextlib.contextmanager

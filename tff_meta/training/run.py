@@ -17,6 +17,7 @@ import tree
 import tff_meta
 from tff_meta import composition
 from tff_meta import plain_files
+from tff_meta import plugins
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
@@ -600,6 +601,7 @@ def _surroundings() -> dict[str, Any]:
           'python': platform.python_version(),
           'tff_meta': tff_meta.__version__,
           **{name: importlib.metadata.version(name) for name in _VERSIONS_OF},
+          **plugins.versions(),
       },
       # Null: as TensorFlow sees fit.
       'environment': {name: os.environ.get(name) for name in _ENVIRONMENT},

@@ -14,10 +14,11 @@ from tff_meta import datasets
 from tff_meta import models
 from tff_meta import registry
 from tff_meta import spelling
+from tff_meta.data import partitioners
 from tff_meta.training import hyperparameters
 from tff_meta.training import partitions
 
-FEW_ROUND = partitions.FEW_ROUND
+FEW_ROUND = partitioners.FEW_ROUND
 PRESETS = registry.PRESETS
 
 # Fields that may differ between a run and its continuation: none of them
@@ -32,6 +33,7 @@ FREE_FIELDS = (
     'references',
     'reference_hparams',
     'nvar',
+    'plugins',
 )
 
 
@@ -75,7 +77,7 @@ class DataConfig:
   new_clients: Literal['held_out', 'redealt']
 
   def __post_init__(self):
-    _check_choice('partition', self.partition, partitions.PARTITIONS)
+    partitioners.PARTITIONERS.check(self.partition)
     _check_fields(self, at_least_one=('num_clients',))
     if self.partition == FEW_ROUND:
       self._check_few_round()
@@ -259,6 +261,7 @@ class RunConfig:
     data: Which clients there are.
     training: What happens up to the last round.
     evaluation: How the outcome is tested.
+    plugins: Modules that were imported for what they register.
   """
 
   algorithm: str
@@ -269,9 +272,10 @@ class RunConfig:
   data: DataConfig
   training: TrainingConfig
   evaluation: EvaluationConfig
+  plugins: tuple[str, ...] = ()
 
   def __post_init__(self):
-    _check_choice('model', self.model, models.MODELS)
+    models.MODELS.check(self.model)
     _check_fields(self)
     if self.training.clients_per_round > self.data.num_clients:
       raise ValueError(
@@ -436,9 +440,9 @@ def from_json(values: Any) -> RunConfig:
 def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a configuration of an earlier version in the terms of this one.
 
-  Choices that were added are as they were before there was one, hyperparameters
-  as their preset has them. Those that an algorithm no longer has are left out
-  where their value was what it always does now.
+  Choices that were added are as they were before there was one. Hyperparameters
+  that an algorithm no longer has are left out where their value was what it
+  always does now.
 
   Args:
     values: What `to_json` or `identity` returned, of this version or an earlier
@@ -449,11 +453,10 @@ def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
   """
   found = json.loads(json.dumps(_LATER_FIELDS)) | dict(values)
   spec = registry.get(found['algorithm'])
-  preset = dataclasses.asdict(spec.presets[found['preset']])
-  found['hparams'] = json.loads(json.dumps(preset)) | {
-      name: value
-      for name, value in found['hparams'].items()
-      if (name, value) not in spec.former_fields.items()
+  hparams = {**spec.later_fields, **found['hparams']}.items()
+  former = spec.former_fields
+  found['hparams'] = {
+      k: v for k, v in hparams if k not in former or v != former[k]
   }
   earlier_options = datasets.get(found['dataset']).earlier_options
   if earlier_options:

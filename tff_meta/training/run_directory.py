@@ -153,6 +153,22 @@ class RunDirectory:
           f' unreadable: {error}'
       ) from None
 
+  def read_plugins(self) -> tuple[str, ...]:
+    """Returns the modules that a run had imported by name; none without a run.
+
+    Raises:
+      RunDirectoryError: If config.json cannot be read, or has something else.
+    """
+    content = self.read_config() or {}
+    config = content.get('config')
+    names = config.get('plugins', []) if isinstance(config, Mapping) else []
+    if isinstance(names, list) and all(isinstance(n, str) for n in names):
+      return tuple(names)
+    raise RunDirectoryError(
+        f'Expected `plugins` of {self.config} to be names of modules, found'
+        f' {json.dumps(names)[:_SHOWN]}.'
+    )
+
 
 def _open_lock(path: pathlib.Path) -> Any:
   """Opens a plain file to be locked; never waits, as for a pipe."""

@@ -1,0 +1,81 @@
+"""An algorithm, a network, data, a partition and a table from one file outside.
+
+It lies in the working directory, where installed commands do not look by
+themselves, and neither do the programs as they are called here.
+"""
+
+import json
+import pathlib
+
+import program_calls
+
+_THEIRS = pathlib.Path(__file__).parents[1] / 'outside/theirs.py'
+_TABLE = """
+import dataclasses
+
+import theirs
+
+TABLES = (dataclasses.replace(theirs.TABLE, name='table_of_a_file'),)
+"""
+
+
+def test_everything_comes_from_outside(tmp_path):
+  """A table is run, a run of it goes on, is evaluated and is analyzed."""
+  module = tmp_path / 'theirs.py'
+  module.write_bytes(_THEIRS.read_bytes())
+  (tmp_path / 'table.py').write_text(_TABLE)
+  run = 'runs/compare_table_of_a_file_smoke/known/theirs/seed_0/run'
+
+  def call(program, *calls):
+    return program_calls.call_all(program, calls, tmp_path)
+
+  shown, table, report = call(
+      'compare',
+      ('--plugins=theirs', '--list'),
+      ('--plugins=theirs', '--experiment=table.py', '--scale=smoke'),
+      (f'--runs={run}',),
+  )
+  rows = next(x for x in shown[1].splitlines() if 'rows: frl, met' in x)
+  assert rows.endswith(', theirs') and '\ntheir_table\n' in shown[1]
+  assert table[0] == 0 and ' --plugins=theirs' in table[1], table[2]
+  assert report[0] == 0 and '| theirs (1) |' in report[1], report[2]
+  content = json.loads((tmp_path / run / 'config.json').read_text())
+  assert content['config']['plugins'] == ['theirs']
+  assert content['config']['model'] == 'their_net'
+
+  module.write_text(f'{_THEIRS.read_text()}\n# Changed.\n')
+  train = (
+      '--algorithm=theirs',
+      '--dataset=their_blobs',
+      '--partition=their_deal',
+      '--partition_options=turn=3',
+      '--preset=demo',
+      '--noreferences',
+      f'--output_dir={run}',
+  )
+  again, shown, misspelt = call(
+      'train',
+      (*train, '--rounds=3'),
+      ('--list',),
+      (*train, '--hparams=learningrate=1'),
+  )
+  assert again[0] == 0 and 'Continuing after round 2' in again[2], again[2]
+  assert 'has changed since (versions.plugin theirs: "sha256 ' in again[2]
+  assert 'theirs ' in shown[1] and 'their_blobs ' in shown[1]
+  assert misspelt[0] == 2 and "did you mean 'learning_rate'" in misspelt[2]
+
+  moved = tmp_path / 'moved/theirs.py'
+  moved.parent.mkdir()
+  module.rename(moved)
+  lacking, found = call(
+      'evaluate',
+      (f'--run_dir={run}',),
+      (f'--run_dir={run}', '--plugins=moved.theirs'),
+  )
+  assert lacking[0] == 2 and lacking[2].count('\n') == 1
+  assert f"the plugin 'theirs' of {run}/config.json, found Modu" in lacking[2]
+  assert found[0] == 0 and 'known_clients (10 clients' in found[1], found[2]
+
+  moved.rename(module)
+  (analysis,) = call('analyze', ('--analysis=nvar', f'--run_dir={run}'))
+  assert analysis[0] == 0 and 'theirs: nVAR' in analysis[1], analysis[2]

@@ -1,0 +1,50 @@
+"""What comes from outside beside what is ours: by the same names, once."""
+
+import pytest
+
+from binaries import experiments
+from tff_meta import catalog
+from tff_meta import datasets
+from tff_meta import models
+from tff_meta import registry
+from tff_meta.comparison import tables
+from tff_meta.data import partitioners
+
+
+def test_what_is_registered_is_found_and_listed_last():
+  fruits = catalog.Catalog('fruit', {'apple': 1}, reserved=['stone'])
+  fruits.register('pear', 2)
+  assert fruits.find('pear') == 2 and fruits.names == ('stone', 'apple', 'pear')
+  fruits.check('stone')
+  with pytest.raises(
+      catalog.UnknownNameError,
+      match="`fruit` to be one of stone, apple, pear, found 'peer'.*Tip: ",
+  ):
+    fruits.find('peer')
+  with pytest.raises(catalog.UnknownNameError):
+    fruits.check(['pear'])  # As a changed config.json may have it.
+
+
+@pytest.mark.parametrize('name', ['', '-x', 'a b', 'a,b', 'a/b', 'ä', 'a\n'])
+def test_a_name_fits_into_flags_and_folders(name):
+  with pytest.raises(ValueError, match='Expected the name of a new `fruit`'):
+    catalog.Catalog('fruit', {}).register(name, 1)
+
+
+@pytest.mark.parametrize(
+    'register, name',
+    [
+        (lambda: registry.register_algorithm(registry.get('frl')), 'frl'),
+        (lambda: models.register_model('mlp', models.MODELS['conv4']), 'mlp'),
+        (lambda: datasets.register_dataset(datasets.get('mnist')), 'mnist'),
+        (lambda: partitioners.register_partition('iid', print), 'iid'),
+        (
+            lambda: partitioners.register_partition('few_round', print),
+            'few_round',
+        ),
+        (lambda: tables.register_table(experiments.get('digits')), 'digits'),
+    ],
+)
+def test_a_name_that_there_is_is_refused(register, name):
+  with pytest.raises(ValueError, match=f"to be free, found '{name}'"):
+    register()

@@ -1,0 +1,333 @@
+"""A report of runs that exist, wherever they are, and of what differs."""
+
+import collections
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import functools
+import json
+import pathlib
+from typing import Any
+
+from tff_meta.comparison import figures
+from tff_meta.comparison import report
+from tff_meta.comparison import results
+from tff_meta.comparison import runner
+from tff_meta.comparison import tables
+from tff_meta.training import metric_writers
+from tff_meta.training import run_config
+from tff_meta.training import run_directory
+from tff_meta.training import sealed_json
+
+# In what runs may differ whose mean is taken.
+_OF_A_RUN = ('seed', 'data_dir')
+# Parts of a config.json -> what they are, in this order; all else are settings.
+_PARTS = {
+    'data': 'Data',
+    'git_commit': 'Code',
+    'versions': 'Environment',
+    'environment': 'Environment',
+}
+_ORDER = tuple(dict.fromkeys(['Settings', *_PARTS.values()]))
+_SHOWN = 100  # Characters of a value, which may be anything.
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A finished run.
+
+  Attributes:
+    number: What it is called, from 1.
+    path: Its directory.
+    record: Its config.json, the configuration as this version of the library
+      writes it where it can be read.
+    summary: Its summary.json.
+  """
+
+  number: int
+  path: pathlib.Path
+  record: Mapping[str, Any]
+  summary: Mapping[str, Any]
+
+  @property
+  def algorithm(self) -> str:
+    """What was trained."""
+    return str(self.summary.get('algorithm'))
+
+  @property
+  def dataset(self) -> str:
+    """On what."""
+    return str(self.summary.get('dataset'))
+
+  @property
+  def seed(self) -> int:
+    """Of everything random."""
+    return self.summary['seed']
+
+  @property
+  def rounds(self) -> int:
+    """How many it has done."""
+    return self.summary['rounds']
+
+  def hours(self) -> float | None:
+    """Returns those of its rounds, None for a copy without them."""
+    try:
+      seconds = metric_writers.total_seconds(self.path / 'timings.csv')
+    except FileNotFoundError:
+      return None
+    return seconds / 3600
+
+
+def read(paths: Sequence[str]) -> list[Run]:
+  """Reads runs; changes nothing.
+
+  Args:
+    paths: Their directories.
+
+  Raises:
+    OSError: If a file of a run cannot be read.
+    ValueError: If a directory comes twice, or has no run that is finished and
+      was evaluated.
+  """
+  runs = []
+  for number, path in enumerate(paths, 1):
+    directory = run_directory.RunDirectory(path)
+    record = directory.read_config()
+    summary = None
+    with contextlib.suppress(FileNotFoundError):
+      summary = sealed_json.read(directory.summary, directory.config)
+    if record is None or summary is None:
+      lacking = directory.config if record is None else directory.summary
+      raise ValueError(
+          f'Expected a finished run in {path}, found no {lacking.name} there.'
+      )
+    if any(directory.root.samefile(run.path) for run in runs):
+      raise ValueError(f'Expected each run once, found {path} twice.')
+    _check(path, record, summary)
+    record |= {'config': _as_of_now(record['config'])}
+    runs.append(Run(number, directory.root, record, summary))
+  return runs
+
+
+def _as_of_now(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a configuration as this version of the library writes it.
+
+  As far as it can be read: one with names that nobody registers any more, or
+  without a field that there is no default of, stays as it is.
+  """
+  config = dict(config)
+  with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+    config = run_config.upgrade(config)
+    config = run_config.from_json(config).to_json()
+  return config
+
+
+def _check(path, record, summary) -> None:
+  """Raises a ValueError if files are not those of an evaluated run."""
+  for found in (record.get('config'), summary.get('evaluation')):
+    if not found or not isinstance(found, Mapping):
+      raise ValueError(
+          f'Expected the configuration and an evaluation of a run in {path},'
+          ' found none. Tip: the command that trained it goes on with another'
+          ' --protocol.'
+      )
+  for name in ('seed', 'rounds'):
+    if type(summary.get(name)) is not int:
+      raise ValueError(
+          f'Expected `{name}` in summary.json of {path} to be a whole number,'
+          f' found {summary.get(name)!r}.'
+      )
+
+
+def differences(runs: Sequence[Run]) -> dict[str, dict[int, Any]]:
+  """Returns what is recorded of the runs and not the same in all of them.
+
+  Args:
+    runs: From `read`.
+
+  Returns:
+    Field of config.json (`rounds_done` is of summary.json) -> number of a run
+    -> value, without runs that have no such field.
+  """
+  flat = {
+      run.number: dict(_flatten(run.record)) | {'rounds_done': run.rounds}
+      for run in runs
+  }
+  fields = dict.fromkeys(field for of_run in flat.values() for field in of_run)
+  found = {
+      field: {n: of_run[field] for n, of_run in flat.items() if field in of_run}
+      for field in fields
+  }
+  differing = {
+      field: values
+      for field, values in found.items()
+      if len(values) < len(runs)
+      or any(value != flat[runs[0].number][field] for value in values.values())
+  }
+  fields = sorted(differing, key=lambda field: _ORDER.index(_part(field)))
+  return {field: differing[field] for field in fields}
+
+
+def _part(field: str) -> str:
+  """Returns which of `_ORDER` a field is of."""
+  return _PARTS.get(field.partition('.')[0], 'Settings')
+
+
+def _flatten(record, prefix='') -> Iterator[tuple[str, Any]]:
+  for name, value in record.items():
+    if isinstance(value, Mapping):
+      yield from _flatten(value, f'{prefix}{name}.')
+    else:
+      yield f'{prefix}{name}', value
+
+
+@dataclasses.dataclass(frozen=True)
+class RunsReport(report.Report):
+  """A report of runs, a section a data set and a row a method.
+
+  Runs that differ in nothing but their seed, and in what comes of it, are the
+  seeds of one row.
+
+  Attributes:
+    runs: From `read`.
+    command: What makes the report again.
+  """
+
+  runs: Sequence[Run]
+  command: str
+  title = 'Runs side by side'
+
+  def header(self) -> list[str]:
+    """Returns sentences on what is the same in all runs."""
+    sentences = [
+        'Runs as they are: nothing was trained for this report.',
+        f'{report.NUMBERS}. Behind a method stand the numbers of its runs.'
+        ' Hours are those of the rounds.',
+    ]
+    counts = collections.Counter(map(_part, differences(self.runs)))
+    sentences += [
+        f'{part}: not the same in all runs, see below (fields: {counts[part]}).'
+        if counts[part]
+        else f'{part}: the same in all runs.'
+        for part in _ORDER
+    ]
+    unknown = [
+        str(run.number)
+        for run in self.runs
+        for commit in [run.record.get('git_commit')]
+        if commit is None or str(commit).endswith('-dirty')
+    ]
+    if unknown:
+      sentences.append(
+          f'Attention: the code of {", ".join(unknown)} is not exactly known:'
+          ' no commit is recorded, or one with changes.'
+      )
+    fingerprints = collections.defaultdict(set)
+    for run in self.runs:
+      data = dict(_flatten(run.record)).get('data.fingerprint')
+      fingerprints[run.dataset, run.seed].add(json.dumps(data))
+    return sentences + [
+        f'Attention: runs on {dataset} with seed {seed} had different data.'
+        for (dataset, seed), found in fingerprints.items()
+        if len(found) > 1
+    ]
+
+  def notes(self) -> list[tuple[str, Sequence[str]]]:
+    """Returns which run is where, and what differs."""
+    where = [
+        f'{run.number}: {run.path} ({run.algorithm} on {run.dataset}, seed'
+        f' {run.seed}, {run.rounds} rounds)'
+        for run in self.runs
+    ]
+    differing = []
+    for field, values in differences(self.runs).items():
+      numbers = collections.defaultdict(list)
+      for run in self.runs:
+        text = 'nothing'
+        if run.number in values:
+          text = json.dumps(values[run.number])[:_SHOWN]
+        numbers[text].append(str(run.number))
+      shown = (f'{text} in {", ".join(of)}' for text, of in numbers.items())
+      differing.append(f'{field}: {"; ".join(shown)}')
+    return [('Runs', where), ('What differs', differing)]
+
+  def about(self) -> dict[str, Any]:
+    """Returns where runs are, and what differs."""
+    return {
+        'runs': {run.number: str(run.path) for run in self.runs},
+        'differences': differences(self.runs),
+    }
+
+  @functools.cached_property
+  def entries(self) -> list[results.Entry]:
+    """All numbers."""
+    entries = []
+    for setting in self._settings().values():
+      for row, runs in self._rows(setting.name).items():
+        hours = [run.hours() for run in runs]
+        entries += results.of_row(
+            tables.Row(row, flags=()),
+            setting,
+            {run.seed: runner.Outcome('finished') for run in runs},
+            {run.seed: run.summary for run in runs},
+            None if None in hours else sum(hours),
+        )
+    return entries
+
+  def pictures(self, root: pathlib.Path, setting: str) -> list[figures.Picture]:
+    """Draws the runs on a data set."""
+    del root
+    rows = self._rows(setting)
+    return figures.of_runs(
+        {row: [run.path for run in runs] for row, runs in rows.items()},
+        self._settings()[setting],
+        figures.row_styles(list(rows)),
+    )
+
+  def _settings(self) -> dict[str, tables.Setting]:
+    """Returns data set -> what was measured on it."""
+    measures = collections.defaultdict(dict)
+    for run in self.runs:
+      for part, which in (('evaluation', ''), ('evaluation_best', ', best')):
+        for protocol, result in (run.summary.get(part) or {}).items():
+          unit = 'groups' if 'num_groups' in result else 'clients'
+          at = f'{part}/{protocol}/accuracy'
+          for measure in (
+              tables.Measure(
+                  f'{protocol}{which}, mean',
+                  f'{at}_mean',
+                  f'{at}_std',
+                  f'std over {unit}',
+              ),
+              tables.Measure(f'{protocol}{which}, micro', f'{at}_micro'),
+          ):
+            measures[run.dataset][measure.name] = measure
+    return {
+        name: tables.Setting(name, tuple(found.values()))
+        for name, found in measures.items()
+    }
+
+  def _rows(self, dataset: str) -> dict[str, list[Run]]:
+    """Returns name of a row -> its runs, one a seed, on a data set."""
+    groups = []
+    for run in self.runs:
+      if run.dataset != dataset:
+        continue
+      for group in groups:
+        seeds = [other.seed for other in group]
+        if run.seed not in seeds and _method(run) == _method(group[0]):
+          group.append(run)
+          break
+      else:
+        groups.append([run])
+    return {
+        f'{group[0].algorithm}'
+        f' ({", ".join(str(run.number) for run in group)})': group
+        for group in groups
+    }
+
+
+def _method(run: Run) -> dict[str, Any]:
+  """Returns what runs have in common that differ in their seed."""
+  config = run.record['config']
+  return {k: v for k, v in config.items() if k not in _OF_A_RUN}
