@@ -123,7 +123,7 @@ def _check_have_runs(cells, table: tables.Table) -> None:
   rows = [row for row in ROWS.value if row not in with_runs]
   if cells and not rows:
     return
-  rows = rows or scale.rows or [row.name for row in table.rows]
+  rows = rows or list(scale.rows or [row.name for row in table.rows])
   settings = {
       row.name: row.settings or [s.name for s in table.settings]
       for row in table.rows
@@ -257,8 +257,9 @@ def _environment() -> dict[str, str]:
 def _places(root: pathlib.Path) -> dict[str, str]:
   """Returns what directories are called in messages that are kept."""
   places = {str(root): 'DIR', str(_ROOT): '.'}
-  if _data_dir() is not None:
-    places[_data_dir()] = 'DATA'
+  data_dir = _data_dir()
+  if data_dir is not None:
+    places[data_dir] = 'DATA'
   return places
 
 

@@ -49,7 +49,7 @@ def expand(arguments: Sequence[str]) -> list[str]:
 
 
 def _expand(arguments, folder, files_above) -> list[str]:
-  expanded = []
+  expanded: list[str] = []
   rest = iter(arguments)
   for argument in rest:
     if argument == '--':

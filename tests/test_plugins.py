@@ -55,6 +55,7 @@ def test_modules_of_the_working_directory_are_found(place):
         ('their_module.py', '', 'no such module .* without .py; put the'),
         ('their_module.inner', '', 'no such module'),
         ('./their_module', '', 'no such module'),
+        ('their_package.inner', '', "No module named 'nosuch' .*line 1"),
         ('', '', 'no such module'),
         ('their_module', 'import nosuch', "No module named 'nosuch' .*line 1"),
         ('their_module', '\nx = y', r'NameError: .*their_module.py, line 2\)'),
@@ -69,6 +70,8 @@ def test_modules_of_the_working_directory_are_found(place):
 )
 def test_what_cannot_be_imported_is_named(place, name, source, problem):
   (place / 'their_module.py').write_text(source)
+  (place / 'their_package').mkdir()
+  (place / 'their_package/__init__.py').write_text('import nosuch')
   with pytest.raises(ValueError, match=problem) as error:
     plugins.import_named([name], 'somebody')
   assert str(error.value).startswith(

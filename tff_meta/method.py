@@ -216,16 +216,18 @@ def build_process(
     weights = method.initialize(composition.initial_seed(seed))
     return tff.learning.models.ModelWeights(weights, ())
 
+  memory = method.memory
+
   def initial_memory():
-    return method.memory(composition.initial_seed(seed))
+    return memory and memory(composition.initial_seed(seed))
 
   state, signal = method.state and method.state(seed), _channel(
       method, 'signal'
   )
-  if signal is not None:
+  if state is not None and signal is not None:
     state = state._replace(aggregator=signal.aggregator)
   weights_type = initial_weights.type_signature.result
-  keeps = method.memory is not None
+  keeps = memory is not None
   work = client_work.build_client_work(
       weights_type,
       model,

@@ -9,6 +9,7 @@ import ast
 from collections.abc import Mapping
 import dataclasses
 import importlib
+import importlib.abc
 import importlib.util
 from typing import Any
 
@@ -45,8 +46,6 @@ class AlgorithmSpec:
       draws its own.
     former_fields: Fields that the configuration had in earlier versions, with
       the value that means what the algorithm always does now.
-    later_fields: Fields that the configuration did not have in earlier versions,
-      with the value that means what the algorithm then did.
     channels: What else than the change of one model decides what the server
       does next, of all that clients send; an `aggregator` does not see it. None
       for nothing.
@@ -75,7 +74,6 @@ class AlgorithmSpec:
   changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   cohort_rounds_field: str | None = None
   former_fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  later_fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   channels: str | None = None
   starts_from_scratch: tuple[str, ...] = ()
   group_rounds_field: str | None = None
@@ -157,13 +155,15 @@ class AlgorithmSpec:
 def _parsed(module_name: str) -> list[ast.stmt]:
   """Returns the statements of a module, which is not imported."""
   spec = importlib.util.find_spec(module_name)
-  source = spec and spec.loader.get_source(module_name)
-  return ast.parse(source or '').body
+  if spec is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
+    return []
+  return ast.parse(spec.loader.get_source(module_name) or '').body
 
 
 def _field_names(module_name: str, class_name: str) -> dict[str, None]:
   """Returns the fields of a dataclass in its source, those of bases first."""
-  statements, names = _parsed(module_name), {}
+  statements = _parsed(module_name)
+  names: dict[str, None] = {}
   imported = {
       alias.asname or alias.name: f'{node.module}.{alias.name}'
       for node in statements
@@ -181,9 +181,10 @@ def _field_names(module_name: str, class_name: str) -> dict[str, None]:
               names |= _field_names(imported[module], base_name)
             case ast.Name(base_name):
               names |= _field_names(module_name, base_name)
-        names |= {
-            n.target.id: None for n in node.body if isinstance(n, ast.AnnAssign)
-        }
+        for part in node.body:
+          match part:
+            case ast.AnnAssign(ast.Name(field)):
+              names[field] = None
   return names
 
 
@@ -279,7 +280,6 @@ _OURS = {
             paper='Nguyen et al., 2022',
             module_name='tff_meta.algorithms.fedmeta_per',
             uses=('known_client', 'new_client'),
-            later_fields={'inner_layers': 'all'},
             run_settings=_TESTS_OF_FEDMETA_PER,
         ),
         AlgorithmSpec(
@@ -289,7 +289,6 @@ _OURS = {
             module_name='tff_meta.algorithms.fedmeta_per',
             uses=('known_client', 'new_client'),
             changes=dict(personal_layers=0),
-            later_fields={'inner_layers': 'all'},
             run_settings=_TESTS_OF_FEDMETA_PER,
         ),
         AlgorithmSpec(

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 import functools
-import pathlib
 
 import numpy as np
 import pytest
@@ -12,14 +11,11 @@ import tensorflow as tf
 from tff_meta import composition
 from tff_meta import episodes
 from tff_meta import models
-from tff_meta import registry
 from tff_meta.algorithms import cafeme
 from tff_meta.client_works import client_work
-from tff_meta.data import partitioners
 from tff_meta.learners import cyclic_batches
 from tff_meta.losses import cross_entropy
 from tff_meta.models import modulated_cnn
-from tff_meta.training import hyperparameters
 
 RUN_SEED = 11
 NUM_CLASSES = 3
@@ -561,73 +557,3 @@ def test_the_batch_itself_leaves_no_context_to_choose():
       match="`query_context` as 'last_batch'.*'unlabeled_self'.*'support'",
   ):
     dataclasses.replace(RELEASE, query_context='support')
-
-
-def test_presets():
-  """As published: where they differ, and the table of rates for CIFAR-10."""
-  spec = registry.get('cafeme')
-  assert spec.model == 'modulated_cnn'
-  paper, release = spec.presets['paper'], spec.presets['release']
-  assert paper == cafeme.CafemeConfig()
-  differences = {
-      field.name: (getattr(paper, field.name), getattr(release, field.name))
-      for field in dataclasses.fields(paper)
-      if getattr(paper, field.name) != getattr(release, field.name)
-  }
-  assert differences == dict(
-      context_mode=('labeled_support', 'unlabeled_self'),
-      disjoint_support_query=(True, False),
-      batch_position=('reset', 'persist'),
-      client_adam_state=('reset', 'persist'),
-  )
-  assert paper.query_context == 'last_batch'
-  assert (paper.maml_order, paper.gating) == (1, 'c1')
-  assert paper.support_fraction == 0.5
-  assert (paper.inner_steps, paper.query_batches, paper.batch_size) == (
-      5,
-      6,
-      50,
-  )
-  assert paper.inner_learning_rate == paper.fine_tuning_learning_rate == 0.05
-  assert paper.outer_learning_rate == 1e-3
-  assert paper.fine_tuning_steps == 50
-  assert (paper.fine_tuning_decay, paper.fine_tuning_decay_steps) == (0.8, 5)
-
-
-_FLAGS = pathlib.Path(__file__).parents[2] / 'binaries' / 'presets'
-_CIFAR10 = dict(batch_size=50, inner_steps=5, inner_learning_rate=0.05)
-_RMNIST = dict(batch_size=30, inner_steps=5, inner_learning_rate=0.05)
-_FEMNIST = dict(batch_size=50, inner_steps=8, inner_learning_rate=0.01)
-
-
-@pytest.mark.parametrize(
-    'name, rounds, rate, settings',
-    [
-        ('cifar10_shards', 1000, 0.05, _CIFAR10),
-        ('cifar10_dirichlet', 1000, 0.05, _CIFAR10),
-        ('rmnist_none', 1000, 0.01, _RMNIST),
-        ('rmnist_shards', 1000, 0.01, _RMNIST),
-        ('rmnist_dirichlet', 1000, 0.01, _RMNIST),
-        ('rmnist_dirichlet_5', 1000, 0.01, _RMNIST),
-        ('rmnist_dirichlet_1000', 1000, 0.01, _RMNIST),
-        ('femnist', 2000, 0.01, _FEMNIST),
-    ],
-)
-def test_published_settings(name, rounds, rate, settings):
-  """The flag files name them; CIFAR-10's are those of the preset."""
-  text = (_FLAGS / f'cafeme_{name}.flags').read_text()
-  flags = dict(
-      line[2:].partition('=')[::2]
-      for line in text.splitlines()
-      if line.startswith('--')
-  )
-  config = hyperparameters.override(cafeme.RELEASE, flags['hparams'])
-  expected = dict(settings, fine_tuning_learning_rate=rate)
-  assert config == dataclasses.replace(cafeme.RELEASE, **expected)
-  assert (flags['algorithm'], flags['preset']) == ('cafeme', 'release')
-  assert (flags['num_clients'], flags['num_new_clients']) == ('80', '20')
-  assert flags['rounds'] == str(rounds) and flags['test_fraction'] == '0.2'
-  assert flags['partition'] in partitioners.PARTITIONERS
-  alpha = {'dirichlet': 'alpha=0.3'}.get(name.partition('_')[2])
-  alpha = alpha or 'alpha=' + name.rpartition('_')[2]
-  assert flags.get('partition_options', alpha) == alpha

@@ -8,7 +8,6 @@ adds the divergence.
 import dataclasses
 import functools
 import math
-import pathlib
 
 import few_round_oracle as oracle
 import numpy as np
@@ -23,7 +22,6 @@ from tff_meta.algorithms import fedec
 from tff_meta.baselines import fed_avg
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
-from tff_meta.training import hyperparameters
 
 CLIENTS = oracle.CLIENTS
 PLAIN = dataclasses.replace(
@@ -59,7 +57,6 @@ CONFIGS = {
         PLAIN, server_aggregate='sum', outer_learning_rate=0.4
     ),
 }
-_FLAGS = pathlib.Path(__file__).parents[2] / 'binaries' / 'presets'
 NO_MEMORY = client_work.ClientMemory(tf.constant(False), ())
 
 
@@ -551,49 +548,6 @@ def test_a_new_client_trains_as_in_its_first_round(name):
   assert not differ(new.start(weights, ()), weights)
   nothing = oracle.make_client((0, 0, 0), salt=4).examples()
   assert not differ(new.adapt(weights, (), nothing, seed), weights)
-
-
-def test_presets():
-  """What the paper leaves open is FedRep's code; nothing was released."""
-  paper = fedec.PAPER
-  assert fedec.RELEASE == paper
-  assert (paper.constraint, paper.constraint_weight) == ('kl', 1.0)
-  assert (paper.optimizer, paper.inner_learning_rate) == ('sgd', 0.01)
-  assert (paper.momentum, paper.weight_decay) == (0.5, 1e-4)
-  assert (paper.tau, paper.tau_unit, paper.batch_size) == (5, 'epochs', 10)
-  assert (paper.kl_direction, paper.constrain) == (
-      'teacher_first',
-      'returning',
-  )
-  assert (paper.outer_learning_rate, paper.server_aggregate) == (1.0, 'mean')
-  assert paper.eval_model == 'stored_then_finetune'
-  assert fedec.DEMO.eval_model == 'stored'
-
-
-@pytest.mark.parametrize(
-    'name',
-    [
-        'cifar10_100_2',
-        'cifar10_100_5',
-        'cifar10_1000_2',
-        'cifar100_100_5',
-        'cifar100_100_20',
-        'femnist_150_3',
-    ],
-)
-def test_published_settings(name):
-  """The tables' number is of stored models, after every round."""
-  text = (_FLAGS / f'fedec_{name}.flags').read_text()
-  flags = dict(
-      line[2:].partition('=')[::2]
-      for line in text.splitlines()
-      if line.startswith('--')
-  )
-  config = hyperparameters.override(fedec.PAPER, flags['hparams'])
-  assert config == dataclasses.replace(fedec.PAPER, eval_model='stored')
-  assert (flags['algorithm'], flags['preset']) == ('fedec', 'paper')
-  assert (flags['rounds'], flags['eval_every']) == ('100', '1')
-  assert 10 * int(flags['clients_per_round']) == int(flags['num_clients'])
 
 
 @pytest.mark.parametrize(

@@ -711,28 +711,6 @@ def test_a_client_never_sampled_has_the_first_head():
       assert np.any(expected['bias'] != first['bias'])
 
 
-def test_presets():
-  """Where paper and code differ; both test on 80 % of the test part."""
-  paper, release = fedmeta_per.PAPER, fedmeta_per.RELEASE
-  differences = {
-      field.name: (getattr(paper, field.name), getattr(release, field.name))
-      for field in dataclasses.fields(paper)
-      if getattr(paper, field.name) != getattr(release, field.name)
-  }
-  assert differences == dict(
-      first_head=('server_init', 'averaged_head'),
-      inner_batch_size=(0, 32),
-      outer_optimizer=('sgd', 'adam_fresh'),
-      query_batch_size=(0, 32),
-      f1_restrict_to_client_labels=(False, True),
-  )
-  assert (paper.inner, paper.order, paper.inner_epochs) == ('maml', 2, 1)
-  assert paper.inner_learning_rate == paper.outer_learning_rate == 0.001
-  assert paper.support_fraction == paper.eval_support_fraction == 0.2
-  assert paper.head_score == 'last_epoch'
-  assert fedmeta_per.DEMO.eval_support_fraction == 0
-
-
 def test_configurations_that_cannot_be():
   for field, value in (
       ('order', 3),

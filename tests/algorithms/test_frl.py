@@ -693,36 +693,6 @@ def test_weights_set_in_an_episode_begin_the_next_one():
   assert episodes_seen == [1] * (RELEASE.rounds + 1) + [2]
 
 
-def test_presets():
-  """Spec, sections 5.3, 5.5 and 10: option -> paper / release."""
-  expected = {
-      'classifier': ('distance', 'distance'),
-      'gpal': (True, True),
-      'rounds': (3, 3),
-      'epochs': (1, 1),
-      'batch_size': (60, 60),
-      'inner_learning_rate': (1e-4, 1e-4),
-      'meta_learning_rate': (1e-3, 1e-3),
-      'weight_decay': (0.0, 5e-4),
-      'local_weight': (5 / 6, 1.0),
-      'aux_weight': (1 / 6, 0.2),
-      'exclude_true_class': (False, False),
-      'squared_distance': (True, True),
-      'prototype_source': ('downloaded', 'updated'),
-      'prototype_mean': ('holders', 'holders'),
-      'meta_update': ('single_full_query', 'first_then_plain'),
-      'meta_prototypes': ('query', 'stored_support'),
-      'uniform': (False, True),
-      'support_fraction': (0.5, 0.5),
-      'deployment_learning_rate': (1e-4, 1e-3),
-      'deployment_batch_size': (60, 30),
-  }
-  assert dataclasses.asdict(frl.PAPER) == {k: v[0] for k, v in expected.items()}
-  assert dataclasses.asdict(frl.RELEASE) == {
-      k: v[1] for k, v in expected.items()
-  }
-
-
 def test_support_prototypes_need_a_round_to_be_stored_in():
   with pytest.raises(ValueError, match='`rounds` of at least 1.*found 0'):
     dataclasses.replace(frl.RELEASE, rounds=0)

@@ -4,8 +4,6 @@ import dataclasses
 import functools
 import itertools
 import math
-import pathlib
-import shlex
 
 import few_round_oracle as oracle
 import numpy as np
@@ -16,8 +14,6 @@ from tff_meta import episodes
 from tff_meta import registry
 from tff_meta.aggregators import margins
 from tff_meta.algorithms import metavers
-from tff_meta.datasets import cifar10
-from tff_meta.training import hyperparameters
 
 # Classes of 5 and 4; of 8 and 3, one short of K + Q; one class of 6.
 CLIENTS = oracle.CLIENTS
@@ -407,87 +403,11 @@ def test_a_client_uses_all_its_examples_of_classes_never_trained():
   assert client.predict(adapted, query).numpy().tolist() == [1, 6]
 
 
-def test_presets():
-  """What the two differ in; and the ablations."""
-  paper, release = metavers.PAPER, metavers.RELEASE
-  assert (paper.triplet_variant, release.triplet_variant) == ('eq4', 'release')
-  assert (paper.margin_rule, release.margin_rule) == ('eq7', 'window')
-  assert (paper.margin_stop_gradient, release.margin_stop_gradient) == (1, 0)
-  assert paper.warm_start and paper.margin_window == release.margin_window == 50
-  assert (paper.warm_up_rounds, release.warm_up_rounds) == (50, 51)
-  assert (paper.weight_decay, release.weight_decay) == (0, 1e-3)
-  assert (paper.fixed_margin, release.fixed_margin) == (0.75, 3.0)
-  for preset in (paper, release):
-    assert (preset.optimizer, preset.learning_rate) == ('adam', 1e-3)
-    assert preset.triplet_reduction == 'mean' and preset.squared_distance
-    assert preset.margin_normalizer == 'pairs'
+def test_ablations_differ_in_their_loss():
   for name, loss in (('metavers_ce', 'ce'), ('metavers_triplet', 'triplet')):
     for preset, config in registry.get(name).presets.items():
       expected = registry.get('metavers').presets[preset]
       assert config == dataclasses.replace(expected, loss=loss)
-
-
-_FLAGS = pathlib.Path(__file__).parents[2] / 'binaries' / 'presets'
-# (K, Q), gamma and weight decay of the nine published cells; Q = 0 is R*.
-_CELLS = {
-    ('cifar10', 50): (20, 30, 0.4, 1e-3),
-    ('cifar10', 100): (20, 30, 0.3, 1e-3),
-    ('cifar10', 500): (20, 0, 0.2, 1e-3),
-    ('cifar100', 50): (10, 20, 0.6, 0.0),
-    ('cifar100', 100): (10, 20, 0.6, 0.0),
-    ('cifar100', 500): (3, 0, 0.6, 0.0),
-    ('cinic10', 50): (25, 35, 0.5, 0.0),
-    ('cinic10', 100): (25, 35, 0.5, 0.0),
-    ('cinic10', 500): (20, 0, 0.5, 0.0),
-}
-
-
-def read_flags(name):
-  """Returns the flags of a preset and the configuration that they make."""
-  text = (_FLAGS / f'metavers_{name}.flags').read_text()
-  flags = dict(
-      argument.removeprefix('--').split('=', 1)
-      for argument in shlex.split(text, comments=True)
-  )
-  return flags, hyperparameters.override(metavers.RELEASE, flags['hparams'])
-
-
-@pytest.mark.parametrize('cell', _CELLS, ids=str)
-def test_published_settings(cell):
-  dataset, num_clients = cell
-  flags, config = read_flags(f'{dataset}_{num_clients}')
-  found = (config.shots, config.queries, config.gamma, config.weight_decay)
-  assert found == _CELLS[cell]
-  assert (flags['dataset'], flags['num_clients']) == (dataset, str(num_clients))
-  assert (flags['algorithm'], flags['preset']) == ('metavers', 'release')
-  classes = {'cifar10': 2, 'cifar100': 10, 'cinic10': 4}[dataset]
-  assert flags['partition'] == 'proportions_per_class'
-  assert flags['partition_options'] == f'classes_per_client={classes}'
-  assert flags['clients_per_round'] == '5' and flags['rounds'] == '1001'
-  assert flags['select_best'] == 'true' and flags['eval_every'] == '50'
-  assert flags['select_by'] == 'micro'
-  assert float(flags['validation_fraction']) > 0
-  assert 'metavers' in cifar10.SCALINGS and 'lenet' == flags['model']
-
-
-@pytest.mark.parametrize('dataset', ['cifar100', 'mini_imagenet'])
-def test_published_settings_for_new_classes(dataset):
-  flags, config = read_flags(f'{dataset}_new_classes')
-  assert config == dataclasses.replace(
-      metavers.RELEASE,
-      shots=5,
-      queries=15,
-      gamma=0.5,
-      weight_decay=0.0,
-      initial_margin=1.0,
-      halving_rounds=5000,
-  )
-  assert flags['dataset'] == dataset and flags['partition'] == 'few_round'
-  assert (flags['num_clients'], flags['clients_per_round']) == ('64', '10')
-  assert (flags['way'], flags['group_clients']) == ('5', '10')
-  assert flags['select_best'] == 'true' and 'select_by' not in flags
-  assert flags['patience'] == '10'
-  assert (flags['eval_every'], flags['validation_groups']) == ('500', '500')
 
 
 @pytest.mark.parametrize(

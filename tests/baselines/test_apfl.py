@@ -210,16 +210,6 @@ def test_a_new_client_trains_and_mixes_with_the_servers_model(config):
   )
 
 
-def test_presets():
-  """Those of FedRep's code, with a constant alpha of 0.75."""
-  paper = apfl.PAPER
-  assert apfl.RELEASE == paper
-  assert (paper.optimizer, paper.learning_rate) == ('sgd', 0.01)
-  assert (paper.momentum, paper.weight_decay) == (0.5, 1e-4)
-  assert (paper.epochs, paper.batch_size) == (10, 10)
-  assert paper.mixing == 0.75 and not paper.uniform
-
-
 @pytest.mark.parametrize(
     'change, message',
     [

@@ -206,15 +206,6 @@ def test_any_client_fine_tunes_the_whole_model():
   )
 
 
-def test_presets():
-  """The code: five steps on the head, one on the base, both of rate 0.001."""
-  for preset in (cafeme_fed_rep.PAPER, cafeme_fed_rep.RELEASE):
-    assert (preset.head_steps, preset.base_steps) == (5, 1)
-    assert (preset.learning_rate, preset.batch_size) == (0.001, 30)
-    assert preset.client_optimizer_state == 'persist'
-    assert (preset.fine_tuning_steps, preset.fine_tuning_decay) == (50, 0.8)
-
-
 def test_a_head_that_is_the_whole_network_is_refused():
   with pytest.raises(ValueError, match='`head_layers`.*found 3'):
     build(dataclasses.replace(CONFIG, head_layers=3))

@@ -306,17 +306,6 @@ def test_a_new_client_fine_tunes_the_servers_model():
   oracle.assert_fine_tunes(use, batch_size=4, rates=(0.5, 0.5, 0.25))
 
 
-def test_presets():
-  """Two steps of each model on batches of 16, as in the authors' script."""
-  paper = ditto.PAPER
-  assert ditto.RELEASE == paper
-  assert (paper.optimizer, paper.learning_rate) == ('sgd', 0.05)
-  assert paper.personal_learning_rate == 0.05
-  assert (paper.epochs, paper.personal_epochs) == (2, 2)
-  assert (paper.local_unit, paper.batch_size) == ('steps', 16)
-  assert paper.proximal_weight == 1.0 and paper.uniform
-
-
 @pytest.mark.parametrize(
     'change, message',
     [

@@ -394,20 +394,6 @@ def test_prototypes_in_place_of_the_trained_head():
   assert set(expected) == {1, 2}  # The client holds no example of class 0.
 
 
-def test_presets():
-  """McMahan et al.: B = 10, E = 1. FedRep's code: rate .01, momentum .5."""
-  paper, release = fed_avg.PAPER, fed_avg.RELEASE
-  for preset in (paper, release):
-    assert (preset.optimizer, preset.batch_size, preset.epochs) == (
-        'sgd',
-        10,
-        1,
-    )
-    assert not preset.uniform and preset.rounds == 3
-  assert (paper.momentum, release.momentum) == (0.0, 0.5)
-  assert release.learning_rate == release.deployment_learning_rate == 0.01
-
-
 @pytest.mark.parametrize(
     'change, message',
     [

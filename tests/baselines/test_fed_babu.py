@@ -162,17 +162,6 @@ def test_prototypes_do_not_use_the_head():
   assert set(predicted) == {0, 1}  # The client has no other class.
 
 
-def test_presets():
-  """Ten steps of fine-tuning (MetaVers); five epochs (FedBABU's own)."""
-  paper, release = fed_babu.PAPER, fed_babu.RELEASE
-  for preset in (paper, release):
-    assert (preset.learning_rate, preset.momentum) == (0.1, 0.9)
-    assert preset.batch_size == 50 and preset.uniform
-    assert preset.fine_tuned == 'all'
-  assert (paper.fine_tuning_epochs, paper.fine_tuning_batch_size) == (10, 0)
-  assert (release.fine_tuning_epochs, release.fine_tuning_batch_size) == (5, 50)
-
-
 @pytest.mark.parametrize(
     'change, message',
     [

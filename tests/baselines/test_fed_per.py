@@ -257,18 +257,6 @@ def test_use(known, head_of_evaluation, fine_tuning_epochs):
   assert (np.abs(tuned - start).max() > 0.1) == (num_epochs > 0)
 
 
-def test_presets():
-  """FedPer's own settings, and those of FedMeta-Per's code."""
-  paper, release = fed_per.PAPER, fed_per.RELEASE
-  assert (paper.optimizer, paper.learning_rate) == ('sgd', 0.01)
-  assert (paper.epochs, paper.batch_size) == (4, 128)
-  assert (release.optimizer, release.learning_rate) == ('adam', 1e-4)
-  assert (release.epochs, release.batch_size) == (1, 32)
-  assert paper.head_of_evaluation == 'personal'
-  assert release.head_of_evaluation == 'averaged'
-  assert not paper.uniform and not release.uniform
-
-
 @pytest.mark.parametrize(
     'change, message',
     [

@@ -247,16 +247,6 @@ def test_a_class_may_have_a_weight_of_its_own():
   np.testing.assert_array_equal(sums.class_weight, [2, 5, 0])
 
 
-def test_presets():
-  """The authors' code: SGD 0.01 with momentum 0.5, B = 4, lambda = 1."""
-  paper = fed_proto.PAPER
-  assert (paper.learning_rate, paper.momentum) == (0.01, 0.5)
-  assert (paper.epochs, paper.batch_size) == (1, 4)
-  assert (paper.prototype_weight, paper.weight_decay) == (1.0, 0.0)
-  assert not paper.uniform and fed_proto.RELEASE.uniform
-  assert dataclasses.replace(fed_proto.RELEASE, uniform=False) == paper
-
-
 @pytest.mark.parametrize(
     'change, message',
     [

@@ -229,18 +229,6 @@ def test_prototypes_need_neither_head_nor_memory():
   assert set(predicted) == {1, 2}  # The client has no other class.
 
 
-def test_presets():
-  """Ten epochs on the head, one on the body; the code ends with ten more."""
-  paper, release = fed_rep.PAPER, fed_rep.RELEASE
-  for preset in (paper, release):
-    assert (preset.learning_rate, preset.momentum) == (0.01, 0.5)
-    assert (preset.head_epochs, preset.body_epochs) == (10, 1)
-    assert preset.batch_size == 10 and preset.uniform
-    assert preset.new_client_epochs == 10
-  assert (paper.weight_decay, release.weight_decay) == (0.0, 1e-4)
-  assert (paper.known_client_epochs, release.known_client_epochs) == (0, 10)
-
-
 @pytest.mark.parametrize(
     'change, message',
     [

@@ -165,16 +165,6 @@ def test_fine_tuning_of_one_model_by_hand():
   oracle.assert_fine_tunes(use, 4, [0.2, 0.2, 0.1])
 
 
-def test_presets():
-  """The authors' code for rotated MNIST, and CAFeMe's for fine-tuning."""
-  paper = ifca.PAPER
-  assert (paper.clusters, paper.learning_rate) == (4, 0.1)
-  assert (paper.epochs, paper.batch_size, paper.momentum) == (10, 100, 0.0)
-  assert paper.uniform and paper.weight_decay == 0
-  assert (paper.fine_tuning_steps, paper.fine_tuning_decay) == (50, 0.8)
-  assert ifca.RELEASE == paper
-
-
 @pytest.mark.parametrize(
     'change, message',
     [

@@ -226,15 +226,6 @@ def test_padding_is_not_stored():
   )
 
 
-def test_presets():
-  """Ten neighbours and scale 1 of the authors' code."""
-  for preset in (knn_per.PAPER, knn_per.RELEASE, knn_per.DEMO):
-    assert (preset.neighbours, preset.scale) == (10, 1.0)
-    assert preset.hold_out_every == 5
-  release = knn_per.RELEASE
-  assert (release.learning_rate, release.momentum) == (0.01, 0.5)
-
-
 @pytest.mark.parametrize(
     'change, message',
     [

@@ -274,21 +274,6 @@ def test_a_new_client_trains_the_servers_model():
   )
 
 
-def test_presets():
-  """Gradient steps, p near its best; epochs and the pull of FedRep's code."""
-  paper, release = l2gd.PAPER, l2gd.RELEASE
-  assert (paper.epochs, paper.batch_size, paper.momentum) == (1, 0, 0.0)
-  smoothness = 1 / (2 * paper.learning_rate)
-  best = paper.penalty_weight / (smoothness + paper.penalty_weight)
-  assert abs(paper.averaging_probability - best) < 0.01
-  # alpha = 1 of 100 clients; their average pulls by half of the rate.
-  p = release.averaging_probability
-  np.testing.assert_allclose(release.learning_rate, 1 / (100 * (1 - p)))
-  np.testing.assert_allclose(release.pull, 0.5 * release.learning_rate)
-  assert (p, release.momentum, release.weight_decay) == (0.9, 0.5, 1e-4)
-  assert (release.epochs, release.batch_size) == (10, 10)
-
-
 @pytest.mark.parametrize(
     'change, message',
     [

@@ -230,17 +230,6 @@ def test_a_new_client_trains_the_servers_model():
   )
 
 
-def test_presets():
-  """The authors' code on CIFAR-10, but for what is averaged."""
-  paper = lg_fed_avg.PAPER
-  assert lg_fed_avg.RELEASE == paper
-  assert (paper.optimizer, paper.learning_rate) == ('sgd', 0.1)
-  assert (paper.momentum, paper.weight_decay) == (0.5, 0.0)
-  assert (paper.epochs, paper.batch_size) == (1, 50)
-  assert paper.uniform and paper.averaged_rounds == 0
-  assert paper.shared_layers == 1
-
-
 @pytest.mark.parametrize(
     'change, message',
     [

@@ -252,19 +252,6 @@ def test_a_new_client_trains_the_initial_weights():
   assert_predicts(new, adapted, expected)
 
 
-def test_presets():
-  """FedRep's code: SGD .01, momentum .5, batches of 10, 10 epochs."""
-  paper = local.PAPER
-  assert local.RELEASE == paper
-  assert (paper.optimizer, paper.learning_rate, paper.momentum) == (
-      'sgd',
-      0.01,
-      0.5,
-  )
-  assert (paper.batch_size, paper.epochs, paper.weight_decay) == (10, 10, 0)
-  assert (paper.training, paper.episodes) == ('epochs', 100)
-
-
 @pytest.mark.parametrize(
     'change, message',
     [

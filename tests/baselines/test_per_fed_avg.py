@@ -311,18 +311,3 @@ def test_bad_configurations(changes):
 
 def test_a_difference_of_zero_is_fine_where_none_is_taken():
   dataclasses.replace(CONFIG, variant='first_order', hessian_free_delta=0.0)
-
-
-def test_presets():
-  release = per_fed_avg.RELEASE
-  assert release.variant == 'hessian_free'
-  assert release.hessian_free_delta == release.outer_learning_rate == 1e-3
-  assert (release.local_steps, release.batch_size) == (5, 50)
-  assert release.inner_learning_rate == 0.05
-  assert release.fine_tuning_steps == 50
-  assert release.fine_tuning_learning_rate == 0.01
-  assert (release.fine_tuning_decay, release.fine_tuning_decay_steps) == (
-      0.8,
-      5,
-  )
-  assert per_fed_avg.PAPER.fine_tuning_steps == 1

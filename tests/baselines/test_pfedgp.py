@@ -251,19 +251,6 @@ def test_padding_is_no_example():
   )
 
 
-def test_presets():
-  """The authors' code, but for the likelihood in `paper`."""
-  paper = pfedgp.PAPER
-  assert (paper.learning_rate, paper.momentum) == (0.05, 0.9)
-  assert (paper.weight_decay, paper.max_gradient_norm) == (1e-3, 50.0)
-  assert (paper.output_scale, paper.length_scale) == (8.0, 1.0)
-  assert (paper.gibbs_steps, paper.held_out) == (5, 0.5)
-  assert (paper.train_draws, paper.test_draws) == (20, 30)
-  assert (paper.inner_steps, paper.likelihood) == (1, 'mean')
-  release = dataclasses.replace(paper, likelihood='geometric')
-  assert pfedgp.RELEASE == release
-
-
 @pytest.mark.parametrize(
     'change, message',
     [

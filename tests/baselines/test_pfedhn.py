@@ -376,18 +376,6 @@ def test_size_of_an_embedding(num_clients, size):
   assert hypernetwork(config).input_size == size
 
 
-def test_presets():
-  """The authors' code: SGD with momentum 0.9 on both sides, 50 steps of 64."""
-  paper = pfedhn.PAPER
-  assert pfedhn.RELEASE == paper
-  assert (paper.hidden_layers, paper.hidden_units) == (3, 100)
-  assert (paper.local_steps, paper.batch_size) == (50, 64)
-  assert (paper.learning_rate, paper.server_learning_rate) == (5e-3, 1e-2)
-  assert paper.momentum == paper.server_momentum == 0.9
-  assert (paper.weight_decay, paper.server_weight_decay) == (5e-5, 1e-3)
-  assert paper.max_gradient_norm == 50
-
-
 @pytest.mark.parametrize(
     'change, message',
     [

@@ -185,16 +185,6 @@ def test_a_client_has_the_personal_model(config):
   )
 
 
-def test_presets():
-  """The authors' code: lambda 15, R = 20, K = 5, B = 20, beta 1."""
-  paper = pfedme.PAPER
-  assert pfedme.RELEASE == paper
-  assert (paper.learning_rate, paper.server_learning_rate) == (0.005, 1.0)
-  assert (paper.local_rounds, paper.personal_steps) == (20, 5)
-  assert (paper.personal_learning_rate, paper.proximal_weight) == (0.09, 15.0)
-  assert (paper.weight_decay, paper.batch_size) == (0.001, 20)
-
-
 @pytest.mark.parametrize(
     'change, message',
     [

@@ -203,14 +203,6 @@ def test_a_client_uses_the_servers_model():
   assert predicted == personal.predict(oracle.to_vector(weights), query.pairs())
 
 
-def test_presets():
-  """The paper's N and eta_g; eta_g of FedRep's code."""
-  paper, release = scaffold.PAPER, scaffold.RELEASE
-  assert (paper.num_clients, paper.server_learning_rate) == (100, 1.0)
-  assert (release.learning_rate, release.server_learning_rate) == (0.01, 0.1)
-  assert (release.weight_decay, release.batch_size) == (1e-4, 10)
-
-
 @pytest.mark.parametrize(
     'change, message',
     [

@@ -101,6 +101,10 @@ _IFCA = dict(
 _PFEDGP = dict(inner_steps=3, gibbs_steps=2, train_draws=10, test_draws=10)
 _TOY_SETTINGS = {
     **_TOY_SETTINGS,
+    'fed_prox': dict(learning_rate=0.3, epochs=2, batch_size=4),
+    'fed_bn': dict(learning_rate=0.1, epochs=2, batch_size=4),
+    'fed_rod': dict(learning_rate=0.1, epochs=2, batch_size=4),
+    'fed_ala': dict(learning_rate=0.3, epochs=2, batch_size=4, max_passes=12),
     'fed_per': _FED_PER,
     'fed_per_meta': _FED_PER,
     'fed_rep': _FED_REP,
@@ -364,6 +368,7 @@ _SAME_BUT_FOR_NUMBERS = (
     'fed_avg',
     'fed_avg_ft',
     'fed_avg_proto',
+    'fed_ala',
     'fed_rep',
     'fed_rep_proto',
     'cafeme_fed_rep',
@@ -404,7 +409,11 @@ _MADE_OF_OTHERS = (
 
 def _network(spec):
   """Returns a small network, of the kind that the algorithm needs."""
-  small = {'modulated_cnn': 'modulated_mlp', 'cafeme_base': 'fedec_mlp'}
+  small = {
+      'modulated_cnn': 'modulated_mlp',
+      'cafeme_base': 'fedec_mlp',
+      'norm_cnn': 'norm_cnn',
+  }
   return small.get(spec.model, 'mlp')
 
 

@@ -35,7 +35,7 @@ _OTHER_ORDER_ADAM = dict(rtol=1e-3, atol=1e-3)
 
 def _other_order(subject):
   """How far results may be from those of the same sums in another order."""
-  if subject.case.network == 'conv4':
+  if subject.case.network in ('conv4', 'norm_cnn'):
     return _OTHER_ORDER_CONV4
   config = subject.case.config
   if (

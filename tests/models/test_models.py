@@ -22,6 +22,7 @@ NETWORKS = [
     ('mlp', (4, 5)),
     ('modulated_cnn', (8, 9, 2)),
     ('modulated_mlp', (4, 5)),
+    ('norm_cnn', (8, 9, 2)),
 ]
 
 

@@ -309,10 +309,12 @@ def build_client_update(
     def meta():
       stored = None
       if config.meta_prototypes == 'stored_support':
+        theta, prototypes = state.previous
         last = few_round.client_round(
             classifier,
             settings,
-            *state.previous,
+            theta,
+            prototypes,
             support,
             fold_in(seed, config.rounds),
         )

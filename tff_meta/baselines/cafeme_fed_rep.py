@@ -140,17 +140,19 @@ def cafeme_fed_rep(
         config.fine_tuning(), classifier
     )
 
-  keeping = dict(
-      memory=lambda seed: initial_states(split(classifier.initialize(seed))),
-      memory_reaches={'update': 'training', 'loss': 'training'},
-  )
+  def initial_memory(seed):
+    return initial_states(split(classifier.initialize(seed)))
+
   return method.Method(
       num_classes,
       classifier.initialize,
       client_update,
+      memory=initial_memory if persists else None,
+      memory_reaches=(
+          {'update': 'training', 'loss': 'training'} if persists else {}
+      ),
       known_client=client,
       new_client=client,
-      **(keeping if persists else {}),
   )
 
 

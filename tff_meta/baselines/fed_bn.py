@@ -47,7 +47,8 @@ class FedBnConfig(configurations.LocalTraining):
   new_client_epochs: int = 1
 
 
-# The paper's digits: rate 0.01, B = 32, E = 1, clients alike.
+# The authors' script for five sets of digits: rate 0.01, B = 32, one epoch,
+# clients alike. What new clients do is ours.
 PAPER = FedBnConfig()
 RELEASE = PAPER
 # For the demonstration on the embedded digits only.

@@ -46,8 +46,8 @@ class FedProxConfig(configurations.LocalTraining):
     config_checks.check_pull(self, 'learning_rate')
 
 
-# The paper's MNIST: rate 0.03, B = 10, E = 20, and mu = 1, the best of 0.001 to
-# 1 there.
+# For MNIST. B = 10 and E = 20 are in the authors' scripts; the rate and mu, for
+# which they refer to the paper's appendix, are from memory.
 PAPER = FedProxConfig()
 RELEASE = PAPER
 # For the demonstration on the embedded digits only.

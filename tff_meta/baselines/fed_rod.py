@@ -48,7 +48,8 @@ class FedRodConfig(configurations.LocalTraining):
   balance: float = 1.0
 
 
-# Not the paper's, of which only the method is taken: what is usual for it.
+# Ours, of a usual size: the authors have published no code, and the settings in
+# the paper were not at hand.
 PAPER = FedRodConfig()
 RELEASE = PAPER
 # For the demonstration on the embedded digits only.
@@ -99,9 +100,7 @@ def fed_rod(
     return generic, tf.stop_gradient(generic) + personal
 
   def client_update(weights, client):
-    class_sizes = tf.math.bincount(
-        client.examples.y, minlength=num_classes, dtype=tf.float32
-    )
+    class_sizes = tf.reduce_sum(tf.one_hot(client.examples.y, num_classes), 0)
 
     def loss(parts, batch):
       generic, personal = both_logits(parts, parts['own'], batch)
@@ -121,7 +120,7 @@ def fed_rod(
 
   def known_client():
     def start(weights, memory):
-      # Without an own head of its own the generic one alone decides.
+      # Without a head of its own the generic one alone decides.
       none = weights_lib.zeros_like(memory.value)
       return weights, memory.value_or(none)
 
@@ -129,7 +128,8 @@ def fed_rod(
       return start(weights, memory)
 
     def predict(adapted, query):
-      _, logits = both_logits(*adapted, query)
+      weights, own = adapted
+      _, logits = both_logits(weights, own, query)
       return tf.argmax(logits, axis=1, output_type=tf.int32)
 
     return personalizer.ClientPersonalizer(start, adapt, predict)

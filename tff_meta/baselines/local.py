@@ -77,7 +77,9 @@ def local(
   """
   in_epochs = config.training == 'epochs'
   classifier = classifiers.LinearClassifier(model, num_classes)
-  network = classifier if in_epochs else model.without_head()
+  initialize = (
+      classifier.initialize if in_epochs else model.without_head().initialize
+  )
 
   def episode(examples):
     """Support and query of an episode of all examples."""
@@ -152,9 +154,9 @@ def local(
 
   return method.Method(
       num_classes,
-      network.initialize,
+      initialize,
       client_update,
-      memory=lambda seed: weights_lib.zeros_like(network.initialize(seed)),
+      memory=lambda seed: weights_lib.zeros_like(initialize(seed)),
       memory_reaches={'loss': 'itself'},
       what_is_missing=what_is_missing,
       known_client=lambda: use(

@@ -102,10 +102,11 @@ def personalized_fl(
   A new group runs R federated rounds from the prepared model; with `'distance'`
   its aggregated prototypes classify.
   """
-  if config.classifier == 'linear':
-    classifier = classifiers.LinearClassifier(model, num_classes)
-  else:
-    classifier = classifiers.DistanceClassifier(model, num_classes)
+  kinds = dict(
+      linear=classifiers.LinearClassifier,
+      distance=classifiers.DistanceClassifier,
+  )
+  classifier = kinds[config.classifier](model, num_classes)
   none = classifier.no_prototypes()
   settings = few_round.RoundSettings(
       optimizer=optimizers.build_optimizer('sgd', config.inner_learning_rate),

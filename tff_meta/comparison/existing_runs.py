@@ -89,7 +89,7 @@ def read(paths: Sequence[str]) -> list[Run]:
     ValueError: If a directory comes twice, or has no run that is finished and
       was evaluated.
   """
-  runs = []
+  runs: list[Run] = []
   for number, path in enumerate(paths, 1):
     directory = run_directory.RunDirectory(path)
     record = directory.read_config()
@@ -164,8 +164,8 @@ def differences(runs: Sequence[Run]) -> dict[str, dict[int, Any]]:
       if len(values) < len(runs)
       or any(value != flat[runs[0].number][field] for value in values.values())
   }
-  fields = sorted(differing, key=lambda field: _ORDER.index(_part(field)))
-  return {field: differing[field] for field in fields}
+  ordered = sorted(differing, key=lambda field: _ORDER.index(_part(field)))
+  return {field: differing[field] for field in ordered}
 
 
 def _part(field: str) -> str:
@@ -259,9 +259,11 @@ class RunsReport(report.Report):
     }
 
   @functools.cached_property
-  def entries(self) -> list[results.Entry]:
+  def entries(  # type: ignore[override]  # Nobody sets it.
+      self,
+  ) -> list[results.Entry]:
     """All numbers."""
-    entries = []
+    entries: list[results.Entry] = []
     for setting in self._settings().values():
       for row, runs in self._rows(setting.name).items():
         hours = [run.hours() for run in runs]
@@ -270,7 +272,7 @@ class RunsReport(report.Report):
             setting,
             {run.seed: runner.Outcome('finished') for run in runs},
             {run.seed: run.summary for run in runs},
-            None if None in hours else sum(hours),
+            None if None in hours else sum(h for h in hours if h),
         )
     return entries
 
@@ -286,7 +288,9 @@ class RunsReport(report.Report):
 
   def _settings(self) -> dict[str, tables.Setting]:
     """Returns data set -> what was measured on it."""
-    measures = collections.defaultdict(dict)
+    measures: dict[str, dict[str, tables.Measure]] = collections.defaultdict(
+        dict
+    )
     for run in self.runs:
       for part, which in (('evaluation', ''), ('evaluation_best', ', best')):
         for protocol, result in (run.summary.get(part) or {}).items():
@@ -309,7 +313,7 @@ class RunsReport(report.Report):
 
   def _rows(self, dataset: str) -> dict[str, list[Run]]:
     """Returns name of a row -> its runs, one a seed, on a data set."""
-    groups = []
+    groups: list[list[Run]] = []
     for run in self.runs:
       if run.dataset != dataset:
         continue

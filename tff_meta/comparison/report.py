@@ -150,7 +150,7 @@ class Comparison(Report):
     ]
 
   @property
-  def title(self) -> str:
+  def title(self) -> str:  # type: ignore[override]  # Nobody sets it.
     """That of the table."""
     return self.table.title
 

@@ -22,8 +22,9 @@ class NormModel(model.Model):
 
   Attributes:
     norm_parameters: Names in the body of the scales and offsets.
-    statistics: `(body, x, mask) -> OrderedDict`, the means and variances that
-      each normalisation sees of examples `[n, ...]`, float32 `[channels]`.
+    statistics: `(body, x, mask) -> OrderedDict`, the means and variances
+      `[channels]` by which each layer normalises examples `[n, ...]`, for a
+      body that holds none. Of no examples they say nothing.
   """
 
   norm_parameters: tuple[str, ...] = dataclasses.field(kw_only=True)
@@ -73,28 +74,28 @@ def build_norm_cnn(
       num_inputs = num_filters
     return body
 
-  def forward(body, x, seen):
+  def normalise(body, i, x):
+    scale, offset = body[f'norm{i}_scale'], body[f'norm{i}_offset']
+    if f'norm{i}_mean' not in body:
+      return layers.batch_norm(x, tf.zeros_like(offset), scale, offset)
+    factor = scale * tf.math.rsqrt(body[f'norm{i}_variance'] + _EPSILON)
+    return (x - body[f'norm{i}_mean']) * factor + offset
+
+  def forward(body, x, see=lambda i, x: None):
     for i in range(1, len(_FILTERS) + 1):
       x = layers.conv(x, body[f'conv{i}_kernel'], 'SAME')
-      mean, variance = body.get(f'norm{i}_mean'), body.get(f'norm{i}_variance')
-      if mean is None:
-        mean, variance = tf.nn.moments(x, [0, 1, 2])
-      seen[f'norm{i}_mean'], seen[f'norm{i}_variance'] = mean, variance
-      scale = body[f'norm{i}_scale'] * tf.math.rsqrt(variance + _EPSILON)
-      x = (x - mean) * scale + body[f'norm{i}_offset']
-      x = layers.max_pool(tf.nn.relu(x))
+      see(i, x)
+      x = layers.max_pool(tf.nn.relu(normalise(body, i, x)))
     return tf.reshape(x, [-1, embedding_size])
-
-  def embed(body, x):
-    return forward(body, x, {})
 
   def statistics(body, x, mask):
     seen: dict[str, tf.Tensor] = collections.OrderedDict()
 
-    def embed_and_see(body, x):
-      return forward(body, x, seen)
+    def see(i, x):
+      seen[f'norm{i}_mean'] = tf.reduce_mean(x, [0, 1, 2])
+      seen[f'norm{i}_variance'] = tf.math.reduce_variance(x, [0, 1, 2])
 
-    layers.allow_padding(embed_and_see)(body, x, mask)
+    layers.allow_padding(lambda body, x: forward(body, x, see))(body, x, mask)
     return seen
 
   return NormModel(
@@ -104,7 +105,7 @@ def build_norm_cnn(
       num_classes=num_classes,
       init_body=init_body,
       init_head=layers.dense_head(layers.xavier_uniform, embedding_size),
-      embed=layers.allow_padding(embed),
+      embed=layers.allow_padding(forward),
       classify=layers.classify_linear,
       norm_parameters=tuple(
           f'norm{i}_{name}'

@@ -453,10 +453,11 @@ def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
   """
   found = json.loads(json.dumps(_LATER_FIELDS)) | dict(values)
   spec = registry.get(found['algorithm'])
-  hparams = {**spec.later_fields, **found['hparams']}.items()
-  former = spec.former_fields
-  found['hparams'] = {
-      k: v for k, v in hparams if k not in former or v != former[k]
+  preset = dataclasses.asdict(spec.presets[found['preset']])
+  found['hparams'] = json.loads(json.dumps(preset)) | {
+      name: value
+      for name, value in found['hparams'].items()
+      if (name, value) not in spec.former_fields.items()
   }
   earlier_options = datasets.get(found['dataset']).earlier_options
   if earlier_options:
