@@ -273,6 +273,7 @@ def test_a_configuration_of_an_earlier_version_is_read():
   for name in ('nvar', 'deal_test_images', 'aggregation', 'batched_clients'):
     del values[name]
   del values['dataset_options']['rotation_interpolation']
+  del values['hparams']['uniform']
   values['hparams'] |= {'averaged_head': False, 'local_unit': 'epochs'}
   assert run_config.from_json(values) == config
   assert run_config.upgrade(values).items() >= config.identity().items()

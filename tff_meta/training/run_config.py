@@ -440,9 +440,9 @@ def from_json(values: Any) -> RunConfig:
 def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a configuration of an earlier version in the terms of this one.
 
-  Choices that were added are as they were before there was one. Hyperparameters
-  that an algorithm no longer has are left out where their value was what it
-  always does now.
+  Choices that were added are as they were before there was one, hyperparameters
+  as their preset has them. Those that an algorithm no longer has are left out
+  where their value was what it always does now.
 
   Args:
     values: What `to_json` or `identity` returned, of this version or an earlier
