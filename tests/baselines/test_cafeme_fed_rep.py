@@ -41,7 +41,7 @@ def test_the_head_of_the_authors(side, channels, head_layers, base_and_head):
   config = dataclasses.replace(CONFIG, head_layers=head_layers)
   weights = model.with_head(10).initialize(tf.constant([1, 2]))
   parts = personal_layers.split(
-      weights, cafeme_fed_rep.head_parameters(model, config, num_classes=10)
+      weights, personal_layers.parameters(model, config.head_layers)
   )
   assert [
       sum(w.shape.num_elements() for w in tf.nest.flatten(part))

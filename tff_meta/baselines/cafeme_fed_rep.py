@@ -89,7 +89,7 @@ def cafeme_fed_rep(
   """
   classifier = classifiers.LinearClassifier(model, num_classes)
   optimizer = optimizers.build_optimizer('adam', config.learning_rate)
-  head = head_parameters(model, config, num_classes)
+  head = personal_layers.parameters(model, config.head_layers, 'head_layers')
   persists = config.client_optimizer_state == 'persist'
 
   def split(weights):
@@ -153,23 +153,4 @@ def cafeme_fed_rep(
       ),
       known_client=client,
       new_client=client,
-  )
-
-
-def head_parameters(
-    model: model_lib.Model, config: CafemeFedRepConfig, num_classes: int
-) -> frozenset[tuple[str, str]]:
-  """Returns which parameters are the head's, as pairs of part and name.
-
-  Args:
-    model: The network.
-    config: The configuration.
-    num_classes: Number of classes of the clients' labels.
-
-  Raises:
-    ValueError: The network has fewer dense layers than `head_layers`, or no
-      other.
-  """
-  return personal_layers.parameters(
-      model.with_head(num_classes), config.head_layers, 'head_layers'
   )

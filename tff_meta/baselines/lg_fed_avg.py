@@ -86,7 +86,7 @@ def lg_fed_avg(
   """
   classifier = classifiers.LinearClassifier(model, num_classes)
   shared = personal_layers.parameters(
-      model.with_head(num_classes), config.shared_layers, 'shared_layers'
+      model, config.shared_layers, 'shared_layers'
   )
 
   def with_own_layers(weights, layers, num_rounds):
