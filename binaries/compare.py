@@ -272,6 +272,7 @@ def _compare_runs() -> int:
       SETTINGS,
       SEEDS,
       PROCESSES,
+      PRINT_COMMAND,
       REPORT_ONLY,
       KEEP,
   )

@@ -1,11 +1,10 @@
 """Fine-tuning, against steps written out by hand."""
 
-import types
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_meta import configurations
 from tff_meta import episodes
 from tff_meta.learners import cyclic_batches
 from tff_meta.learners import fine_tuning
@@ -75,15 +74,14 @@ def test_steps_and_curve_by_hand():
 
 def test_the_published_schedule():
   """50 steps, 51 points, and 0.8 times the rate every 5 steps."""
-  settings = fine_tuning.of_config(
-      types.SimpleNamespace(
-          batch_size=2,
-          fine_tuning_steps=50,
-          fine_tuning_learning_rate=0.05,
-          fine_tuning_decay=0.8,
-          fine_tuning_decay_steps=5,
-      )
+  config = configurations.FineTuned(
+      batch_size=2,
+      fine_tuning_steps=50,
+      fine_tuning_learning_rate=0.05,
+      fine_tuning_decay=0.8,
+      fine_tuning_decay_steps=5,
   )
+  settings = config.fine_tuning()
   rates = [0.05 * 0.8 ** (s // 5) for s in range(50)]
   actual = [settings.rate(tf.constant(s)).numpy() for s in range(50)]
   np.testing.assert_allclose(actual, rates, rtol=1e-5)
