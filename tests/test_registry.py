@@ -110,9 +110,14 @@ def test_hyperparameters_names_are_those_of_the_configuration(spec):
             False,
         ),
         (
-            'import collections, dataclasses\n\n'
-            'class Parts(collections.namedtuple("Parts", "x")):\n  y: int\n\n'
+            'import dataclasses\n\n'
             'PAPER = dataclasses.make_dataclass("C", ["mu", "epochs"])(1, 2)',
+            True,
+        ),
+        (
+            'import dataclasses\nfrom their_base import Base\n\n'
+            '@dataclasses.dataclass(frozen=True)\nclass Config(Base):\n'
+            '  epochs: int = 1\n\nPAPER = Config()',
             True,
         ),
     ],
@@ -123,6 +128,10 @@ def test_hyperparameters_of_a_module_from_outside(
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.delitem(sys.modules, 'their_module', raising=False)
   (tmp_path / 'their_module.py').write_text(source)
+  (tmp_path / 'their_base.py').write_text(
+      'import dataclasses\n\n@dataclasses.dataclass(frozen=True)\n'
+      'class Base:\n  mu: float = 0.1\n'
+  )
   spec = dataclasses.replace(
       registry.get('fed_avg'), module_name='their_module'
   )

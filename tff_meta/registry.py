@@ -160,10 +160,12 @@ def _parsed(module_name: str) -> list[ast.stmt]:
   return ast.parse(spec.loader.get_source(module_name) or '').body
 
 
-def _field_names(module_name: str, class_name: str) -> dict[str, None]:
-  """Returns the fields of a dataclass in its source, those of bases first."""
+def _field_names(module_name: str, class_name: str) -> dict[str, None] | None:
+  """Returns the fields of a dataclass in its source, those of bases first.
+
+  None where the class, or a base of it, is not found.
+  """
   statements = _parsed(module_name)
-  names: dict[str, None] = {}
   imported = {
       alias.asname or alias.name: f'{node.module}.{alias.name}'
       for node in statements
@@ -173,19 +175,25 @@ def _field_names(module_name: str, class_name: str) -> dict[str, None]:
   for node in statements:
     match node:
       case ast.ClassDef(name=name) if name == class_name:
+        names: dict[str, None] = {}
         for base in reversed(node.bases):  # As dataclasses collect them.
+          of_base = None
           match base:
             case ast.Attribute(ast.Name(module), base_name) if (
                 module in imported
             ):
-              names |= _field_names(imported[module], base_name)
+              of_base = _field_names(imported[module], base_name)
             case ast.Name(base_name):
-              names |= _field_names(module_name, base_name)
+              of_base = _field_names(module_name, base_name)
+          if of_base is None:
+            return None
+          names |= of_base
         for part in node.body:
           match part:
             case ast.AnnAssign(ast.Name(field)):
               names[field] = None
-  return names
+        return names
+  return None
 
 
 _TESTS_OF_FEDMETA_PER = dict(

@@ -142,6 +142,13 @@ def test_runs_of_several_seeds_are_one_row(paths, tmp_path):
   }
 
 
+def test_a_run_that_was_done_again_is_a_row_of_its_own(paths, tmp_path):
+  again = _write(tmp_path / 'again', 'fed_avg', 0, 0.5)
+  runs = existing_runs.read([*paths[:2], again])
+  entries = existing_runs.RunsReport(runs, 'compare').entries
+  assert {e.row for e in entries} == {'fed_avg (1, 2)', 'fed_avg (3)'}
+
+
 def test_what_differs_is_said_and_nothing_else(paths):
   runs = existing_runs.read(paths)
   found = existing_runs.differences(runs)
