@@ -264,6 +264,23 @@ def client_data_type(
   return tff.to_type(fields)
 
 
+def one_element_dataset(element: Any, spec: Any) -> tf.data.Dataset:
+  """Returns a data set of one element, whose tensors are not copied.
+
+  Args:
+    element: A structure of tensors.
+    spec: Its type, whose sizes may be open.
+  """
+  with tf.device('/device:CPU:0'):
+    variant = tf.raw_ops.TensorDataset(
+        components=tf.nest.flatten(element),
+        output_shapes=[leaf.shape for leaf in tf.nest.flatten(spec)],
+    )
+    dataset = tf.data.experimental.from_variant(variant, spec)
+  dataset.only_element = element  # Spares the runtime to look for it.
+  return dataset
+
+
 def memory_dataset(initial_memory: Any, value: Any | None) -> tf.data.Dataset:
   """What a client's data hold as `memory`.
 
@@ -278,9 +295,8 @@ def memory_dataset(initial_memory: Any, value: Any | None) -> tf.data.Dataset:
   if value is None:
     return tf.data.Dataset.from_tensors(initial_memory).take(0)
   value = tf.nest.map_structure(tf.convert_to_tensor, value)
-  dataset = tf.data.Dataset.from_tensors(value)
-  dataset.only_element = value  # For the in-process runtime, which reads it.
-  return dataset
+  spec = tf.nest.map_structure(tf.TensorSpec.from_tensor, value)
+  return one_element_dataset(value, spec)
 
 
 def _to_memory(dataset: tf.data.Dataset, initial_memory: Any) -> ClientMemory:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tff_meta import config_checks
 from tff_meta import machine
+from tff_meta.client_works import client_work
 from tff_meta.data import checks
 from tff_meta.data import client_sources
 from tff_meta.data import corpus as corpus_lib
@@ -182,10 +183,12 @@ class FederatedDataset:
       x, y = getattr(held.tensors, part)
       salt = tf.constant(self.salt(client_id), tf.int32)
       held.tff_data[part] = collections.OrderedDict(
-          examples=_one_element(
+          examples=client_work.one_element_dataset(
               collections.OrderedDict(x=x, y=y), self._batch_spec
           ),
-          salt=_one_element(salt, tf.TensorSpec((), tf.int32)),
+          salt=client_work.one_element_dataset(
+              salt, tf.TensorSpec((), tf.int32)
+          ),
       )
     return held.tff_data[part]
 
@@ -589,23 +592,6 @@ def _to_held(examples):
     tensors = tf.nest.map_structure(tf.constant, examples)
   # NumPy's arrays are views of tensors; the reverse, TensorFlow copies.
   return _HeldClient(tensors, tf.nest.map_structure(np.asarray, tensors), {})
-
-
-def _one_element(element, spec):
-  """Returns a data set of one element, whose tensors are not copied.
-
-  Args:
-    element: A structure of tensors.
-    spec: Its type, whose sizes may be open.
-  """
-  with tf.device('/device:CPU:0'):
-    variant = tf.raw_ops.TensorDataset(
-        components=tf.nest.flatten(element),
-        output_shapes=[leaf.shape for leaf in tf.nest.flatten(spec)],
-    )
-    dataset = tf.data.experimental.from_variant(variant, spec)
-  dataset.only_element = element  # Spares the runtime to look for it.
-  return dataset
 
 
 def _hold_out(ids, num_validation_clients, num_test_clients, seed):
