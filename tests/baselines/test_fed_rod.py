@@ -72,8 +72,9 @@ def naive_training(config, w, own, client, seed):
   return w, own, loss_sum, count
 
 
-@pytest.mark.parametrize('balance', [0.0, 0.5, 1.0])
+@pytest.mark.parametrize('balance', [0.5, 1.0])
 def test_two_rounds_by_a_naive_implementation(balance):
+  """Nobody has class 3, and nobody all of the others."""
   config = dataclasses.replace(CONFIG, balance=balance, uniform=balance == 0.5)
   result = run(config)
   w = oracle.to_vector(result.weights[0])
@@ -135,16 +136,6 @@ def test_the_balanced_loss_by_hand():
   )
   for sizes, balance in (([9.0, 3, 0], 0.0), ([5.0, 5, 5], 1.0)):
     np.testing.assert_allclose(loss(sizes, balance), np.log(3), rtol=1e-6)
-
-
-def test_a_class_without_examples_stays_as_it_is():
-  """Nobody has class 3; its outputs are not pushed down."""
-  config = dataclasses.replace(CONFIG, weight_decay=0.0)
-  result = run(config, (*COHORTS, (*CLIENTS, personal.EMPTY_CLIENT)))
-  before, after = result.weights[0]['head'], result.weights[-1]['head']
-  np.testing.assert_array_equal(after['kernel'][:, 3], before['kernel'][:, 3])
-  assert np.abs(after['kernel'][:, 2] - before['kernel'][:, 2]).max() > 0.05
-  assert result.heads[-1].keys() == {1, 2, 3}
 
 
 @pytest.mark.parametrize('sampled', [True, False])
