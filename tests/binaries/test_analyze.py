@@ -102,7 +102,7 @@ def test_every_analysis_writes_numbers_and_a_picture(tmp_path):
   for problem in (
       "the run's 4, found 5",
       f"{runs['frl']}: Expected known clients of 'synthetic' with test",
-      f"{runs['fedec']}: Expected a run of an algorithm with GPAL, frl, found",
+      f"{runs['fedec']}: Expected a run of an algorithm whose loss has global",
       'found no config.json',
   ):
     assert problem in ''.join(errors)
