@@ -66,6 +66,18 @@ def test_only_networks_of_this_library_are_taken():
     registry.build('frl', object(), 'demo', num_classes=3)
 
 
+def test_what_an_algorithm_from_outside_lacks_is_named():
+  spec = dataclasses.replace(
+      registry.get('frl'), uses=('group', 'known_client')
+  )
+  network = models.build('mlp', (8, 8, 1), None)
+  with pytest.raises(ValueError, match='has group, found group, kno'):
+    spec.method(network, frl.PAPER, num_classes=3)
+  elsewhere = dataclasses.replace(spec, module_name='tff_meta.configurations')
+  with pytest.raises(ValueError, match='`PAPER` in tff_meta.configurations'):
+    print(elsewhere.presets)
+
+
 def test_a_preset_that_is_none_is_named():
   network = models.build('mlp', (8, 8, 1), None)
   with pytest.raises(ValueError, match="preset of paper, .* found 'dmeo'"):

@@ -82,7 +82,13 @@ class AlgorithmSpec:
   run_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def _attribute(self, name: str) -> Any:
-    return getattr(importlib.import_module(self.module_name), name)
+    module = importlib.import_module(self.module_name)
+    if not hasattr(module, name):
+      raise ValueError(
+          f'Expected `{name}` in {self.module_name}, where the algorithm'
+          f' {self.name!r} is written, found none.'
+      )
+    return getattr(module, name)
 
   def method(self, model: Any, config: Any, num_classes: int) -> Any:
     """Returns the algorithm's `Method`, whose uses refuse bad labels.
@@ -112,7 +118,13 @@ class AlgorithmSpec:
     def refusing(use):
       return lambda: personalizer.refusing_bad_labels(use(), num_classes)
 
-    given = {use: getattr(method, use) for use in self.uses}
+    given = {use: getattr(method, use, None) for use in self.uses}
+    known = [use for use in USES if getattr(method, use)]
+    if not set(given) <= set(known):
+      raise ValueError(
+          f'Expected the uses of {self.name!r} to be in its `Method`, which has'
+          f' {", ".join(known)}, found {", ".join(given)}.'
+      )
     uses = {name: refusing(use) for name, use in given.items()}
     return dataclasses.replace(method, **dict.fromkeys(USES) | uses)
 
