@@ -12,7 +12,6 @@ of clients or groups for each protocol.
 
 import contextlib
 import dataclasses
-import inspect
 import pathlib
 
 from absl import flags
@@ -250,10 +249,11 @@ def _print_hparams(algorithm: str) -> None:
   spec = registry.get(algorithm)
   installation.import_tff()
   presets = spec.presets
-  described = inspect.getdoc(type(presets['paper'])) or ''
-  meaning = described.partition('Attributes:\n')[2]
-  print(f'What --hparams=name=value,... can change of {algorithm}\n{meaning}\n')
-  print('Presets (--preset)')
+  meanings = hyperparameters.meanings(type(presets['paper']))
+  print(f'What --hparams=name=value,... can change of {algorithm}')
+  for name, meaning in meanings.items():
+    print(f'  {name}: {meaning}')
+  print('\nPresets (--preset)')
   for field in dataclasses.fields(presets['paper']):
     values = {p: getattr(config, field.name) for p, config in presets.items()}
     if len(set(values.values())) == 1:

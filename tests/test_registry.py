@@ -78,6 +78,29 @@ def test_what_an_algorithm_from_outside_lacks_is_named():
     print(elsewhere.presets)
 
 
+def test_uses_and_channels_are_as_the_method_has_them():
+  with pytest.raises(ValueError, match='among known_client, .* found new_cl'):
+    dataclasses.replace(registry.get('frl'), uses=('new_clients',))
+  network = models.build('mlp', (8, 8, 1), None)
+  spec = dataclasses.replace(registry.get('frl'), channels=None)
+  with pytest.raises(ValueError, match="declares them, 'class protot.*None"):
+    spec.method(network, frl.PAPER, num_classes=3)
+
+
+@pytest.mark.parametrize(
+    'spec', [s for s in SPECS if s.function], ids=lambda spec: spec.name
+)
+def test_a_variant_for_another_use_trains_the_same(spec):
+  """So that contracts need train one of a module."""
+  module = spec.module_name.rpartition('.')[2]
+  one, other = (
+      s.method(_network(s), spec.presets['paper'], num_classes=3)
+      for s in (spec, registry.get(module))
+  )
+  assert one.client_update.__code__ is other.client_update.__code__
+  assert one.channels == other.channels or len(one.channels) == 1
+
+
 def test_a_preset_that_is_none_is_named():
   network = models.build('mlp', (8, 8, 1), None)
   with pytest.raises(ValueError, match="preset of paper, .* found 'dmeo'"):
@@ -127,6 +150,14 @@ def test_hyperparameters_names_are_those_of_the_configuration(spec):
             True,
         ),
         (
+            'import dataclasses\nfrom tff_meta import configurations as c\n\n'
+            '@dataclasses.dataclass(frozen=True)\n'
+            'class Config(c.Configuration):\n  mu: float = 0.1\n'
+            '  KIND: "ClassVar[str]" = ""\n  epochs: int = 1\n\n'
+            'PAPER = RELEASE = Config()\nassert False',
+            False,
+        ),
+        (
             'import dataclasses\nfrom their_base import Base\n\n'
             '@dataclasses.dataclass(frozen=True)\nclass Config(Base):\n'
             '  epochs: int = 1\n\nPAPER = Config()',
@@ -149,6 +180,21 @@ def test_hyperparameters_of_a_module_from_outside(
   )
   assert spec.hparam_names() == ('mu', 'epochs')
   assert ('their_module' in sys.modules) == is_imported
+
+
+def test_hyperparameters_of_a_package_with_relative_imports(
+    tmp_path, monkeypatch
+):
+  (tmp_path / 'their_package').mkdir()
+  (tmp_path / 'their_package/__init__.py').touch()
+  (tmp_path / 'their_package/base.py').write_text('class B:\n  mu: int = 1')
+  (tmp_path / 'their_package/own.py').write_text(
+      'from . import base\n\nclass C(base.B):\n  nu: int = 1\n\nPAPER = C()'
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  spec = registry.AlgorithmSpec('own', 'Own.', '2026', 'their_package.own')
+  assert spec.hparam_names() == ('mu', 'nu')
+  assert 'their_package.own' not in sys.modules
 
 
 def test_listing_imports_neither_tensorflow_nor_an_algorithm():
@@ -181,14 +227,17 @@ def _names_in(path):
     match node:
       case ast.Constant(str(text)) if id(node) not in docs:
         is_whole = True
-      case ast.ImportFrom(module=str(package), names=[ast.alias(text)]):
+      case ast.ImportFrom(module=str(package), names=aliases):
         is_whole = package.endswith(('.algorithms', '.baselines'))
+        text = ' '.join(alias.name for alias in aliases)
       case ast.FunctionDef(name=text) | ast.ClassDef(name=text):
         pass
       case ast.Name(text) | ast.Attribute(attr=text) | ast.arg(text):
         pass
-      case ast.keyword(str(text)) | ast.Import([ast.alias(text)]):
+      case ast.keyword(str(text)):
         pass
+      case ast.Import(aliases):
+        text = ' '.join(alias.name for alias in aliases)
       case _:
         continue
     for name in own:  # `cafeme_fed_rep` does not name `fed_rep`.

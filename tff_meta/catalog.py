@@ -58,6 +58,11 @@ class Catalog(dict[str, _T]):
       UnknownNameError: If there is none.
     """
     self.check(name)
+    if name not in self:
+      raise UnknownNameError(
+          f'Expected a `{self._kind}` with a value, found {name!r}, which means'
+          ' something else.'
+      )
     return self[name]
 
   def register(self, name: str, value: _T) -> None:

@@ -52,7 +52,9 @@ class Channel(NamedTuple):
 
   Attributes:
     name: What it is, a plural noun, such as `'margins'`.
-    summed: What is summed over the clients, a structure of `tf.TensorSpec`s.
+    summed: What is summed over the clients, a structure of `tf.TensorSpec`s. A
+      signal is compared with it when the process is built; what travels in an
+      update is not.
     aggregator: Of what the clients send. Unweighted for a
       `ClientOutput.signal`; for what travels in `ClientOutput.update`, under
       its weight, `aggregator_of_changes -> weighted aggregator of updates`.
@@ -209,6 +211,11 @@ def build_process(
           'Expected no `server_optimizer` with an algorithm whose server takes'
           f' no steps of one, found {server_optimizer}.'
       )
+    if _channel(method, 'signal') is not None:
+      raise ValueError(
+          'Expected no channel in the signal of clients with a `compose`, which'
+          f' does not get it, found {_channel(method, "signal")}.'
+      )
     return method.compose(model, seed, aggregator)
 
   @tff.tensorflow.computation
@@ -269,6 +276,11 @@ def _work_of(method: Method, signal: Channel | None):
     )
     output = method.client_update(model_weights.trainable, client)
     _check_signal(signal, output.signal)
+    if method.memory is None and tf.nest.flatten(output.memory):
+      raise ValueError(
+          'Expected no memory of clients, as the `Method` has no `memory` that'
+          f' stands in for it at first, found {output.memory}.'
+      )
     return output
 
   return work
@@ -276,6 +288,12 @@ def _work_of(method: Method, signal: Channel | None):
 
 def _channel(method: Method, place: str) -> Channel | None:
   """Returns the one channel of a place; two of a place have to be one."""
+  for channel in method.channels:
+    if channel.place not in ('signal', 'update'):
+      raise ValueError(
+          f"Expected the place of {channel.name} as 'signal' or 'update', found"
+          f' {channel.place!r}.'
+      )
   channels = [c for c in method.channels if c.place == place]
   if len(channels) > 1:
     raise ValueError(
@@ -314,7 +332,11 @@ def _check_signal(signal: Channel | None, sent: Any) -> None:
   found = tf.nest.map_structure(
       lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype), sent
   )
-  same = tf.nest.flatten(expected) == tf.nest.flatten(found)
+  try:
+    tf.nest.assert_same_structure(expected, found)
+    same = tf.nest.flatten(expected) == tf.nest.flatten(found)
+  except (TypeError, ValueError):
+    same = False
   if not same:
     raise ValueError(
         f'Expected the `signal` of a client as it is declared, {expected},'

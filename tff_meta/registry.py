@@ -7,6 +7,7 @@ that programs can show what there is at once.
 
 import ast
 from collections.abc import Mapping
+import contextlib
 import dataclasses
 import importlib
 import importlib.abc
@@ -47,8 +48,8 @@ class AlgorithmSpec:
     former_fields: Fields that the configuration had in earlier versions, with
       the value that means what the algorithm always does now.
     channels: What else than the change of one model decides what the server
-      does next, of all that clients send; an `aggregator` does not see it. None
-      for nothing.
+      does next, of all that clients send: the names of its `Method`'s channels.
+      An `aggregation` does not see it. None for nothing.
     starts_from_scratch: Those of the uses that begin with random weights, so
       that what was trained makes no difference.
     group_rounds_field: Field of the configuration that holds R, the rounds of a
@@ -80,6 +81,14 @@ class AlgorithmSpec:
   kept_clients_field: str | None = None
   num_clients_field: str | None = None
   run_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self):
+    unknown = {*self.uses, *self.starts_from_scratch} - set(USES)
+    if unknown:
+      raise ValueError(
+          f'Expected uses of {self.name!r} among {", ".join(USES)}, found'
+          f' {", ".join(sorted(unknown))}.'
+      )
 
   def _attribute(self, name: str) -> Any:
     module = importlib.import_module(self.module_name)
@@ -125,6 +134,14 @@ class AlgorithmSpec:
           f'Expected the uses of {self.name!r} to be in its `Method`, which has'
           f' {", ".join(known)}, found {", ".join(given)}.'
       )
+    declared = [channel.name for channel in method.channels]
+    if method.num_models is not None:
+      declared.append('choices among models')
+    if ', '.join(declared) != (self.channels or ''):
+      raise ValueError(
+          f'Expected `channels` of {self.name!r} as its `Method` declares them,'
+          f' {", ".join(declared)!r}, found {self.channels!r}.'
+      )
     uses = {name: refusing(use) for name, use in given.items()}
     return dataclasses.replace(method, **dict.fromkeys(USES) | uses)
 
@@ -151,7 +168,9 @@ class AlgorithmSpec:
     """
     for node in _parsed(self.module_name):
       match node:
-        case ast.Assign([ast.Name('PAPER')], ast.Call(ast.Name(name))):
+        case ast.Assign(targets, ast.Call(ast.Name(name))) if any(
+            isinstance(t, ast.Name) and t.id == 'PAPER' for t in targets
+        ):
           names = _field_names(self.module_name, name)
           if names:
             return tuple(names)
@@ -166,7 +185,10 @@ class AlgorithmSpec:
 
 def _parsed(module_name: str) -> list[ast.stmt]:
   """Returns the statements of a module, which is not imported."""
-  spec = importlib.util.find_spec(module_name)
+  try:
+    spec = importlib.util.find_spec(module_name)
+  except ImportError:  # `module_name` is a class, or in none.
+    return []
   if spec is None or not isinstance(spec.loader, importlib.abc.InspectLoader):
     return []
   return ast.parse(spec.loader.get_source(module_name) or '').body
@@ -178,8 +200,12 @@ def _field_names(module_name: str, class_name: str) -> dict[str, None] | None:
   None where the class, or a base of it, is not found.
   """
   statements = _parsed(module_name)
+  package = module_name.rpartition('.')[0]
   imported = {
-      alias.asname or alias.name: f'{node.module}.{alias.name}'
+      alias.asname
+      or alias.name: '.' * node.level
+      + (f'{node.module}.' if node.module else '')
+      + alias.name
       for node in statements
       if isinstance(node, ast.ImportFrom)
       for alias in node.names
@@ -194,7 +220,9 @@ def _field_names(module_name: str, class_name: str) -> dict[str, None] | None:
             case ast.Attribute(ast.Name(module), base_name) if (
                 module in imported
             ):
-              of_base = _field_names(imported[module], base_name)
+              with contextlib.suppress(ImportError):  # Of no package.
+                found = importlib.util.resolve_name(imported[module], package)
+                of_base = _field_names(found, base_name)
             case ast.Name(base_name):
               of_base = _field_names(module_name, base_name)
           if of_base is None:
@@ -202,7 +230,9 @@ def _field_names(module_name: str, class_name: str) -> dict[str, None] | None:
           names |= of_base
         for part in node.body:
           match part:
-            case ast.AnnAssign(ast.Name(field)):
+            case ast.AnnAssign(ast.Name(field), annotation) if (
+                'ClassVar' not in ast.unparse(annotation)
+            ):
               names[field] = None
         return names
   return None

@@ -403,7 +403,7 @@ def _check_evaluation_of_clients(call, directory, summary):
 @pytest.mark.parametrize(
     'flags, code, message',
     [
-        (['--algorithm=fedd'], 2, 'algorithm of frl, metavers'),
+        (['--algorithm=fedd'], 2, '`algorithm` to be one of frl, metavers'),
         (['--algorithm=fedrep'], 2, "did you mean 'fed_rep'?"),
         (['--algorithm='], 2, 'Expected --algorithm, found none'),
         (['--dataset=imagenet'], 2, 'one of digits, digit_pairs'),

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import inspect
 import math
+import re
 import types
 import typing
 from typing import Any, TYPE_CHECKING, TypeVar
@@ -81,6 +82,26 @@ def parse(text: str, hints: Mapping[str, Any], of: str) -> dict[str, Any]:
   """
   assigned = assignments(text, hints, of)
   return {n: _parse(n, value, hints[n]) for n, value in assigned.items()}
+
+
+def meanings(kind: type) -> dict[str, str]:
+  """Returns what the fields of a dataclass mean, in their order.
+
+  Args:
+    kind: The dataclass. The last class in whose docstring a field stands under
+      `Attributes:` says it, itself or a base.
+
+  Returns:
+    Name -> text, whose further lines are indented.
+  """
+  found = {}
+  for base in reversed(kind.__mro__):
+    described = inspect.cleandoc(base.__doc__ or '').partition('Attributes:\n')
+    for entry in re.split(r'^  (?=\w+: )', described[2], flags=re.MULTILINE):
+      name, colon, meaning = entry.partition(': ')
+      if colon:
+        found[name] = meaning.rstrip()
+  return {f.name: found[f.name] for f in dataclasses.fields(kind)}
 
 
 def assignments(text: str, known: Collection[str], of: str) -> dict[str, str]:
