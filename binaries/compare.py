@@ -332,8 +332,10 @@ def main() -> int:
     from tff_meta.training import run_directory
 
     if PRINT_COMMAND.value:
+      found = f'PYTHONPATH={plugins.python_path()}'
+      prefix = ['env', found] if _plugins() else []
       for cell in cells:
-        print(shlex.join(runner.command(program, root, cell)))
+        print(shlex.join([*prefix, *runner.command(program, root, cell)]))
       return 0
     runner.check_claim(root, experiment=table.name, scale=SCALE.value)
     if kept:

@@ -181,13 +181,14 @@ def _cells_of_commands():
 
 def test_commands_are_those_of_the_kept_runs():
   commands = _cells_of_commands()
-  assert commands
+  assert len(commands) > 10
   for (name, scale), folders in commands.items():
     root = _ROOT / 'results' / name
     assert _claim(root)['scale'] == scale
     kept = {cell.folder for cell in _kept_cells(root)}
-    if name == 'digits':  # Of every algorithm, also of those that came later.
-      folders &= kept
+    if name == 'digits':  # Algorithms that came later have no runs yet.
+      methods = {folder.split('/')[1] for folder in kept}
+      folders = {f for f in folders if f.split('/')[1] in methods}
     assert folders == kept, name
 
 
@@ -432,7 +433,7 @@ def _whole_search(name):
 def test_demonstrations_have_what_the_search_found():
   runs = _runs('digits_search')
   best = _best(_whole_search('digits_search'))
-  assert best
+  assert len(best) > 16
   for algorithm, entry in best.items():
     (run,) = runs[entry['setting'], entry['row']]
     found = results.read_json(run / 'config.json')['config']
@@ -458,7 +459,7 @@ def test_every_kept_configuration_is_read():
 
 def test_rows_on_omniglot_have_what_the_search_found():
   best = _best(_whole_search('frl_omniglot_search'))
-  assert best
+  assert len(best) > 2
   rows = {row.name: row for row in experiments.get('frl_omniglot').rows}
   for method, entry in best.items():
     rates = entry['row'].removeprefix(method).split()

@@ -12,10 +12,15 @@ import dataclasses
 import importlib
 import importlib.abc
 import importlib.util
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 from tff_meta import catalog
 from tff_meta import spelling
+
+if TYPE_CHECKING:  # They import TensorFlow.
+  from tff_meta import configurations
+  from tff_meta import method as method_lib
+  from tff_meta.models import model as model_lib
 
 PRESETS = ('paper', 'release', 'demo')
 USES = ('known_client', 'new_client', 'new_class', 'group')
@@ -99,7 +104,12 @@ class AlgorithmSpec:
       )
     return getattr(module, name)
 
-  def method(self, model: Any, config: Any, num_classes: int) -> Any:
+  def method(
+      self,
+      model: 'model_lib.Model',
+      config: 'configurations.Configuration',
+      num_classes: int,
+  ) -> 'method_lib.Method':
     """Returns the algorithm's `Method`, whose uses refuse bad labels.
 
     Args:
@@ -176,7 +186,7 @@ class AlgorithmSpec:
             return tuple(names)
     return tuple(f.name for f in dataclasses.fields(self._attribute('PAPER')))
 
-  def rounds_per_cohort(self, config: Any) -> int:
+  def rounds_per_cohort(self, config: 'configurations.Configuration') -> int:
     """Returns for how many consecutive rounds a cohort must stay together."""
     if self.cohort_rounds_field is None:
       return 1
@@ -636,8 +646,8 @@ def get(name: str) -> AlgorithmSpec:
 
 def build(
     name: str,
-    model: Any,
-    config: Any,
+    model: 'model_lib.Model',
+    config: 'configurations.Configuration | str',
     num_classes: int,
     *,
     seed: int = 0,
@@ -672,7 +682,15 @@ def build(
           f'Expected a preset of {", ".join(presets)}, found'
           f' {config!r}.{spelling.tip(config, presets)}'
       )
-    config = presets[config]
+    return build(
+        name,
+        model,
+        presets[config],
+        num_classes,
+        seed=seed,
+        aggregation=aggregation,
+        server_optimizer=server_optimizer,
+    )
   return method.build_process(
       spec.method(model, config, num_classes),
       model,
