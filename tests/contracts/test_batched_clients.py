@@ -60,6 +60,11 @@ def _outcome(subject, **options):
 
 @pytest.mark.slow
 def test_batches_take_the_same_rounds(thrifty_subject):
+  if thrifty_subject.case.algorithm == 'fed_ala':
+    # Its clients end a loop when their losses settle, each at another time.
+    with pytest.raises(ValueError, match='alike.*--batched_clients=1'):
+      _outcome(thrifty_subject, batched_clients=4)
+    return
   expected = _outcome(thrifty_subject)
   actual = _outcome(thrifty_subject, batched_clients=4)
 
