@@ -82,6 +82,9 @@ def test_uses_and_channels_are_as_the_method_has_them():
   with pytest.raises(ValueError, match='among known_client, .* found new_cl'):
     dataclasses.replace(registry.get('frl'), uses=('new_clients',))
   network = models.build('mlp', (8, 8, 1), None)
+  spec = dataclasses.replace(registry.get('frl'), uses=())
+  with pytest.raises(ValueError, match='`Method` has group, found none'):
+    spec.method(network, frl.PAPER, num_classes=3)
   spec = dataclasses.replace(registry.get('frl'), channels=None)
   with pytest.raises(ValueError, match="declares them, 'class protot.*None"):
     spec.method(network, frl.PAPER, num_classes=3)
@@ -180,21 +183,23 @@ def test_hyperparameters_of_a_module_from_outside(
   )
   assert spec.hparam_names() == ('mu', 'epochs')
   assert ('their_module' in sys.modules) == is_imported
+  monkeypatch.delitem(sys.modules, 'their_module', raising=False)
 
 
 def test_hyperparameters_of_a_package_with_relative_imports(
     tmp_path, monkeypatch
 ):
-  (tmp_path / 'their_package').mkdir()
-  (tmp_path / 'their_package/__init__.py').touch()
-  (tmp_path / 'their_package/base.py').write_text('class B:\n  mu: int = 1')
-  (tmp_path / 'their_package/own.py').write_text(
+  (tmp_path / 'relative_package').mkdir()
+  (tmp_path / 'relative_package/__init__.py').touch()
+  (tmp_path / 'relative_package/base.py').write_text('class B:\n  mu: int = 1')
+  (tmp_path / 'relative_package/own.py').write_text(
       'from . import base\n\nclass C(base.B):\n  nu: int = 1\n\nPAPER = C()'
   )
   monkeypatch.syspath_prepend(tmp_path)
-  spec = registry.AlgorithmSpec('own', 'Own.', '2026', 'their_package.own')
+  spec = registry.AlgorithmSpec('own', 'Own.', '2026', 'relative_package.own')
   assert spec.hparam_names() == ('mu', 'nu')
-  assert 'their_package.own' not in sys.modules
+  assert 'relative_package.own' not in sys.modules
+  monkeypatch.delitem(sys.modules, 'relative_package', raising=False)
 
 
 def test_listing_imports_neither_tensorflow_nor_an_algorithm():

@@ -12,6 +12,7 @@ from typing import TypeVar
 from tff_meta import spelling
 
 _T = TypeVar('_T')
+_TIP = ' Tip: --plugins=MODULE imports what a module of yours registers.'
 
 
 class UnknownNameError(ValueError):
@@ -48,7 +49,7 @@ class Catalog(dict[str, _T]):
     if name not in self.names:
       raise UnknownNameError(
           f'Expected `{self._kind}` to be one of {", ".join(self.names)}, found'
-          f' {name!r}.{spelling.tip(name, self.names)}'
+          f' {name!r}.{spelling.tip(name, self.names) or _TIP}'
       )
 
   def find(self, name: str) -> _T:

@@ -139,6 +139,11 @@ class AlgorithmSpec:
 
     given = {use: getattr(method, use, None) for use in self.uses}
     known = [use for use in USES if getattr(method, use)]
+    if known and not self.uses:
+      raise ValueError(
+          f'Expected `uses` of {self.name!r}, whose `Method` has'
+          f' {", ".join(known)}, found none.'
+      )
     if not set(given) <= set(known):
       raise ValueError(
           f'Expected the uses of {self.name!r} to be in its `Method`, which has'

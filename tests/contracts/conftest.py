@@ -392,6 +392,7 @@ _SAME_BUT_FOR_NUMBERS = (
 )
 # Algorithms and cases made of what others have: all of their contracts are.
 _MADE_OF_OTHERS = (
+    'fed_prox',
     'metavers_triplet',
     'fedec_wo',
     'fedec_l2',
