@@ -129,7 +129,7 @@ def _check_files(output):
   (run,) = found['trajectory']['runs']
   assert len(run['clients']) == 2 and run['mean_step_length'] > 0
   cases = found['inversion']['cases']
-  assert list(cases) == ['fed_avg', 'metavers', 'metavers_leaked_prototypes']
+  assert list(cases) == ['classifier', 'hidden_prototypes', 'leaked_prototypes']
   assert all(case['mse'] > 0 for case in cases.values())
   assert found['theory']['problems'] == 2
   counterexample = found['theory']['counterexample']
