@@ -1,8 +1,9 @@
 """An algorithm as one value, and the learning process that it stands for.
 
-An algorithm's file has one public function `(model, config, num_classes) ->
-Method`, as an Optax transformation is `init` and `update`. What is the same for
-all algorithms (seeds, placements, aggregation, the server's optimizer,
+An algorithm is a public function `(model, config, num_classes) -> Method`,
+named like its file, or a variant for another use in the same file, as an Optax
+transformation is `init` and `update`. What is the same for all algorithms
+(seeds, placements, aggregation, the server's optimizer,
 memories) is written once, in `build_process`.
 
     method = fed_per.fed_per(model, fed_per.PAPER, num_classes=10)

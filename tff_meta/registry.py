@@ -1,8 +1,8 @@
 """The list of algorithms: name, paper, presets, how to build and to use each.
 
 It is the only list; `register_algorithm` adds those from outside. Importing it
-imports neither TensorFlow nor an algorithm; `AlgorithmSpec.module()` does, so
-that programs can show what there is at once.
+imports neither TensorFlow nor an algorithm; an `AlgorithmSpec` does when asked,
+so that programs can show what there is at once.
 """
 
 import ast

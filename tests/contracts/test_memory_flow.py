@@ -2,7 +2,7 @@
 
 The memory of one client is perturbed, and all else of a round stays as it is.
 What the server then has otherwise, to the last bit, is what the memory reaches;
-`AlgorithmSpec.memory_flow` has to say so, no more and no less. Where memory
+`Method.memory_reaches` has to say so, no more and no less. Where memory
 takes part in training alone, it must reach nothing with rates of zero, so that
 what is no gradient cannot hide behind one. What is out of sight: a leak in a
 channel that the memory reaches by itself, as the loss of a client's own model.
