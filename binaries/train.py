@@ -58,7 +58,8 @@ REFERENCE_HPARAMS = flags.DEFINE_string(
 DATASET = flags.DEFINE_string(
     'dataset',
     None,
-    'What to train on; --list shows all. By default digits, or digit_pairs with'
+    'What to train on; --list shows all. Data of your own are csv:PATH,'
+    ' folder:PATH and so on. By default digits, or digit_pairs with'
     ' --partition=few_round, which is the default of some algorithms.',
 )
 DATASET_OPTIONS = flags.DEFINE_string(
@@ -272,7 +273,8 @@ def _dataset() -> str:
 
 def _output_dir() -> str:
   if OUTPUT_DIR.value is None:
-    return f'runs/{_dataset()}_{ALGORITHM.value}'
+    name = datasets.short_name(_dataset())
+    return f'runs/{name}_{ALGORITHM.value}'
   return OUTPUT_DIR.value
 
 
@@ -302,10 +304,14 @@ def _config():
   ):
     known = registry.get(name).hparam_names()
     hyperparameters.assignments(text, known, of=name)
-  load = datasets.get(_dataset()).load
-  hyperparameters.parse_options(load, 2, DATASET_OPTIONS.value)
+  dataset = datasets.get(_dataset())
+  options = hyperparameters.parse_options(
+      dataset.load, 2, DATASET_OPTIONS.value
+  )
   if PARTITION.value:
     partitions.read_options(PARTITION.value, PARTITION_OPTIONS.value, None)
+  if dataset.look is not None:
+    dataset.look(flag_groups.DATA_DIR.value, options)
   installation.import_tff()
   from tff_meta.training import run_config
 

@@ -177,7 +177,10 @@ def deal_corpus(
         )
         for k, rows in enumerate(_deal(partition, keys, num_clients, seed))
     ]
-  return name_clients(clients, corpus.name)
+  names = None
+  if partition_by == 'writer' and corpus.writers_name_clients:
+    names = [str(keys[np.concatenate(rows)[0]]) for rows in clients]
+  return name_clients(clients, corpus.name, names)
 
 
 def deal_tests_again(
@@ -249,22 +252,27 @@ def _unlike_pairs(old, classes, corpus_name, seed):
 
 
 def name_clients(
-    clients: Sequence[ClientRows], corpus_name: str
+    clients: Sequence[ClientRows],
+    corpus_name: str,
+    names: Sequence[str] | None = None,
 ) -> Mapping[str, ClientRows]:
   """Returns client id -> rows; ids sort like their numbers.
 
   Args:
     clients: Rows of client 0, 1, ...
     corpus_name: For the error.
+    names: Their ids; None for `client_00`, `client_01`, ...
 
   Returns:
-    `client_00`, `client_01`, ... with their rows.
+    The ids with their rows.
 
   Raises:
     ValueError: If a client has no training examples.
   """
   width = len(str(len(clients) - 1))
-  named = {f'client_{k:0{width}d}': rows for k, rows in enumerate(clients)}
+  if names is None:
+    names = [f'client_{k:0{width}d}' for k in range(len(clients))]
+  named = dict(zip(names, clients, strict=True))
   for client_id, rows in named.items():
     if not len(rows.train):
       raise ValueError(

@@ -42,7 +42,7 @@ class DataConfig:
   """Which clients there are, and which examples they have.
 
   Attributes:
-    dataset: Name in `tff_meta.datasets.DATASETS`.
+    dataset: Name in `tff_meta.datasets.DATASETS`, or `KIND:PATH`.
     dataset_options: Further arguments of the data set's loader.
     data_dir: Where the data set is; None for its default place. Records of runs
       leave it out.
@@ -487,6 +487,11 @@ def resolve(**flags: Any) -> RunConfig:
   given = {name: value for name, value in flags.items() if value is not None}
   algorithm = registry.get(given['algorithm'])
   dataset = datasets.get(given['dataset'])
+  dataset_options = hyperparameters.parse_options(
+      dataset.load, 2, given.get('dataset_options', '')
+  )
+  if dataset.look is not None:
+    dataset = dataset.look(given.get('data_dir'), dataset_options)
   preset = given.get('preset', dataset.preset)
   if preset not in PRESETS:
     raise ValueError(
@@ -498,13 +503,17 @@ def resolve(**flags: Any) -> RunConfig:
   if only and partition != only:
     raise ValueError(
         f'Expected `partition` to be {only!r} with the data set'
-        f' {dataset.name!r}, whose clients are dealt when it is loaded, found'
+        f' {dataset.name!r}, which says itself who its clients are, found'
         f' {partition!r}.'
     )
   groups, clients = dataset.few_round, dataset.clients
   if partition == FEW_ROUND and groups:
     clients = datasets.ClientDefaults(groups.num_clients, 0, groups.cohort_size)
-  num_clients = given.get('num_clients', clients.num_clients)
+  num_new_clients = given.get('num_new_clients', clients.num_new_clients)
+  suitable_clients = clients.num_clients
+  if clients.are_all:
+    suitable_clients = max(1, suitable_clients - num_new_clients)
+  num_clients = given.get('num_clients', suitable_clients)
   hparams = algorithm.presets[preset]
   if algorithm.num_clients_field is not None:
     hparams = dataclasses.replace(
@@ -517,9 +526,11 @@ def resolve(**flags: Any) -> RunConfig:
   }
   suitable = {
       'model': algorithm.model or dataset.default_model,
-      'test_fraction': None,
+      'test_fraction': (
+          None if partition == FEW_ROUND else dataset.test_fraction
+      ),
       'num_clients': num_clients,
-      'num_new_clients': clients.num_new_clients,
+      'num_new_clients': num_new_clients,
       'clients_per_round': min(clients.cohort_size, num_clients),
       'way': groups and groups.way,
       'group_clients': groups and groups.cohort_size,
@@ -537,9 +548,7 @@ def resolve(**flags: Any) -> RunConfig:
           registry.get(registry.REFERENCE).presets[preset],
           given.get('reference_hparams', ''),
       ),
-      'dataset_options': hyperparameters.parse_options(
-          dataset.load, 2, given.get('dataset_options', '')
-      ),
+      'dataset_options': dataset_options,
       'augmentation': _augmentation(given.get('augmentation', '')),
       'partition': partition,
       'partition_options': partitions.read_options(
