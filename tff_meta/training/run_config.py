@@ -255,7 +255,7 @@ class RunConfig:
     algorithm: Name in `tff_meta.registry.ALGORITHMS`.
     preset: Which of the algorithm's configurations `hparams` started from.
     hparams: The algorithm's configuration.
-    model: Name in `tff_meta.models.MODELS`.
+    model: Name in `tff_meta.models.MODELS`, or `MODULE:FUNCTION`.
     seed: Of the partition, the cohorts, the initial weights, local training
       and the evaluation; 0..2**31-1.
     data: Which clients there are.
@@ -275,7 +275,7 @@ class RunConfig:
   plugins: tuple[str, ...] = ()
 
   def __post_init__(self):
-    models.MODELS.check(self.model)
+    models.check(self.model)
     _check_fields(self)
     if self.training.clients_per_round > self.data.num_clients:
       raise ValueError(
