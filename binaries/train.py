@@ -19,12 +19,15 @@ from absl import flags
 from binaries import command_line
 from binaries import flag_groups
 from binaries import flag_kinds
+from binaries import listings
 from tff_meta import datasets
 from tff_meta import installation
+from tff_meta import models
 from tff_meta import registry
 from tff_meta.comparison import runner
 from tff_meta.training import hyperparameters
 from tff_meta.training import partitions
+from tff_meta.training import protocol_names
 from tff_meta.training import run_directory
 
 ALGORITHM = flags.DEFINE_string(
@@ -135,8 +138,8 @@ NEW_CLIENTS = flags.DEFINE_string(
 MODEL = flags.DEFINE_string(
     'model',
     None,
-    'Network; by default what the algorithm needs, or else what suits the'
-    ' data.',
+    'Network, a name or MODULE:FUNCTION, which makes one; by default what the'
+    ' algorithm needs, or else what suits the data. --list=models shows all.',
 )
 ROUNDS = flag_kinds.define_whole_number(
     'rounds',
@@ -226,42 +229,14 @@ VALIDATION_GROUPS = flag_kinds.define_whole_number(
     'Groups of an evaluation on the way.',
     least=1,
 )
-LIST = flags.DEFINE_bool(
+LIST = flag_kinds.define_choice_or_all(
     'list',
-    False,
+    listings.KINDS,
     'Show algorithms and data sets or, of an --algorithm, what --hparams can'
-    ' change; end.',
+    ' change; or all of a kind, with their options: --list='
+    + '|'.join(listings.KINDS),
 )
 flags.adopt_module_key_flags(flag_groups)
-
-
-def _print_list() -> None:
-  """Prints the names that --algorithm and --dataset take."""
-  print('Algorithms (--algorithm)')
-  for spec in registry.ALGORITHMS.values():
-    print(f'  {spec.name:18}{spec.summary} ({spec.paper})')
-  print('\nData sets (--dataset)')
-  for dataset in datasets.DATASETS.values():
-    print(f'  {dataset.name:18}{dataset.description}')
-
-
-def _print_hparams(algorithm: str) -> None:
-  """Prints the names that --hparams takes, what they mean, and presets."""
-  spec = registry.get(algorithm)
-  installation.import_tff()
-  presets = spec.presets
-  meanings = hyperparameters.meanings(type(presets['paper']))
-  print(f'What --hparams=name=value,... can change of {algorithm}')
-  for name, meaning in meanings.items():
-    print(f'  {name}: {meaning}')
-  print('\nPresets (--preset)')
-  for field in dataclasses.fields(presets['paper']):
-    values = {p: getattr(config, field.name) for p, config in presets.items()}
-    if len(set(values.values())) == 1:
-      shown = values['paper']
-    else:
-      shown = ', '.join(f'{preset} {value}' for preset, value in values.items())
-    print(f'  {field.name}: {shown}')
 
 
 def _dataset() -> str:
@@ -304,6 +279,10 @@ def _config():
   ):
     known = registry.get(name).hparam_names()
     hyperparameters.assignments(text, known, of=name)
+  hyperparameters.parse_augmentation(AUGMENTATION.value)
+  protocol_names.check(flag_groups.PROTOCOL.value)
+  if MODEL.value is not None:
+    models.check(MODEL.value)
   dataset = datasets.get(_dataset())
   options = hyperparameters.parse_options(
       dataset.load, 2, DATASET_OPTIONS.value
@@ -326,9 +305,9 @@ def main() -> int:
     with command_line.reported_errors():
       flag_groups.import_plugins()
       if ALGORITHM.value:
-        _print_hparams(ALGORITHM.value)
+        listings.show_hparams(ALGORITHM.value)
       else:
-        _print_list()
+        listings.show(LIST.value)
     return 0
   with command_line.reported_errors():
     config = _config()

@@ -21,10 +21,12 @@ from tff_meta.datasets.dataset_spec import ClientDefaults
 from tff_meta.datasets.dataset_spec import DatasetSpec
 from tff_meta.datasets.dataset_spec import FewRoundDefaults
 from tff_meta.datasets.locations import DatasetNotFoundError
+from tff_meta.datasets.own_data import KINDS as OWN_KINDS
 from tff_meta.datasets.own_data import short_name
 
 __all__ = (
     'DATASETS',
+    'OWN_KINDS',
     'ClientDefaults',
     'DatasetNotFoundError',
     'DatasetSpec',

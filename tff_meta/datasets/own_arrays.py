@@ -37,7 +37,9 @@ def npz(
       other numbers; [n, height, width] are grey images.
     label: The array with the class of each, whole numbers or names [n].
     client: The array with the client of each [n], '' for none.
-    scaling: As for `own_parts.to_corpus`.
+    scaling: 'unit' divides by 255, 'standard' gives each number mean 0 and
+      variance 1, 'raw' leaves numbers as they are. 'auto' is 'unit' for uint8
+      pixels and 'raw' for other numbers.
 
   Returns:
     The corpus.
@@ -107,7 +109,9 @@ def hdf5(
     label: The array of a client with their classes [n].
     test_file: A file of the same kind, relative to this one's folder, with the
       examples to test on; '' where clients hold some of their own back.
-    scaling: As for `own_parts.to_corpus`.
+    scaling: 'unit' divides by 255, 'standard' gives each number mean 0 and
+      variance 1, 'raw' leaves numbers as they are. 'auto' is 'unit' for uint8
+      pixels and 'raw' for other numbers.
 
   Returns:
     The corpus.

@@ -36,7 +36,8 @@ def leaf(
     download: Not used.
     image_shape: Height, width and channels if the numbers of an example are the
       pixels of an image, row by row; () if they are not.
-    scaling: As for `own_parts.to_corpus`.
+    scaling: 'unit' divides by 255, 'standard' gives each number mean 0 and
+      variance 1, 'raw' leaves numbers as they are. 'auto' is 'raw'.
 
   Returns:
     The corpus.
@@ -114,7 +115,8 @@ def sqlite(
       on, and `<prefix>test`, where there is one, tested on.
     image_shape: Height, width and channels if the numbers of an example are the
       pixels of an image, row by row; () if they are not.
-    scaling: As for `own_parts.to_corpus`.
+    scaling: 'unit' divides by 255, 'standard' gives each number mean 0 and
+      variance 1, 'raw' leaves numbers as they are. 'auto' is 'raw'.
 
   Returns:
     The corpus.

@@ -33,7 +33,7 @@ KINDS = {
     'folder:PATH': 'images at class/image or client/class/image',
     'csv:PATH': 'a table with a line of names, an example a row',
     'npz:PATH': "NumPy's arrays x, y and, if there are, x_test, y_test",
-    'parquet:PATH': 'a table, an example a row; needs pyarrow',
+    'parquet:PATH': 'a table, an example a row; as csv:PATH, with pyarrow',
     'leaf:PATH': "LEAF's JSON files, by user",
     'hdf5:PATH': "TensorFlow Federated's HDF5 files, by client",
     'sqlite:PATH': "TensorFlow Federated's SQLite files, by client",

@@ -49,7 +49,9 @@ def csv(
     test_file: A file of the same kind, relative to this one's folder, with the
       examples to test on; '' where clients hold some of their own back.
     separator: What is between two values.
-    scaling: As for `own_parts.to_corpus`.
+    scaling: 'unit' divides by 255, 'standard' gives each number mean 0 and
+      variance 1, 'raw' leaves numbers as they are. 'auto' is 'unit' for images
+      and 'standard' for other numbers.
 
   Returns:
     The corpus.

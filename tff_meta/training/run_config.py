@@ -549,7 +549,9 @@ def resolve(**flags: Any) -> RunConfig:
           given.get('reference_hparams', ''),
       ),
       'dataset_options': dataset_options,
-      'augmentation': _augmentation(given.get('augmentation', '')),
+      'augmentation': hyperparameters.parse_augmentation(
+          given.get('augmentation', '')
+      ),
       'partition': partition,
       'partition_options': partitions.read_options(
           partition,
@@ -558,11 +560,3 @@ def resolve(**flags: Any) -> RunConfig:
       ),
   }
   return _grouped(suitable | given | read)
-
-
-def _augmentation(text: str) -> dict[str, Any] | None:
-  """Returns the fields that `text` gives, the others as they leave images."""
-  hints = {'crop_padding': int, 'flip': bool}
-  given = hyperparameters.parse(text, hints, of='augmentation')
-  off = {'crop_padding': 0, 'flip': False}
-  return None if off | given == off else off | given
