@@ -23,6 +23,7 @@ from binaries import listings
 from tff_meta import datasets
 from tff_meta import installation
 from tff_meta import models
+from tff_meta import plain_files
 from tff_meta import registry
 from tff_meta.comparison import runner
 from tff_meta.training import hyperparameters
@@ -229,6 +230,12 @@ VALIDATION_GROUPS = flag_kinds.define_whole_number(
     'Groups of an evaluation on the way.',
     least=1,
 )
+DESCRIBE = flags.DEFINE_bool(
+    'describe',
+    False,
+    'Show clients, examples and classes, before anything is trained; end. An'
+    ' --output_dir gets the picture, data.png; nothing else is written.',
+)
 LIST = flag_kinds.define_choice_or_all(
     'list',
     listings.KINDS,
@@ -260,6 +267,19 @@ def _plugins() -> tuple[str, ...]:
     with contextlib.suppress(run_directory.RunDirectoryError):
       return flag_groups.import_plugins(_output_dir())
   return given
+
+
+def _describe(dataset) -> None:
+  """Prints what clients hold, and draws it where that is asked for."""
+  from tff_meta.training import data_description
+
+  description = data_description.describe(dataset)
+  print(description.to_text())
+  if OUTPUT_DIR.value:
+    directory = pathlib.Path(OUTPUT_DIR.value)
+    plain_files.make_directory(directory, parents=True)
+    description.write_picture(directory / 'data.png')
+    print(f'Written: {directory / "data.png"}')
 
 
 def _config():
@@ -309,6 +329,8 @@ def main() -> int:
       else:
         listings.show(LIST.value)
     return 0
+  if DESCRIBE.value and not ALGORITHM.value:
+    flags.FLAGS[ALGORITHM.name].value = registry.REFERENCE  # Any would do.
   with command_line.reported_errors():
     config = _config()
     if runner.is_comparison(pathlib.Path(_output_dir())):
@@ -329,6 +351,9 @@ def main() -> int:
     from tff_meta.training import run
 
     experiment = experiment_lib.prepare(config, download=DOWNLOAD.value)
+    if DESCRIBE.value:
+      _describe(experiment.dataset)
+      return 0
     evaluator = evaluator_lib.Evaluator(experiment)
     chosen = evaluator.choose(config.evaluation.protocols)
     evaluator.check_has_groups(**flag_groups.group_sizes())
