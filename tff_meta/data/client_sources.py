@@ -1,8 +1,9 @@
 """Where the examples of a client come from: rows of a corpus, or ClientData.
 
-A source has `load(client_id) -> ClientExamples`, `count(client_id, part)`
-without loading pixels, and `digest(client_ids)`, a string that changes when
-what one of these clients holds does.
+A source has `load(client_id) -> ClientExamples`, `preprocess(x)` of other
+examples, `count(client_id, part)` without loading pixels, and
+`digest(client_ids)`, a string that changes when what one of these clients holds
+does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -318,6 +319,17 @@ class CorpusSource:
         )
     )
 
+  def preprocess(self, x: np.ndarray) -> np.ndarray:
+    """Preprocesses pixels of the same form as the corpus has."""
+    raw = self._corpus.train.x
+    if (x.dtype, x.shape[1:]) != (raw.dtype, raw.shape[1:]):
+      raise ValueError(
+          f'Expected examples of {raw.dtype} and shape {raw.shape[1:]}, as'
+          f' {self._corpus.name!r} has them, found {x.dtype} and shape'
+          f' {x.shape[1:]}.'
+      )
+    return self._corpus.preprocess(x)
+
   def count(self, client_id: str, part: str) -> int:
     """Returns the number of examples of a part."""
     return len(getattr(self._clients[client_id], part))
@@ -388,6 +400,10 @@ class ClientDataSource:
       self._check_tests_others(client_id, examples)
       self._digests[client_id] = digest
     return examples
+
+  def preprocess(self, x: np.ndarray) -> np.ndarray:
+    """Preprocesses pixels as `preprocess` was told to."""
+    return corpus_lib.preprocessed(self._preprocess, x, repr(self._name))
 
   def count(self, client_id: str, part: str) -> int:
     """Returns the number of examples of a part; counts each client once."""

@@ -146,6 +146,26 @@ class FederatedDataset:
     """
     return self._hold(client_id).examples
 
+  def preprocess(self, x: np.ndarray) -> np.ndarray:
+    """Returns raw examples as those of clients are preprocessed.
+
+    Args:
+      x: Of the dtype and shape that the data set has them in, [n, ...].
+
+    Returns:
+      float32 [n, *input_shape].
+
+    Raises:
+      ValueError: If they are of another dtype or shape.
+    """
+    found = self._source.preprocess(x)
+    if found.shape[1:] != self.input_shape:
+      raise ValueError(
+          f'Expected examples of shape {self.input_shape}, found'
+          f' {found.shape[1:]}.'
+      )
+    return found
+
   def is_cached(self, client_id: str) -> bool:
     """Returns whether a client is in memory, so that it need not be read."""
     return client_id in self._cache

@@ -92,7 +92,7 @@ def to_corpus(
           ' one.'
       )
   labels, class_names = _number_classes(parts, where)
-  pixels = [_to_pixels(part.x, where) for part in parts]
+  pixels = [to_pixels(part.x, where) for part in parts]
   if test is None:
     pixels.append(pixels[0][:0])
     labels.append(labels[0][:0])
@@ -179,8 +179,16 @@ def _comparable(labels: np.ndarray) -> np.ndarray:
   return np.array([str(x) for x in found])
 
 
-def _to_pixels(x: np.ndarray, where: str) -> np.ndarray:
-  """Returns numbers as uint8 or float32 with at least one axis of their own."""
+def to_pixels(x: np.ndarray, where: str) -> np.ndarray:
+  """Returns numbers as uint8 or float32 with at least one axis of their own.
+
+  Args:
+    x: Numbers [n, ...]; [n, height, width] are grey images.
+    where: Whose they are, for errors.
+
+  Raises:
+    ValueError: If they are no finite numbers, or none.
+  """
   if x.dtype.kind not in 'biuf':
     raise ValueError(
         f'Expected numbers in the examples of {where}, found {x.dtype}.'

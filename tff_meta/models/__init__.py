@@ -6,6 +6,7 @@ Nothing here imports TensorFlow before a network is built.
 from collections.abc import Callable
 import dataclasses
 import importlib
+import inspect
 from typing import Any, TYPE_CHECKING
 
 from tff_meta import catalog
@@ -15,6 +16,8 @@ from tff_meta import spelling
 if TYPE_CHECKING:
   from tff_meta.models import model
 
+# The name of a network that is given as it is, see `adopt`.
+GIVEN = 'given'
 _FUNCTION = ':'
 # Where a function wants a number of classes and there is no head to be.
 _ANY_NUM_CLASSES = 2
@@ -80,7 +83,9 @@ _OURS: dict[str, Callable[..., 'model.Model']] = {
     )
 }
 
-MODELS = catalog.Catalog[Callable[..., 'model.Model']]('model', _OURS)
+MODELS = catalog.Catalog[Callable[..., 'model.Model']](
+    'model', _OURS, reserved=(GIVEN,)
+)
 
 
 def register_model(
@@ -144,17 +149,43 @@ def build(
   """
   if _FUNCTION not in name:
     return MODELS.find(name)(tuple(input_shape), num_classes)
+  return adopt(_find_function(name), name, input_shape, num_classes)
+
+
+def adopt(
+    network: Any,
+    name: str,
+    input_shape: tuple[int, ...],
+    num_classes: int | None,
+) -> 'model.Model':
+  """Makes a network of what somebody else has made.
+
+  Args:
+    network: A `Model`; a Keras model, see `from_keras`; or `(input_shape,
+      num_classes) -> ` one of them.
+    name: What it is called in errors.
+    input_shape: As for `build`.
+    num_classes: As for `build`.
+
+  Returns:
+    The model.
+
+  Raises:
+    TypeError: If it is something else.
+    ValueError: If it is for examples of another shape, or no network can be
+      made of it.
+  """
   from tff_meta.models import model as model_lib  # Imports TensorFlow.
 
-  function = _find_function(name)
-  built = function(tuple(input_shape), num_classes or _ANY_NUM_CLASSES)
+  built = network
+  if not isinstance(built, model_lib.Model) and inspect.isroutine(built):
+    built = network(tuple(input_shape), num_classes or _ANY_NUM_CLASSES)
   if not isinstance(built, model_lib.Model):
     built = from_keras(built)
   if tuple(built.input_shape) != tuple(input_shape):
     raise ValueError(
-        f'Expected {name} to build a network for examples of shape'
-        f' {tuple(input_shape)}, which it is called with, found one for'
-        f' {tuple(built.input_shape)}.'
+        f'Expected the network {name!r} to be for examples of shape'
+        f' {tuple(input_shape)}, found one for {tuple(built.input_shape)}.'
     )
   return dataclasses.replace(built, num_classes=num_classes)
 
