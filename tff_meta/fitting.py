@@ -72,7 +72,8 @@ def fit(
       that is there as long as what is returned.
     hparams: Changes to the hyperparameters, name -> value.
     **settings: What other flags of `binaries.train` say, by their names, such
-      as `test_fraction`, `num_new_clients`, `partition` or `preset`.
+      as `test_fraction`, `num_new_clients`, `partition` or `preset`; options
+      such as `partition_options` may be mappings.
 
   Returns:
     What was trained.
@@ -109,13 +110,15 @@ def fit(
         data_dir=str(root),
         dataset_options='client=client',
     )
-  config = run_config.resolve(
-      **_SETTINGS | settings,
+  settings |= dict(
       algorithm=algorithm,
       rounds=rounds,
       seed=seed,
-      hparams=_to_text(hparams),
+      hparams=hparams,
       model=_model_name(model),
+  )
+  config = run_config.resolve(
+      **_SETTINGS | {name: _to_text(value) for name, value in settings.items()}
   )
   experiment = _prepare(config, model)
   evaluator = evaluator_lib.Evaluator(experiment)
@@ -418,10 +421,11 @@ def _write_arrays(path: pathlib.Path, clients: Mapping[Any, Examples]) -> None:
   os.replace(temporary, path)
 
 
-def _to_text(hparams: Mapping[str, Any] | str) -> str:
-  if isinstance(hparams, str):
-    return hparams
-  return ','.join(f'{name}={value}' for name, value in hparams.items())
+def _to_text(setting: Any) -> Any:
+  """Returns options that are a mapping as flags have them."""
+  if not isinstance(setting, Mapping):
+    return setting
+  return ','.join(f'{name}={value}' for name, value in setting.items())
 
 
 def _model_name(model: Any) -> str | None:
