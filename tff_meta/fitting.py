@@ -95,16 +95,16 @@ def fit(
         f'Expected settings of {", ".join(run_config.FIELDS)}, found'
         f' {unknown[0]!r}.'
     )
+  arrays = None if isinstance(clients, str) else _to_arrays(clients)
   temporary = None
   if output_dir is None:
     temporary = tempfile.TemporaryDirectory(prefix='tff_meta_')
     output_dir = temporary.name
   root = pathlib.Path(output_dir).expanduser()
-  if isinstance(clients, str):
+  if arrays is None:
     settings['dataset'] = clients
   else:
-    root.mkdir(parents=True, exist_ok=True)
-    _write_arrays(root / _ARRAYS, clients)
+    _write_arrays(root, arrays)
     settings |= dict(
         dataset=f'npz:{_ARRAYS}',
         data_dir=str(root),
@@ -382,12 +382,12 @@ def _prepare_process() -> None:
     in_process.set_in_process_context(in_process.use_device('auto'))
 
 
-def _write_arrays(path: pathlib.Path, clients: Mapping[Any, Examples]) -> None:
-  """Writes clients' examples as data of one's own that programs read.
+def _to_arrays(clients: Mapping[Any, Examples]) -> dict[str, np.ndarray]:
+  """Returns clients' examples as the arrays of data of one's own.
 
   Raises:
     TypeError: If they are no mapping of pairs.
-    ValueError: If clients have examples of several forms.
+    ValueError: If a client has none, or examples of another form.
   """
   from tff_meta.datasets import own_arrays
 
@@ -416,8 +416,30 @@ def _write_arrays(path: pathlib.Path, clients: Mapping[Any, Examples]) -> None:
   labels = part.labels
   if labels.dtype == object:
     labels = labels.astype(str)
-  temporary = path.with_suffix('.tmp.npz')
-  np.savez(temporary, x=part.x, y=labels, client=part.clients)
+  return {'x': part.x, 'y': labels, 'client': part.clients}
+
+
+def _write_arrays(root: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+  """Writes arrays to a run's directory, unless they are there.
+
+  Raises:
+    ValueError: If others are there.
+  """
+  path = root / _ARRAYS
+  if path.exists():
+    with np.load(path, allow_pickle=False) as held:
+      if any(
+          name not in held.files or not np.array_equal(held[name], array)
+          for name, array in arrays.items()
+      ):
+        raise ValueError(
+            f'Expected {root} to be new, or to hold these examples, found'
+            f' others in {path}. Tip: give another `output_dir`.'
+        )
+    return
+  root.mkdir(parents=True, exist_ok=True)
+  temporary = root / f'.{_ARRAYS}'
+  np.savez(temporary, **arrays)
   os.replace(temporary, path)
 
 

@@ -147,6 +147,12 @@ def build(
   Raises:
     ValueError: The name is not known, or the network does not take the input.
   """
+  if name == GIVEN:
+    raise ValueError(
+        'Expected the network that was given to `fit` as it is, found only its'
+        f' name, {name!r}. Tip: `tff_meta.load(path, model=...)` takes it; a'
+        ' --model=MODULE:FUNCTION is found by its name.'
+    )
   if _FUNCTION not in name:
     return MODELS.find(name)(tuple(input_shape), num_classes)
   return adopt(_find_function(name), name, input_shape, num_classes)
