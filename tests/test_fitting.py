@@ -16,17 +16,17 @@ _CLASSES = np.array(['ape', 'bee', 'cow'])
 
 
 def _examples(seed, n=40):
-  """Numbers near 0, 5 or 10 in the first place, and noise in the second."""
+  """Numbers near 0, 2 or 4 in the first place, and noise in the second."""
   rng = np.random.default_rng(seed)
   y = rng.integers(0, 3, n)
-  x = rng.standard_normal((n, 2)) + np.stack([5.0 * y, 0 * y], axis=1)
-  return x.astype(np.float32) / 10, _CLASSES[y]
+  x = rng.normal(0, 0.2, (n, 2)) + np.stack([2 * y, 0 * y], axis=1)
+  return x.astype(np.float32), _CLASSES[y]
 
 
 _CLIENTS = {f'c{k}': _examples(k) for k in range(5)}
 _SETTINGS = dict(
     algorithm='fed_per',
-    rounds=3,
+    rounds=6,
     clients_per_round=4,
     num_new_clients=1,
     hparams={'learning_rate': 0.3},
@@ -83,7 +83,7 @@ def test_a_client_gets_a_model_of_its_own(fitted):
         ((_examples(9)[0][:, :1], ['ape'] * 40), None, r'shape \(2,\).*\(1,\)'),
         ((np.zeros((3, 2), np.uint8), ['ape'] * 3), None, 'float32 .* uint8'),
         ((_examples(9)[0], ['ape'] * 3), None, 'found 3 of 40'),
-        (_examples(9), 'c9', "of training, such as 'c., found 'c9'"),
+        (_examples(9), 'c9', "of training, such as 'c.', found 'c9'"),
     ],
 )
 def test_what_does_not_fit_is_refused(fitted, examples, client, problem):

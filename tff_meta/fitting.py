@@ -416,6 +416,7 @@ def _to_arrays(clients: Mapping[Any, Examples]) -> dict[str, np.ndarray]:
   labels = part.labels
   if labels.dtype == object:
     labels = labels.astype(str)
+  assert part.clients is not None
   return {'x': part.x, 'y': labels, 'client': part.clients}
 
 

@@ -1,12 +1,18 @@
 """Keras models as networks: the same numbers, derivatives, and refusals."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_meta import datasets
 from tff_meta import models
+from tff_meta import registry
+from tff_meta.data import federated_dataset
+from tff_meta.training import client_state_store
+from tff_meta.training import loop
 
 _L = tf.keras.layers
 _SHAPE = (6, 5, 1)
@@ -239,3 +245,43 @@ def test_a_function_of_a_module_is_a_network(tmp_path, monkeypatch):
   for name in 'no_nets:net', 'their_nets:', ':net', 'their_nets.py:net':
     with pytest.raises(ValueError, match='Expected'):
       models.check(name)
+
+
+@pytest.mark.parametrize('name', ['fedmeta_per', 'frl'])
+def test_algorithms_train_it_as_the_same_network_of_ours(name):
+  """Second derivatives, and clients in a loop: one layer of 100 units."""
+  corpus = datasets.load_corpus('synthetic', num_classes=8, image_size=4)
+  clients = federated_dataset.FederatedDataset.few_round(corpus, 4, seed=0)
+  ours = models.build('mlp', clients.input_shape, None)
+  keras_model = _keras(
+      _L.Flatten(), _L.Dense(100, 'relu'), shape=clients.input_shape
+  )
+  theirs = models.from_keras(keras_model)
+  names = list(theirs.initialize(tf.constant([0, 0]))['body'])
+
+  def init_body(seed):
+    return collections.OrderedDict(
+        zip(names, ours.init_body(seed).values(), strict=True)
+    )
+
+  theirs = dataclasses.replace(
+      theirs, init_body=init_body, init_head=ours.init_head
+  )
+  trained = []
+  for network in ours, theirs:
+    process = registry.build(name, network, 'demo', clients.num_classes, seed=1)
+    state, store = process.initialize(), client_state_store.InMemoryStore()
+    cohort = [(c, clients.tff_client_data(c)) for c in clients.client_ids()]
+    initial = process.get_model_weights(state).trainable
+    for round_num in range(1, 5):  # An episode of FRL.
+      state = loop.next_round(process, state, round_num, cohort, store).state
+    trained.append(
+        [
+            tf.nest.flatten(w)
+            for w in (initial, process.get_model_weights(state).trainable)
+        ]
+    )
+  for mine, own in zip(*trained, strict=True):
+    for a, b in zip(mine, own, strict=True):
+      np.testing.assert_allclose(a, b, atol=1e-5)  # Rounding.
+  assert not np.allclose(trained[0][0][0], trained[0][1][0])

@@ -14,6 +14,7 @@ from tff_meta import catalog
 from tff_meta import spelling
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.datasets import dataset_spec
+from tff_meta.datasets import image_folders
 from tff_meta.datasets import own_arrays
 from tff_meta.datasets import own_clients
 from tff_meta.datasets import own_images
@@ -124,11 +125,7 @@ def _place(path, data_dir, kind, options) -> tuple[str, Any]:
   place = os.path.expanduser(path)
   if data_dir is not None:
     place = os.path.join(os.path.expanduser(data_dir), place)
-  try:
-    found = os.stat(place)
-    facts = (found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
-  except OSError:
-    facts = ()
+  facts = image_folders.files_digest('', [place])
   return place, (kind, os.path.abspath(place), repr(options), facts)
 
 
@@ -148,7 +145,7 @@ def _suiting(
         cohort_size=min(2 * way, len(split.train)) // way * way,
     )
   has_clients = corpus.writers is not None
-  if has_clients:
+  if corpus.writers is not None:
     num_clients = len(set(corpus.writers.tolist()))
   else:
     num_clients = len(corpus.train.y) // _EXAMPLES_PER_CLIENT
