@@ -16,6 +16,7 @@ from typing import Any, TYPE_CHECKING
 
 import numpy as np
 
+from tff_meta import registry
 from tff_meta.execution import native
 
 if TYPE_CHECKING:  # They import TensorFlow.
@@ -44,7 +45,7 @@ Examples = tuple[Any, Any]
 
 def fit(
     clients: Mapping[Any, Examples] | str,
-    algorithm: str = 'metavers',
+    algorithm: str = registry.DEFAULT,
     *,
     model: Any = None,
     rounds: int = 200,
