@@ -46,7 +46,7 @@ PRESET = flags.DEFINE_enum(
     list(registry.PRESETS),
     'Hyperparameters as the paper prints them, as the released code has them,'
     ' or with rates from which the embedded digits learn in a short run (demo);'
-    ' by default demo on these, paper elsewhere.',
+    ' by default demo on these and on data of your own, paper elsewhere.',
 )
 HPARAMS = flags.DEFINE_string(
     'hparams',

@@ -36,26 +36,31 @@ def test_quickstart():
   assert _main('quickstart', rounds=3) > 0.6  # Guessing is 0.1.
 
 
+@pytest.mark.slow
 def test_own_arrays(tmp_path):
   found = _main('own_arrays', folder=str(tmp_path), rounds=3)
   assert list(found) == ['known_clients', 'new_clients']
   assert found['known_clients']['num_clients'] > 10
 
 
+@pytest.mark.slow
 def test_own_keras_model():
   """With second derivatives: the preset learns to adapt."""
   assert 0 < _main('own_keras_model', rounds=2) <= 1
 
 
+@pytest.mark.slow
 def test_own_algorithm():
   assert 0 < _main('own_algorithm', rounds=2, model='mlp') <= 1
 
 
+@pytest.mark.slow
 def test_clients_that_remember():
   num_clients, accuracy = _main('clients_that_remember', rounds=2)
   assert num_clients == 10 and 0 < accuracy <= 1
 
 
+@pytest.mark.slow
 def test_the_notebook():
   """Its cells of code, in order, in one namespace."""
   notebook = json.loads((_EXAMPLES / 'quickstart.ipynb').read_text())
