@@ -49,7 +49,6 @@ def test_own_keras_model():
   assert 0 < _main('own_keras_model', rounds=2) <= 1
 
 
-@pytest.mark.slow
 def test_own_algorithm():
   assert 0 < _main('own_algorithm', rounds=2, model='mlp') <= 1
 
@@ -60,7 +59,6 @@ def test_clients_that_remember():
   assert num_clients == 10 and 0 < accuracy <= 1
 
 
-@pytest.mark.slow
 def test_the_notebook():
   """Its cells of code, in order, in one namespace."""
   notebook = json.loads((_EXAMPLES / 'quickstart.ipynb').read_text())
