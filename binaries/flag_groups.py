@@ -18,7 +18,10 @@ from tff_meta.training import run_directory
 _FLAGS = {'protocols': 'protocol'}
 
 DATA_DIR = flag_kinds.define_path(
-    'data_dir', None, 'Where data sets are; by default the place TFDS uses.'
+    'data_dir',
+    None,
+    'Where data sets are; by default the place TFDS uses, or the working'
+    ' directory for data of your own.',
 )
 PROTOCOL = flags.DEFINE_list(
     'protocol',

@@ -414,3 +414,17 @@ def test_what_suits_the_data_is_looked_up(tmp_path):
   spec.look(None, options)
   np.savez(path, x=x[:-1], y=y[:-1])
   assert len(spec.load(None, **options).train.y) == 479
+
+
+@pytest.mark.parametrize(
+    'name, short',
+    [
+        ('digits', 'digits'),
+        ('csv:/a/b.c.csv', 'b.c'),
+        ('folder:/a/b/', 'b'),
+        ('folder:.', os.path.basename(os.getcwd())),
+        ('folder:/', 'own'),
+    ],
+)
+def test_a_run_is_called_after_its_data(name, short):
+  assert datasets.short_name(name) == short

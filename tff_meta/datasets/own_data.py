@@ -73,8 +73,8 @@ def short_name(name: str) -> str:
   """Returns what a folder can be called after a data set, own or not."""
   if not is_own(name):
     return name
-  path = name.partition(_SEPARATOR)[2]
-  return os.path.splitext(os.path.basename(path.rstrip(os.sep)))[0] or 'own'
+  path = os.path.abspath(name.partition(_SEPARATOR)[2])
+  return os.path.splitext(os.path.basename(path))[0] or 'own'
 
 
 def spec(name: str) -> dataset_spec.DatasetSpec:
