@@ -333,7 +333,8 @@ def frl(
     def meta():
       stored = None
       if config.meta_prototypes == 'stored_support':
-        last = local_round(*state.previous, fold_in(seed, config.rounds))
+        theta, prototypes = state.previous
+        last = local_round(theta, prototypes, fold_in(seed, config.rounds))
         stored = last.prototypes
 
       def loss_fn(weights, batch):
