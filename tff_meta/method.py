@@ -290,11 +290,15 @@ def _work_of(method: Method, signal: Channel | None):
 def _channel(method: Method, place: str) -> Channel | None:
   """Returns the one channel of a place; two of a place have to be one."""
   for channel in method.channels:
-    if channel.place not in ('signal', 'update'):
-      raise ValueError(
-          f"Expected the place of {channel.name} as 'signal' or 'update', found"
-          f' {channel.place!r}.'
-      )
+    for field, known in (
+        ('place', ('signal', 'update')),
+        ('bound', ('norm', 'range')),
+    ):
+      if getattr(channel, field) not in known:
+        raise ValueError(
+            f'Expected `{field}` of the channel {channel.name!r} as one of'
+            f' {known}, found {getattr(channel, field)!r}.'
+        )
   channels = [c for c in method.channels if c.place == place]
   if len(channels) > 1:
     raise ValueError(

@@ -9,6 +9,10 @@ A plugin is a module that, when it is imported, calls any of
 It is imported by name, or an installed package announces it: an entry point of
 the group `tff_meta.plugins` is such a module, or a function without arguments
 that calls them. Every program imports plugins once, when it starts.
+
+A run records a checksum of each: of a package's files, of a module's own one;
+so name the package rather than a module in it. What a plugin has registered
+before its import fails stays registered in that process.
 """
 
 from collections.abc import Iterator, Sequence

@@ -419,7 +419,7 @@ def _check_evaluation_of_clients(call, directory, summary):
             'draws minibatches',
         ),
         (['--preset=best'], 2, 'preset'),
-        (['--hparams=alpha=1'], 2, 'Known: classifier, gpal'),
+        (['--hparams=alpha=1'], 2, 'Known: uniform, classifier, gpal'),
         (['--reference_hparams=alpha=1'], 2, 'option of fed_avg, found'),
         (['--hparams=rounds=three'], 2, '`rounds` to be a whole number'),
         (['--hparams=support_fraction=2'], 2, '`support_fraction`'),

@@ -24,7 +24,6 @@ import tensorflow as tf
 from tff_meta import configurations
 from tff_meta import method
 from tff_meta import weights as weights_lib
-from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.models import model as model_lib
 
@@ -104,10 +103,11 @@ def apfl(
         client.examples,
         client.seed,
     )
-    return client_work.ClientOutput(
-        weights_lib.subtract(weights, trained['server']),
-        config.weight(client.examples),
+    return config.output(
+        weights,
+        trained['server'],
         report,
+        client.examples,
         memory=trained['own'],
     )
 

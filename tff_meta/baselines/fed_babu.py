@@ -21,7 +21,6 @@ import tensorflow as tf
 from tff_meta import configurations
 from tff_meta import method
 from tff_meta import optimizers
-from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.models import model as model_lib
@@ -97,11 +96,7 @@ def fed_babu(
         ),
         trainable=('body',),
     )
-    return client_work.ClientOutput(
-        weights_lib.subtract(weights, trained),
-        config.weight(client.examples),
-        report,
-    )
+    return config.output(weights, trained, report, client.examples)
 
   def client():
     tuning = dataclasses.replace(

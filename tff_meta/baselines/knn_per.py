@@ -29,8 +29,6 @@ from tff_meta import config_checks
 from tff_meta import configurations
 from tff_meta import episodes
 from tff_meta import method
-from tff_meta import weights as weights_lib
-from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import personalizer
 from tff_meta.losses import prototypical
@@ -108,11 +106,7 @@ def knn_per(
   def client_update(weights, client):
     kept, _ = _hold_out(client.examples, config.hold_out_every)
     trained, report = config.train(classifier.loss, weights, kept, client.seed)
-    return client_work.ClientOutput(
-        weights_lib.subtract(weights, trained),
-        config.weight(client.examples),
-        report,
-    )
+    return config.output(weights, trained, report, client.examples)
 
   def client():
     return _build_client(model, config, num_classes)

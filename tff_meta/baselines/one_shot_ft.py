@@ -26,8 +26,6 @@ from tff_meta import configurations
 from tff_meta import episodes
 from tff_meta import method
 from tff_meta import optimizers
-from tff_meta import weights as weights_lib
-from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import few_round
 from tff_meta.learners import personalizer
@@ -104,11 +102,7 @@ def one_shot_ft(
     trained, report = config.train(
         classifier.loss, weights, client.examples, client.seed
     )
-    return client_work.ClientOutput(
-        weights_lib.subtract(weights, trained),
-        config.weight(client.examples),
-        report,
-    )
+    return config.output(weights, trained, report, client.examples)
 
   return method.Method(
       num_classes,
