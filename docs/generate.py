@@ -450,13 +450,25 @@ def _needs(module: str) -> str:
 def _presets(module: str) -> str:
   """Every setting of an algorithm in its presets, and what variants change."""
   spec, *others = _specs(module)
-  columns = [dataclasses.asdict(spec.presets[p]) for p in registry.PRESETS]
-  text = _markdown(
-      ['`--hparams`', *(f'`{preset}`' for preset in registry.PRESETS)],
-      [
-          [f'`{field}`', *(f'`{column[field]}`' for column in columns)]
-          for field in columns[0]
-      ],
+  presets = [spec.presets[name] for name in registry.PRESETS]
+  columns = [dataclasses.asdict(preset) for preset in presets]
+  parts = []
+  bases = [
+      f'[`{base.__name__}`](../reference/algorithms.md#{base.__module__}'
+      f'.{base.__name__})'
+      for base in type(presets[0]).__bases__
+      if base.__name__ != 'Configuration'
+  ]
+  if bases:
+    parts.append(f'Its other settings are those of {" and ".join(bases)}.')
+  parts.append(
+      _markdown(
+          ['`--hparams`', *(f'`{name}`' for name in registry.PRESETS)],
+          [
+              [f'`{field}`', *(f'`{column[field]}`' for column in columns)]
+              for field in sorted(columns[0])
+          ],
+      )
   )
   changes = [
       f'* `{other.name}`: '
@@ -466,7 +478,9 @@ def _presets(module: str) -> str:
       for other in others
       if other.changes
   ]
-  return '\n\n'.join([text, *(['\n'.join(changes)] if changes else [])])
+  if changes:
+    parts.append('\n'.join(changes))
+  return '\n\n'.join(parts)
 
 
 _KINDS: dict[str, Callable[..., str]] = {
