@@ -425,12 +425,19 @@ def _needs(module: str) -> str:
   rows = []
   for spec in _specs(module):
     model = models.build(spec.model or 'lenet', (28, 28, 1), None)
-    method = spec.method(model, spec.presets['demo'], 10)
+    methods = {
+        name: spec.method(model, preset, 10)
+        for name, preset in spec.presets.items()
+    }
+    keeping = [name for name, method in methods.items() if method.memory]
+    keeps = 'with ' + ', '.join(f'`{name}`' for name in keeping)
+    if len(keeping) in (0, len(methods)):
+      keeps = 'yes' if keeping else 'no'
     rows.append(
         [
             f'`{spec.name}`',
             ', '.join(_USES[use] for use in spec.uses),
-            'yes' if method.memory else 'no',
+            keeps,
             spec.channels or 'nothing',
             f'`{spec.model}`' if spec.model else "the data set's",
             f'`{spec.partition}`',
