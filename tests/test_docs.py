@@ -79,6 +79,14 @@ def test_generated_parts_are_up_to_date(page):
   assert _GENERATE['regenerated'](text) == text
 
 
+@pytest.mark.parametrize(
+    'page', sorted(_ROOT.glob('*.md')), ids=lambda page: page.name
+)
+def test_links_of_pages_beside_the_site_lead_to_files(page):
+  links = re.findall(r'\]\((?!http)([^)#]*)', page.read_text())
+  assert [link for link in links if not (_ROOT / link).exists()] == []
+
+
 def test_every_algorithm_has_a_page_that_says_what_it_needs():
   for spec in registry.ALGORITHMS.values():
     module = spec.module_name.rpartition('.')[2]
