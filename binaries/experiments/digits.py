@@ -203,7 +203,7 @@ SEARCH = tables.Table(
             flags=('--rounds=4', '--eval_from=0'),
             changes='4 rounds.',
         ),
-        # Not the seed of the numbers in README.
+        # Not the seed of the table's numbers.
         'cpu': tables.Scale(seeds=(1,), hours=0.5),
     },
     flags=('--preset=demo', '--rounds=200'),

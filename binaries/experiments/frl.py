@@ -559,7 +559,7 @@ OMNIGLOT_SEARCH = tables.Table(
     scales={
         'smoke': OMNIGLOT.scale('smoke'),
         'cpu': tables.Scale(
-            seeds=(1,),  # Not the one of the numbers in README.
+            seeds=(1,),  # Not the one of the table's numbers.
             flags=(
                 '--rounds=200',
                 '--eval_every=200',

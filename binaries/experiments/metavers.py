@@ -89,7 +89,7 @@ _METHODS = {
             ',decay_rounds=1001'
         ),
     ),
-    # From memory, as BUILD_NOTES.md says, a single step at the test among them.
+    # From memory (docs/algorithms/per_fed_avg.md), also the step at the test.
     'Per-FedAvg': ('--algorithm=per_fed_avg', '--preset=paper', '--hparams='),
     # Ten neighbours and scale 1 are those of its code; a fifth of a client's
     # training examples is for the choice of lambda. The rest is FedAvg's.

@@ -10,7 +10,7 @@ the server averages. A client is used after some dozens of fine-tuning steps.
 Source: Anna Vettoruzzo, Mohamed-Rafik Bouguelia and Thorsteinn Rögnvaldsson,
 "Personalized Federated Learning with Contextual Modulation and Meta-Learning",
 2023, https://arxiv.org/abs/2312.15191, Algorithms 1 and 2.
-Deviations: BUILD_NOTES.md, CAFeMe.
+Deviations: docs/algorithms/cafeme.md.
 """
 
 import collections

@@ -16,7 +16,7 @@ the initial model. The driver keeps the cohort for these R + 1 rounds.
 Source: Younghyun Park, Dong-Jun Han, Do-Yeon Kim, Jun Seo and Jaekyun Moon,
 "Few-Round Learning for Federated Learning", NeurIPS 2021,
 https://proceedings.neurips.cc/paper/2021/hash/f065d878ccfb4cc4f4265a4ff8bafa9a-Abstract.html
-Deviations: BUILD_NOTES.md, FRL.
+Deviations: docs/algorithms/frl.md.
 """
 
 import dataclasses

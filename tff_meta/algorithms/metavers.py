@@ -11,7 +11,7 @@ gradient step.
 
 Source: Jin Hyuk Lim, SeungBum Ha and Sung Whan Yoon, "MetaVers: Meta-Learned
 Versatile Representations for Personalized Federated Learning", WACV 2024.
-Deviations: BUILD_NOTES.md, MetaVers.
+Deviations: docs/algorithms/metavers.md.
 """
 
 import dataclasses

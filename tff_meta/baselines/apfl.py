@@ -13,7 +13,7 @@ function of v only, so that v's gradient is alpha times that of the mixture.
 Source: Yuyang Deng, Mohammad Mahdi Kamani and Mehrdad Mahdavi, "Adaptive
 Personalized Federated Learning", 2020, https://arxiv.org/abs/2003.13461,
 Algorithm 1.
-Deviations: BUILD_NOTES.md, APFL.
+Deviations: docs/algorithms/apfl.md.
 """
 
 import collections

@@ -14,7 +14,7 @@ server's model (`client_optimizer_state`).
 Source: Tian Li, Shengyuan Hu, Ahmad Beirami and Virginia Smith, "Ditto: Fair
 and Robust Federated Learning Through Personalization", ICML 2021,
 https://arxiv.org/abs/2012.04221.
-Deviations: BUILD_NOTES.md, Ditto.
+Deviations: docs/algorithms/ditto.md.
 """
 
 import collections

@@ -11,7 +11,7 @@ training never saw has nothing to mix and uses the server's model.
 Source: Jianqing Zhang, Yang Hua, Hao Wang, Tao Song, Zhengui Xue, Ruhui Ma and
 Haibing Guan, "FedALA: Adaptive Local Aggregation for Personalized Federated
 Learning", AAAI 2023, https://arxiv.org/abs/2212.01197, Algorithm 1.
-Deviations: BUILD_NOTES.md, FedALA.
+Deviations: docs/algorithms/fed_ala.md.
 """
 
 import collections

@@ -12,7 +12,7 @@ Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from
 Decentralized Data", AISTATS 2017, https://arxiv.org/abs/1602.05629; as a
 baseline: Park et al., "Few-Round Learning for Federated Learning", NeurIPS
 2021, section 4.
-Deviations: BUILD_NOTES.md, FedAvg.
+Deviations: docs/algorithms/fed_avg.md.
 """
 
 import dataclasses

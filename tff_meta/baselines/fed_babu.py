@@ -10,7 +10,7 @@ Source: Jaehoon Oh, SangMook Kim and Se-Young Yun, "FedBABU: Towards Enhanced
 Representation for Federated Image Classification", ICLR 2022,
 https://arxiv.org/abs/2106.06042; ten steps of fine-tuning and prototypes: Lim
 et al. (MetaVers), tables 2 and 3.
-Deviations: BUILD_NOTES.md, FedBABU.
+Deviations: docs/algorithms/fed_babu.md.
 """
 
 import dataclasses

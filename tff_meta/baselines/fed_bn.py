@@ -14,7 +14,7 @@ its steps, of which a pure function has no room.
 Source: Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp and Qi Dou,
 "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
 ICLR 2021, https://arxiv.org/abs/2102.07623, Algorithm 1.
-Deviations: BUILD_NOTES.md, FedBN.
+Deviations: docs/algorithms/fed_bn.md.
 """
 
 import collections

@@ -12,7 +12,7 @@ with a pass of fine-tuning before the test is their FedPerMeta.
 Source: Manoj Ghuhan Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh and Sunav
 Choudhary, "Federated Learning with Personalization Layers", 2019,
 https://arxiv.org/abs/1912.00818.
-Deviations: BUILD_NOTES.md, FedPer.
+Deviations: docs/algorithms/fed_per.md.
 """
 
 import dataclasses

@@ -12,7 +12,7 @@ It also lets slow clients do less work, which is not here.
 Source: Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar
 and Virginia Smith, "Federated Optimization in Heterogeneous Networks", MLSys
 2020, https://arxiv.org/abs/1812.06127, Algorithm 2.
-Deviations: BUILD_NOTES.md, FedProx.
+Deviations: docs/algorithms/fed_prox.md.
 """
 
 import dataclasses

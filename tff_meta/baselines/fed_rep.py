@@ -12,7 +12,7 @@ Source: Liam Collins, Hamed Hassani, Aryan Mokhtari and Sanjay Shakkottai,
 "Exploiting Shared Representations for Personalized Federated Learning", ICML
 2021, https://arxiv.org/abs/2102.07078; prototypes: Lim et al. (MetaVers), table
 3.
-Deviations: BUILD_NOTES.md, FedRep.
+Deviations: docs/algorithms/fed_rep.md.
 """
 
 import dataclasses

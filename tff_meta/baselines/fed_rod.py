@@ -11,7 +11,7 @@ known client uses both heads, a client that training never saw the generic one.
 Source: Hong-You Chen and Wei-Lun Chao, "On Bridging Generic and Personalized
 Federated Learning for Image Classification", ICLR 2022,
 https://arxiv.org/abs/2107.00778, Algorithm 1, with the linear personal head.
-Deviations: BUILD_NOTES.md, FedRoD.
+Deviations: docs/algorithms/fed_rod.md.
 """
 
 import collections

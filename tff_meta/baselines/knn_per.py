@@ -17,7 +17,7 @@ that choice have. The store that is used then has all examples.
 Source: Othmane Marfoq, Giovanni Neglia, Laetitia Kameni and Richard Vidal,
 "Personalized Federated Learning through Local Memorization", ICML 2022,
 https://arxiv.org/abs/2111.09360.
-Deviations: BUILD_NOTES.md, kNN-Per.
+Deviations: docs/algorithms/knn_per.md.
 """
 
 import dataclasses

@@ -12,7 +12,7 @@ layers afterwards is zero, as everybody's update has one type.)
 Source: Paul Pu Liang, Terrance Liu, Liu Ziyin, Ruslan Salakhutdinov and
 Louis-Philippe Morency, "Think Locally, Act Globally: Federated Learning with
 Local and Global Representations", 2020, https://arxiv.org/abs/2001.01523.
-Deviations: BUILD_NOTES.md, LG-FedAvg.
+Deviations: docs/algorithms/lg_fed_avg.md.
 """
 
 import collections

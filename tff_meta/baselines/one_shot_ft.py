@@ -14,7 +14,7 @@ Source: Neel Guha, Ameet Talwalkar and Virginia Smith, "One-Shot Federated
 Learning", 2019, https://arxiv.org/abs/1902.11175; as a baseline: Park et al.,
 "Few-Round Learning for Federated Learning", NeurIPS 2021, Tables 1 to 3,
 "Fine-tuning via one-shot FL".
-Deviations: BUILD_NOTES.md, Fine-tuning via one-shot FL.
+Deviations: docs/algorithms/one_shot_ft.md.
 """
 
 import dataclasses

@@ -10,7 +10,7 @@ Source: the rows "Personalized FL" of Park et al., "Few-Round Learning for
 Federated Learning", NeurIPS 2021, Tables 1 to 3; the preparation is that of
 Fallah, Mokhtari and Ozdaglar, "Personalized Federated Learning with Theoretical
 Guarantees", NeurIPS 2020, https://arxiv.org/abs/2002.07948.
-Deviations: BUILD_NOTES.md, Personalized FL.
+Deviations: docs/algorithms/personalized_fl.md.
 """
 
 import dataclasses

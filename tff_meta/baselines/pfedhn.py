@@ -15,7 +15,7 @@ model is h(v; phi) as it is; a new client fits a v of its own and leaves phi.
 Source: Aviv Shamsian, Aviv Navon, Ethan Fetaya and Gal Chechik, "Personalized
 Federated Learning using Hypernetworks", ICML 2021,
 https://arxiv.org/abs/2103.04628, Algorithm 1.
-Deviations: BUILD_NOTES.md, pFedHN.
+Deviations: docs/algorithms/pfedhn.md.
 """
 
 import collections

@@ -11,7 +11,7 @@ new, is what the same R local rounds make of the server's model.
 Source: Canh T. Dinh, Nguyen H. Tran and Tuan Dung Nguyen, "Personalized
 Federated Learning with Moreau Envelopes", NeurIPS 2020,
 https://arxiv.org/abs/2006.08848, Algorithm 1.
-Deviations: BUILD_NOTES.md, pFedMe.
+Deviations: docs/algorithms/pfedme.md.
 """
 
 import dataclasses

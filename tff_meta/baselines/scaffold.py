@@ -13,7 +13,7 @@ Source: Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank J. Reddi,
 Sebastian U. Stich and Ananda Theertha Suresh, "SCAFFOLD: Stochastic Controlled
 Averaging for Federated Learning", ICML 2020, https://arxiv.org/abs/1910.06378,
 Algorithm 1.
-Deviations: BUILD_NOTES.md, SCAFFOLD.
+Deviations: docs/algorithms/scaffold.md.
 """
 
 import collections
