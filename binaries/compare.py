@@ -51,10 +51,11 @@ OUTPUT_DIR = flag_kinds.define_path(
 )
 SCALE = flags.DEFINE_enum(
     'scale',
-    'cpu',
+    None,
     list(tables.SCALES),
     'How much of it: a few rounds that show that it works (smoke), what two'
-    ' cores do in hours (cpu), or as published (paper).',
+    ' cores do in hours (cpu), or as published (paper); by default cpu or, if'
+    ' the table has no such scale, its first one.',
 )
 ROWS = flags.DEFINE_list('rows', [], 'Only these methods.')
 SETTINGS = flags.DEFINE_list('settings', [], 'Only these settings.')
@@ -82,6 +83,12 @@ flags.declare_key_flag('device')
 flags.declare_key_flag('plugins')
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
+_DATA = '--data_dir=DATA'  # In commands that are kept.
+
+
+def _scale_name(table: tables.Table) -> str:
+  """Returns the scale that is asked for, or the table's own default."""
+  return SCALE.value or table.default_scale
 
 
 def _cost(table: tables.Table, scale_name: str) -> str:
@@ -118,7 +125,7 @@ def _print_list() -> None:
 
 def _check_have_runs(cells, table: tables.Table) -> None:
   """Raises if a row that was asked for has no run in these settings."""
-  scale = table.scale(SCALE.value)
+  scale = table.scale(_scale_name(table))
   with_runs = {cell.row for cell in cells}
   rows = [row for row in ROWS.value if row not in with_runs]
   if cells and not rows:
@@ -162,7 +169,7 @@ def _shown(root, table, cells):
   """Returns the cells of the report: those asked for, and all begun before."""
   from tff_meta.comparison import runner
 
-  scale = table.scale(SCALE.value)
+  scale = table.scale(_scale_name(table))
   seeds = dict.fromkeys([*scale.seeds, *(cell.seed for cell in cells)])
   seeds |= dict.fromkeys(runner.seeds(root))
   asked = {cell.folder for cell in cells}
@@ -170,7 +177,7 @@ def _shown(root, table, cells):
       cell
       for cell in tables.cells(
           table,
-          SCALE.value,
+          _scale_name(table),
           rows=[r.name for r in table.rows],
           settings=[s.name for s in table.settings],
           seeds=list(seeds),
@@ -196,7 +203,7 @@ def _claim_kept(kept: pathlib.Path, table: tables.Table) -> None:
 
   try:
     plain_files.make_directory(kept, parents=True)
-    runner.claim(kept, experiment=table.name, scale=SCALE.value)
+    runner.claim(kept, experiment=table.name, scale=_scale_name(table))
   except plain_files.DamagedFileError:
     raise
   except OSError as error:
@@ -206,23 +213,56 @@ def _claim_kept(kept: pathlib.Path, table: tables.Table) -> None:
     ) from None
 
 
-def _command() -> str:
-  """Returns the command that makes the report again, without places."""
-  name = os.path.basename(EXPERIMENT.value)
-  parts = [*_this_program(), f'--experiment={name}', f'--scale={SCALE.value}']
+def _command(table: tables.Table) -> str:
+  """Returns the command that makes the report again.
+
+  Its places are relative to the working directory; those elsewhere are not
+  named, because the command is kept with the tables.
+  """
+  path, colon, name = EXPERIMENT.value.partition('.py')
+  experiment = f'{_place(path)}{colon}{name}' if colon else EXPERIMENT.value
+  parts = [
+      *_this_program('compare'),
+      f'--experiment={experiment}',
+      f'--scale={_scale_name(table)}',
+  ]
   for flag in (ROWS, SETTINGS, SEEDS):
     if flag.value:
       parts.append(f'--{flag.name}={",".join(flag.value)}')
   parts += _plugins()
   if _data_dir() is not None:
-    parts.append('--data_dir=DATA')
+    parts.append(_DATA)
+  if OUTPUT_DIR.value:
+    parts.append(f'--output_dir={_place(OUTPUT_DIR.value)}')
   return shlex.join(parts)
 
 
-def _this_program() -> list[str]:
+def _place(path: str) -> str:
+  """Returns a path as commands that are kept name it."""
+  relative = os.path.relpath(path)
+  return (
+      os.path.join('DIR', os.path.basename(path))
+      if (relative.startswith(os.pardir))
+      else relative
+  )
+
+
+def _this_program(name: str) -> list[str]:
+  """Returns the command of one of our programs, without flags."""
   if (_ROOT / 'run').exists():
-    return ['./run', 'python', '-m', 'binaries.compare']
-  return ['tff-meta-compare']  # As an installation has it.
+    return ['./run', 'python', '-m', f'binaries.{name}']
+  return [f'tff-meta-{name}']  # As an installation has it.
+
+
+def _shown_program(command: str) -> list[str]:
+  """Returns the command of a cell's program as the report shows it.
+
+  Args:
+    command: That of the comparison.
+  """
+  data_dir = [part for part in shlex.split(command) if part == _DATA]
+  program = [*_this_program('train'), *data_dir, *_plugins()]
+  return [*program, '--noreferences']
 
 
 def _data_dir() -> str | None:
@@ -287,7 +327,7 @@ def _compare_runs() -> int:
   root = pathlib.Path(OUTPUT_DIR.value or 'runs/compare_runs')
   paths = ','.join(RUNS.value)
   runner.check_claim(root, runs=paths)
-  command = shlex.join([*_this_program(), f'--runs={paths}'])
+  command = shlex.join([*_this_program('compare'), f'--runs={paths}'])
   found = existing_runs.RunsReport(existing_runs.read(RUNS.value), command)
   with run_directory.RunDirectory(root).locked():
     runner.claim(root, runs=paths)
@@ -314,17 +354,18 @@ def main() -> int:
     table = experiments.get(EXPERIMENT.value)
     cells = tables.cells(
         table,
-        SCALE.value,
+        _scale_name(table),
         rows=ROWS.value,
         settings=SETTINGS.value,
         seeds=_seeds(),
     )
     _check_have_runs(cells, table)
-    default = f'runs/compare_{table.name}_{SCALE.value}'
+    default = f'runs/compare_{table.name}_{_scale_name(table)}'
     root = pathlib.Path(OUTPUT_DIR.value or default).resolve()
     kept = KEEP.value and pathlib.Path(KEEP.value).resolve()
     program, places, data_dir = _program(), _places(root), _data_dir()
     cells = [_with_flag_files(cell) for cell in cells]
+    from tff_meta.comparison import provenance
     from tff_meta.comparison import record
     from tff_meta.comparison import report
     from tff_meta.comparison import results
@@ -337,14 +378,14 @@ def main() -> int:
       for cell in cells:
         print(shlex.join([*prefix, *runner.command(program, root, cell)]))
       return 0
-    runner.check_claim(root, experiment=table.name, scale=SCALE.value)
+    runner.check_claim(root, experiment=table.name, scale=_scale_name(table))
     if kept:
       if kept == root:
         raise ValueError(
             'Expected --keep to be another directory than --output_dir, found'
             f' {KEEP.value} for both.'
         )
-      runner.check_claim(kept, experiment=table.name, scale=SCALE.value)
+      runner.check_claim(kept, experiment=table.name, scale=_scale_name(table))
       record.check_target(kept, _shown(root, table, cells))
     if REPORT_ONLY.value and not root.exists():
       raise ValueError(f'Expected a comparison in {root}, found no directory.')
@@ -356,22 +397,27 @@ def main() -> int:
       ]
       _check_data(todo, data_dir)
 
+    stored = report.stored_command(root) if REPORT_ONLY.value else None
+    command = stored or _command(table)
+
     def write_report():
       shown = _shown(root, table, cells)
       report.write(
           root,
           report.Comparison(
               table,
-              SCALE.value,
+              _scale_name(table),
               shown,
               results.collect(root, table, shown),
               results.provenance(root, shown),
-              _command(),
+              command,
+              _shown_program(command),
+              provenance.notes(root, shown),
           ),
       )
 
     with run_directory.RunDirectory(root).locked():
-      runner.claim(root, experiment=table.name, scale=SCALE.value)
+      runner.claim(root, experiment=table.name, scale=_scale_name(table))
       if kept:
         _claim_kept(kept, table)
       begun = _shown(root, table, cells)
@@ -399,15 +445,18 @@ def main() -> int:
       if not REPORT_ONLY.value:
         command_line.report(
             f'{len(todo)} of {len(cells)} runs to do, {PROCESSES.value} at a'
-            f' time, in {root}. All of {table.name} --scale={SCALE.value}:'
-            f' {_cost(table, SCALE.value)}.'
+            f' time, in {root}. All of {table.name}'
+            f' --scale={_scale_name(table)}:'
+            f' {_cost(table, _scale_name(table))}.'
         )
         running.run(cells, PROCESSES.value)
       write_report()
       if kept and running.stopped:
         command_line.report(f'Nothing was copied to {kept}.')
       elif kept:
-        record.keep(root, table, SCALE.value, _shown(root, table, cells), kept)
+        record.keep(
+            root, table, _scale_name(table), _shown(root, table, cells), kept
+        )
       complete = REPORT_ONLY.value or all(
           results.is_complete(root, cell) for cell in cells
       )

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import program_calls
 import pytest
 
 from binaries import experiments
@@ -216,16 +217,22 @@ def _write_failed_runs(root, seeds):
 
 def test_runs_of_every_seed_are_in_the_report(tmp_path):
   _write_failed_runs(tmp_path, seeds=[0, 7, 12])
-  done = _compare(
+  asked = (
       '--experiment=digits',
       '--scale=smoke',
-      '--rows=fed_avg',
       '--settings=New groups',
       '--report_only',
       f'--output_dir={tmp_path}',
   )
-  assert done.returncode == 0, done.stderr
-  assert 'Seeds: 0, 7, 12.' in done.stdout
+  first, again = program_calls.call_all(
+      'compare', [(*asked, '--rows=fed_avg'), (*asked, '--rows=frl')]
+  )
+  assert first[0] == 0 and again[0] == 0, first[2] + again[2]
+  assert 'Seeds: 0, 7, 12.' in first[1]
+  # A report that is written again has the command that made the runs.
+  place = f'--output_dir=DIR/{tmp_path.name}'
+  for _, table, _ in (first, again):
+    assert f"--rows=fed_avg '--settings=New groups' {place}\n" in table
 
 
 def test_what_cannot_be_kept_is_refused_before_anything_runs(tmp_path):
