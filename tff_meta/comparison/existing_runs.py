@@ -29,6 +29,7 @@ _PARTS = {
     'git_commit': 'Code',
     'versions': 'Environment',
     'environment': 'Environment',
+    'platform': 'Environment',
 }
 _ORDER = tuple(dict.fromkeys(['Settings', *_PARTS.values()]))
 _SHOWN = 100  # Characters of a value, which may be anything.
