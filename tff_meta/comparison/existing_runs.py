@@ -10,6 +10,8 @@ import os
 import pathlib
 from typing import Any
 
+from tff_meta import plain_files
+from tff_meta import spelling
 from tff_meta.comparison import figures
 from tff_meta.comparison import page
 from tff_meta.comparison import report
@@ -95,6 +97,7 @@ def read(paths: Sequence[str]) -> list[Run]:
   runs: list[Run] = []
   for number, path in enumerate(paths, 1):
     directory = run_directory.RunDirectory(path)
+    _check_is_there(directory.root)
     record = directory.read_config()
     summary = None
     with contextlib.suppress(FileNotFoundError):
@@ -103,6 +106,7 @@ def read(paths: Sequence[str]) -> list[Run]:
       lacking = directory.config if record is None else directory.summary
       raise ValueError(
           f'Expected a finished run in {path}, found no {lacking.name} there.'
+          f'{_tip(directory, lacking)}'
       )
     if any(directory.root.samefile(run.path) for run in runs):
       raise ValueError(f'Expected each run once, found {path} twice.')
@@ -110,6 +114,25 @@ def read(paths: Sequence[str]) -> list[Run]:
     record |= {'config': run_records.as_of_now(record['config'])}
     runs.append(Run(number, directory.root, record, summary))
   return runs
+
+
+def _check_is_there(root: pathlib.Path) -> None:
+  """Raises if there is no such directory, with a name that may be meant."""
+  if not root.is_dir():
+    others = [p.name for p in root.parent.glob('*') if p.is_dir()]
+    raise ValueError(
+        f'Expected a finished run in {root}, found'
+        f' {plain_files.describe(root)}.{spelling.tip(root.name, others)}'
+    )
+
+
+def _tip(directory: run_directory.RunDirectory, lacking: pathlib.Path) -> str:
+  """Returns what to do about a directory that lacks a file of a run."""
+  if runner.is_comparison(directory.root):
+    return ' Tip: it is a comparison, whose runs are in folders called run.'
+  if lacking == directory.summary:
+    return ' Tip: the command that trains it goes on to its end.'
+  return ' Tip: it is the --output_dir of binaries.train.'
 
 
 def _check(path, record, summary) -> None:
