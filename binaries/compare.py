@@ -327,18 +327,18 @@ def _command(scale: str | None) -> str:
   if _data_dir() is not None:
     parts.append(_DATA)
   if OUTPUT_DIR.value:
-    parts.append(f'--output_dir={_place(OUTPUT_DIR.value)}')
+    place = _place(OUTPUT_DIR.value)
+    is_elsewhere = place.startswith('ELSEWHERE')
+    parts.append(f'--output_dir={"DIR" if is_elsewhere else place}')
   return shlex.join(parts)
 
 
 def _place(path: str) -> str:
   """Returns a path as commands that are kept name it."""
   relative = os.path.relpath(path)
-  return (
-      os.path.join('DIR', os.path.basename(path))
-      if (relative.startswith(os.pardir))
-      else relative
-  )
+  if relative.startswith(os.pardir):
+    return os.path.join('ELSEWHERE', os.path.basename(path))
+  return relative
 
 
 def _this_program(name: str) -> list[str]:

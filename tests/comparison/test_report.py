@@ -524,13 +524,19 @@ def test_why_data_differ_is_said(tmp_path, options, commit, cause):
             'partition_options': partition_options,
             'rounds': len(commit),
         },
-        'data': {'fingerprint': fingerprint},
+        'data': {
+            'fingerprint': fingerprint,
+            'num_classes': 2,
+            'class_names': ['cat', 'dog'],
+            'input_shape': [8, 8],
+        },
         'git_commit': git_commit,
     }
     path = runner.CellFolder(tmp_path, cell).run / 'config.json'
     path.write_text(json.dumps(config))
-  code, data = provenance.notes(tmp_path, cells)
+  code, facts, data = provenance.notes(tmp_path, cells)
   assert (code.title == 'Code of the runs: one version') == (commit == 'c1')
+  assert '2 classes (cat, dog), examples of shape [8, 8]' in facts.lines[0]
   assert data.title == 'Methods had different data in 50 clients, seed 1'
   assert data.lines[:2] == ['one: Good', 'two: Bad']
   assert re.search(cause, data.lines[2])

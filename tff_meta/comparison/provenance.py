@@ -53,7 +53,25 @@ def notes(root: pathlib.Path, cells: Sequence[tables.Cell]) -> list[Note]:
       f'Code of the runs: {versions}',
       [f'{commit}: {_names(of)}' for commit, of in by_commit.items()],
   )
-  return [code, *_data_notes(records)]
+  return [code, _data_facts(records), *_data_notes(records)]
+
+
+def _data_facts(records) -> Note:
+  """Returns what data there are in each setting, classes by their names."""
+  facts = {}
+  for cell, record in records.items():
+    config, data = (record.get(part) for part in ('config', 'data'))
+    if isinstance(config, Mapping) and isinstance(data, Mapping):
+      names = data.get('class_names')
+      named = f' ({", ".join(map(str, names))})' if names else ''
+      line = (
+          f'{cell.setting}: {config.get("dataset")},'
+          f' {data.get("num_train_clients")} training clients,'
+          f' {data.get("num_classes")} classes{named}, examples of shape'
+          f' {data.get("input_shape")}'
+      )
+      facts[line] = None
+  return Note('Data of the settings', list(facts))
 
 
 def _data_notes(records) -> list[Note]:

@@ -293,6 +293,11 @@ def _causes(
       for changes in [list(_changes(found, part))]
       if changes
   ]
+  if 'data.fingerprint' in found and 'git_commit' in found:
+    causes.append(
+        'data, but perhaps in name only: what a fingerprint is of is decided by'
+        ' the code, which is another one'
+    )
   unrecorded = [kind for part, kind in _CAUSES.items() if part not in old]
   return causes, unrecorded
 
