@@ -158,9 +158,11 @@ def test_what_is_no_space_is_refused(texts, problem):
     searches.read_space(texts)
 
 
-def test_a_grid_of_a_range_is_refused():
+def test_a_search_that_cannot_be_is_refused():
   with pytest.raises(ValueError, match='Tip: --search=random'):
     _search(['a=1..3'], searches.GRID)
+  with pytest.raises(ValueError, match='at least 3 with --search=halving'):
+    _search(['a=1..3'], 'halving', budget=2)
 
 
 def test_a_name_of_two_settings_is_searched_in_each():

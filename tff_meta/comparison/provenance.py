@@ -58,7 +58,7 @@ def notes(root: pathlib.Path, cells: Sequence[tables.Cell]) -> list[Note]:
 
 def _data_facts(records) -> Note:
   """Returns what data there are in each setting, classes by their names."""
-  facts = {}
+  facts: dict[str, None] = {}  # In their order.
   for cell, record in records.items():
     config, data = (record.get(part) for part in ('config', 'data'))
     if isinstance(config, Mapping) and isinstance(data, Mapping):

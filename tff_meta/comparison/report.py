@@ -196,6 +196,8 @@ class Comparison(Report):
     behind = (
         f' Behind a published number stands its {spread}.' if spread else ''
     )
+    if self.table.source == 'ours':
+      return f'{NUMBERS}.'
     return f'{NUMBERS}; differences are ours minus published.{behind}'
 
   @property

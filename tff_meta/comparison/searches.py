@@ -124,7 +124,7 @@ def candidates(space: Space, kind: Kind, budget: int) -> list[dict[str, str]]:
     first ones of a greater budget.
 
   Raises:
-    ValueError: If a grid is asked for of a range.
+    ValueError: If a grid is asked for of a range, or the budget is too small.
   """
   lists = {n: v for n, v in space.items() if not isinstance(v, Range)}
   is_finite = len(lists) == len(space)
@@ -138,9 +138,13 @@ def candidates(space: Space, kind: Kind, budget: int) -> list[dict[str, str]]:
     return _grid(lists)
   wanted = budget
   if kind == 'halving':
-    # Every rung takes as much training as the others.
+    if budget < _NUM_RUNGS:
+      raise ValueError(
+          f'Expected --budget of at least {_NUM_RUNGS} with --search=halving,'
+          f' found {budget}: each of its {_NUM_RUNGS} rungs takes as much'
+          ' training as a run of full length.'
+      )
     wanted = budget * _KEPT_SHARE ** (_NUM_RUNGS - 1) // _NUM_RUNGS
-    wanted = max(wanted, _KEPT_SHARE ** (_NUM_RUNGS - 1))
   generator = random.Random(_DRAWS_SEED)
   if is_finite:
     grid = _grid(lists)
@@ -333,7 +337,8 @@ class Search:
       names = [row_name(cell.row, hparams) for hparams in self.tried]
       if rung:
         before = _rung_name(cell.setting, rungs, rung - 1)
-        names = _best(entries, before, names, max(1, len(names) // 3**rung))
+        number = max(1, len(names) // _KEPT_SHARE**rung)
+        names = _best(entries, before, names, number)
       setting = _rung_name(cell.setting, rungs, rung)
       wanted |= {(setting, name) for name in names}
     return [

@@ -114,7 +114,7 @@ def _lead(setting, best, entries) -> str:
   pair = pairs.get(second.row)
   if pair is None or pair.half_width is None:
     shared = 'one seed' if seeds else 'no seed'
-    return f'{text}; {shared} in common cannot tell if that is luck.'
+    return f'{text}; with {shared} in common this may be luck.'
   if abs(pair.mean) > pair.half_width:
     return f'{text}, more than the paired 95 % interval over {seeds} seeds.'
   return f'{text}, which is within the paired 95 % interval over {seeds} seeds.'
