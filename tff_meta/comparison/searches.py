@@ -413,7 +413,7 @@ def _rungs(kind: Kind, rounds: int) -> list[int]:
 def _rung_name(setting: str, rungs: Sequence[int], rung: int) -> str:
   if len(rungs) == 1:
     return setting
-  return f'{setting}, {rungs[rung]} rounds'
+  return f'{setting} after {rungs[rung]} rounds'
 
 
 def search(
