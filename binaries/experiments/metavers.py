@@ -347,8 +347,8 @@ def _nvar_setting(dataset: str, name: str) -> tables.Setting:
   return tables.Setting(
       name,
       measures=(
-          tables.Measure(_BEST, f'evaluation_best/{at}'),
-          tables.Measure(_LAST, f'evaluation/{at}'),
+          tables.Measure(_BEST, f'evaluation_best/{at}', lower_is_better=True),
+          tables.Measure(_LAST, f'evaluation/{at}', lower_is_better=True),
       ),
       flags=(flag_files.preset(f'metavers_{dataset}_100'), '--nvar'),
   )

@@ -77,7 +77,10 @@ def _check_reports(config, path):
   where, *parts = path.split('/')
   if where in ('evaluation_best', 'best_round_validation'):
     assert config.select_best and config.eval_every <= config.rounds
-  if where == 'last_ten_evaluations_mean':
+  if path == 'last_ten_evaluations_mean/validation_groups/accuracy':
+    assert config.partition == 'few_round'
+    assert config.eval_every <= config.rounds
+  elif where == 'last_ten_evaluations_mean':
     validates = config.validation_fraction > 0
     assert parts[0] == f'{"validation" if validates else "known"}_clients'
     assert config.eval_every == 1

@@ -35,7 +35,7 @@ RUN_AGAIN = (
     'Tip: remove its cell.json, or its whole folder if config.json is lost, and'
     ' the next comparison there runs it again.'
 )
-_CLAIM = 'comparison.json'
+CLAIM = 'comparison.json'
 _POLL_SECONDS = 0.2
 _SECONDS_BETWEEN_WRITES = 30
 _SECONDS_TO_SAVE = 600
@@ -122,7 +122,7 @@ def seeds(root: pathlib.Path) -> list[int]:
 
 def is_comparison(root: pathlib.Path) -> bool:
   """Returns whether a directory is that of a comparison."""
-  return (root / _CLAIM).exists()
+  return (root / CLAIM).exists()
 
 
 def check_claim(root: pathlib.Path, **what: str) -> None:
@@ -136,7 +136,7 @@ def check_claim(root: pathlib.Path, **what: str) -> None:
   Raises:
     ComparisonError: If it is another's, or holds other files, or is a file.
   """
-  path = root / _CLAIM
+  path = root / CLAIM
   if os.path.lexists(root) and not root.is_dir():
     raise ComparisonError(
         f'Expected {root} to be a directory, found'
@@ -159,7 +159,7 @@ def check_claim(root: pathlib.Path, **what: str) -> None:
   if found != what:
     raise ComparisonError(
         f'Expected {root} to hold a comparison of {_flags(what)}, found'
-        f' {_flags(found)} in {_CLAIM}. Tip: ask for that, or give another'
+        f' {_flags(found)} in {CLAIM}. Tip: ask for that, or give another'
         ' directory.'
     )
 
@@ -175,7 +175,7 @@ def claim(root: pathlib.Path, **what: str) -> None:
     ComparisonError: As `check_claim`.
   """
   check_claim(root, **what)
-  atomic_files.write_json(root / _CLAIM, what)
+  atomic_files.write_json(root / CLAIM, what)
 
 
 def _flags(content) -> str:

@@ -16,6 +16,7 @@ import tree
 
 import tff_meta
 from tff_meta import composition
+from tff_meta import machine
 from tff_meta import plain_files
 from tff_meta import plugins
 from tff_meta.training import atomic_files
@@ -605,6 +606,11 @@ def _surroundings() -> dict[str, Any]:
       },
       # Null: as TensorFlow sees fit.
       'environment': {name: os.environ.get(name) for name in _ENVIRONMENT},
+      'platform': {
+          'machine': platform.machine(),
+          'processor': machine.processor(),
+          'cores': machine.CORES,
+      },
   }
 
 
