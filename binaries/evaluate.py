@@ -19,6 +19,7 @@ from binaries import flag_groups
 from binaries import flag_kinds
 from tff_meta import installation
 from tff_meta import plain_files
+from tff_meta.training import protocol_names
 
 RUN_DIR = flag_kinds.define_path(
     'run_dir', None, 'Directory of the run: --output_dir of binaries.train.'
@@ -45,6 +46,7 @@ def _evaluate(stack):
   with command_line.reported_errors():
     if not RUN_DIR.value:
       raise ValueError('Expected --run_dir, found none.')
+    protocol_names.check(flag_groups.PROTOCOL.value)
     flag_groups.import_plugins(RUN_DIR.value)
     installation.import_tff()
     command_line.set_execution_context('in_process', flag_groups.DEVICE.value)

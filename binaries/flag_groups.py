@@ -11,6 +11,7 @@ from absl import flags
 
 from binaries import flag_kinds
 from tff_meta import plugins
+from tff_meta.training import protocol_names
 from tff_meta.training import run_directory
 
 # Fields of a run's configuration whose flags have another name.
@@ -22,10 +23,9 @@ DATA_DIR = flag_kinds.define_path(
 PROTOCOL = flags.DEFINE_list(
     'protocol',
     [],
-    'What to evaluate: new_groups, new_groups_iid, new_groups_mixed,'
-    ' new_groups_mixed_iid, known_clients, new_clients, new_class_clients; none'
-    ' for nothing. By default new_groups and those of clients, where algorithm'
-    ' and data offer them.',
+    f'What to evaluate: {", ".join(protocol_names.PROTOCOLS)}; none for'
+    ' nothing. By default new_groups and those of clients, where algorithm and'
+    ' data offer them.',
 )
 EVAL_GROUPS = flag_kinds.define_whole_number(
     'eval_groups',

@@ -10,6 +10,8 @@ import os
 
 from absl import flags
 
+from tff_meta import spelling
+
 flags.disclaim_key_flags()  # A flag belongs to the module that asks for it.
 
 _INT32_END = 2**31
@@ -129,3 +131,33 @@ def define_number(
     return value
 
   return flags.DEFINE(_Parser(read, 'number'), name, default, help_text)
+
+
+def define_choice_or_all(
+    name: str, choices: Sequence[str], help_text: str
+) -> flags.FlagHolder:
+  """Defines a flag that is one of some choices, or given without any.
+
+  Args:
+    name: Of the flag.
+    choices: What `--name=CHOICE` takes.
+    help_text: What it means.
+
+  Returns:
+    The flag: None where it is not given, `'all'` for `--name` alone.
+  """
+
+  def read(text: str) -> str | None:
+    known = {'true': 'all', 'false': None} | {c: c for c in choices}
+    if text not in known:
+      raise ValueError(
+          f'expected one of {", ".join(choices)}.'
+          f'{spelling.tip(text, choices)}'.rstrip('?.')
+      )
+    return known[text]
+
+  parser = _Parser(read, 'choice')
+  # `boolean`: it takes no value from the next argument.
+  return flags.DEFINE_flag(
+      flags.Flag(parser, None, name, None, help_text, boolean=True)
+  )

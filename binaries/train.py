@@ -19,12 +19,16 @@ from absl import flags
 from binaries import command_line
 from binaries import flag_groups
 from binaries import flag_kinds
+from binaries import listings
 from tff_meta import datasets
 from tff_meta import installation
+from tff_meta import models
+from tff_meta import plain_files
 from tff_meta import registry
 from tff_meta.comparison import runner
 from tff_meta.training import hyperparameters
 from tff_meta.training import partitions
+from tff_meta.training import protocol_names
 from tff_meta.training import run_directory
 
 ALGORITHM = flags.DEFINE_string(
@@ -42,7 +46,7 @@ PRESET = flags.DEFINE_enum(
     list(registry.PRESETS),
     'Hyperparameters as the paper prints them, as the released code has them,'
     ' or with rates from which the embedded digits learn in a short run (demo);'
-    ' by default demo on these, paper elsewhere.',
+    ' by default demo on these and on data of your own, paper elsewhere.',
 )
 HPARAMS = flags.DEFINE_string(
     'hparams',
@@ -58,7 +62,8 @@ REFERENCE_HPARAMS = flags.DEFINE_string(
 DATASET = flags.DEFINE_string(
     'dataset',
     None,
-    'What to train on; --list shows all. By default digits, or digit_pairs with'
+    'What to train on; --list shows all. Data of your own are csv:PATH,'
+    ' folder:PATH and so on. By default digits, or digit_pairs with'
     ' --partition=few_round, which is the default of some algorithms.',
 )
 DATASET_OPTIONS = flags.DEFINE_string(
@@ -134,8 +139,8 @@ NEW_CLIENTS = flags.DEFINE_string(
 MODEL = flags.DEFINE_string(
     'model',
     None,
-    'Network; by default what the algorithm needs, or else what suits the'
-    ' data.',
+    'Network, a name or MODULE:FUNCTION, which makes one; by default what the'
+    ' algorithm needs, or else what suits the data. --list=models shows all.',
 )
 ROUNDS = flag_kinds.define_whole_number(
     'rounds',
@@ -225,42 +230,20 @@ VALIDATION_GROUPS = flag_kinds.define_whole_number(
     'Groups of an evaluation on the way.',
     least=1,
 )
-LIST = flags.DEFINE_bool(
-    'list',
+DESCRIBE = flags.DEFINE_bool(
+    'describe',
     False,
+    'Show clients, examples and classes, before anything is trained; end. An'
+    ' --output_dir gets the picture, data.png; nothing else is written.',
+)
+LIST = flag_kinds.define_choice_or_all(
+    'list',
+    listings.KINDS,
     'Show algorithms and data sets or, of an --algorithm, what --hparams can'
-    ' change; end.',
+    ' change; or all of a kind, with their options: --list='
+    + '|'.join(listings.KINDS),
 )
 flags.adopt_module_key_flags(flag_groups)
-
-
-def _print_list() -> None:
-  """Prints the names that --algorithm and --dataset take."""
-  print('Algorithms (--algorithm)')
-  for spec in registry.ALGORITHMS.values():
-    print(f'  {spec.name:18}{spec.summary} ({spec.paper})')
-  print('\nData sets (--dataset)')
-  for dataset in datasets.DATASETS.values():
-    print(f'  {dataset.name:18}{dataset.description}')
-
-
-def _print_hparams(algorithm: str) -> None:
-  """Prints the names that --hparams takes, what they mean, and presets."""
-  spec = registry.get(algorithm)
-  installation.import_tff()
-  presets = spec.presets
-  meanings = hyperparameters.meanings(type(presets['paper']))
-  print(f'What --hparams=name=value,... can change of {algorithm}')
-  for name, meaning in meanings.items():
-    print(f'  {name}: {meaning}')
-  print('\nPresets (--preset)')
-  for field in dataclasses.fields(presets['paper']):
-    values = {p: getattr(config, field.name) for p, config in presets.items()}
-    if len(set(values.values())) == 1:
-      shown = values['paper']
-    else:
-      shown = ', '.join(f'{preset} {value}' for preset, value in values.items())
-    print(f'  {field.name}: {shown}')
 
 
 def _dataset() -> str:
@@ -272,7 +255,8 @@ def _dataset() -> str:
 
 def _output_dir() -> str:
   if OUTPUT_DIR.value is None:
-    return f'runs/{_dataset()}_{ALGORITHM.value}'
+    name = datasets.short_name(_dataset())
+    return f'runs/{name}_{ALGORITHM.value}'
   return OUTPUT_DIR.value
 
 
@@ -283,6 +267,19 @@ def _plugins() -> tuple[str, ...]:
     with contextlib.suppress(run_directory.RunDirectoryError):
       return flag_groups.import_plugins(_output_dir())
   return given
+
+
+def _describe(dataset) -> None:
+  """Prints what clients hold, and draws it where that is asked for."""
+  from tff_meta.training import data_description
+
+  description = data_description.describe(dataset)
+  print(description.to_text())
+  if OUTPUT_DIR.value:
+    directory = pathlib.Path(OUTPUT_DIR.value)
+    plain_files.make_directory(directory, parents=True)
+    description.write_picture(directory / 'data.png')
+    print(f'Written: {directory / "data.png"}')
 
 
 def _config():
@@ -302,10 +299,18 @@ def _config():
   ):
     known = registry.get(name).hparam_names()
     hyperparameters.assignments(text, known, of=name)
-  load = datasets.get(_dataset()).load
-  hyperparameters.parse_options(load, 2, DATASET_OPTIONS.value)
+  hyperparameters.parse_augmentation(AUGMENTATION.value)
+  protocol_names.check(flag_groups.PROTOCOL.value)
+  if MODEL.value is not None:
+    models.check(MODEL.value)
+  dataset = datasets.get(_dataset())
+  options = hyperparameters.parse_options(
+      dataset.load, 2, DATASET_OPTIONS.value
+  )
   if PARTITION.value:
     partitions.read_options(PARTITION.value, PARTITION_OPTIONS.value, None)
+  if dataset.look is not None:
+    dataset.look(flag_groups.DATA_DIR.value, options)
   installation.import_tff()
   from tff_meta.training import run_config
 
@@ -320,10 +325,12 @@ def main() -> int:
     with command_line.reported_errors():
       flag_groups.import_plugins()
       if ALGORITHM.value:
-        _print_hparams(ALGORITHM.value)
+        listings.show_hparams(ALGORITHM.value)
       else:
-        _print_list()
+        listings.show(LIST.value)
     return 0
+  if DESCRIBE.value and not ALGORITHM.value:
+    flags.FLAGS[ALGORITHM.name].value = registry.REFERENCE  # Any would do.
   with command_line.reported_errors():
     config = _config()
     if runner.is_comparison(pathlib.Path(_output_dir())):
@@ -344,6 +351,9 @@ def main() -> int:
     from tff_meta.training import run
 
     experiment = experiment_lib.prepare(config, download=DOWNLOAD.value)
+    if DESCRIBE.value:
+      _describe(experiment.dataset)
+      return 0
     evaluator = evaluator_lib.Evaluator(experiment)
     chosen = evaluator.choose(config.evaluation.protocols)
     evaluator.check_has_groups(**flag_groups.group_sizes())

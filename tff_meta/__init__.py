@@ -1,7 +1,9 @@
 """Federated meta-learning and personalization on TensorFlow Federated."""
 
+import importlib
 import importlib.util
 import sys
+from typing import Any
 
 __version__ = '0.2.0'
 
@@ -23,3 +25,10 @@ if importlib.util.find_spec('tensorflow_federated') is None:
       ' the root of the repository of tff_meta or of its source distribution: a'
       ' wheel has neither file.'
   )
+
+
+def __getattr__(name: str) -> Any:
+  """Imports what a caller begins with when it is asked for."""
+  if name in ('fit', 'load'):
+    return getattr(importlib.import_module('tff_meta.fitting'), name)
+  raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

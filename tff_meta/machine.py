@@ -51,3 +51,21 @@ def total_bytes(limit_files: Sequence[str] = _CGROUP_LIMITS) -> int:
 def cache_bytes() -> int:
   """Returns the most that a cache takes unless told otherwise: a quarter."""
   return total_bytes() // 4
+
+
+def check_fits(num_bytes: int, what: str) -> None:
+  """Raises a ValueError if data take more than half of the memory.
+
+  Args:
+    num_bytes: What they take, about.
+    what: The file or folder.
+  """
+  most = total_bytes() // 2
+  if num_bytes > most:
+    raise ValueError(
+        'Expected data that take at most half of the memory,'
+        f' {most / 2**30:.1f} GiB, found {what}, which takes about'
+        f' {num_bytes / 2**30:.1f} GiB. Tip: take fewer or smaller examples; a'
+        ' `tff.simulation.datasets.ClientData` reads a client at a time, see'
+        ' `FederatedDataset.from_client_data`.'
+    )

@@ -71,14 +71,26 @@ def import_named(names: Sequence[str], wanted_by: str) -> None:
   Raises:
     ValueError: If there is no such module, or its import fails.
   """
-  if names:
-    look_in_working_directory()
   for name in names:
-    with named_errors(ValueError, f'the plugin {name!r} of {wanted_by}'):
-      _check_is_there(name)
+    check_is_there(name, wanted_by)
   for name in names:
     with named_errors(ValueError, f'the plugin {name!r} of {wanted_by}'):
       _versions[f'plugin {name}'] = _checksum(importlib.import_module(name))
+
+
+def check_is_there(name: str, wanted_by: str) -> None:
+  """Looks for a module, but does not import it; only the packages around it.
+
+  Args:
+    name: As `import` takes it.
+    wanted_by: Who names it, for errors.
+
+  Raises:
+    ValueError: If there is no such module, or a package's import fails.
+  """
+  look_in_working_directory()
+  with named_errors(ValueError, f'the plugin {name!r} of {wanted_by}'):
+    _find(name)
 
 
 def look_in_working_directory() -> None:
@@ -97,7 +109,7 @@ def python_path() -> str:
   return os.pathsep.join(dict.fromkeys(map(os.path.abspath, places)))
 
 
-def _check_is_there(name: str) -> None:
+def _find(name: str) -> None:
   """Raises a ModuleNotFoundError if there is no such module."""
   try:
     is_name = all(map(str.isidentifier, name.split('.')))

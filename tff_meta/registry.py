@@ -26,6 +26,8 @@ PRESETS = ('paper', 'release', 'demo')
 USES = ('known_client', 'new_client', 'new_class', 'group')
 # What new groups compare with, trained from scratch; and how it is written.
 REFERENCE, REFERENCE_TITLE = 'fed_avg', 'FedAvg'
+# What `tff_meta.fit` trains unless it is asked for something else.
+DEFAULT = 'metavers'
 
 
 @dataclasses.dataclass(frozen=True)

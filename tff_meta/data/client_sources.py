@@ -1,8 +1,9 @@
 """Where the examples of a client come from: rows of a corpus, or ClientData.
 
-A source has `load(client_id) -> ClientExamples`, `count(client_id, part)`
-without loading pixels, and `digest(client_ids)`, a string that changes when
-what one of these clients holds does.
+A source has `load(client_id) -> ClientExamples`, `preprocess(x)` of other
+examples, `count(client_id, part)` without loading pixels, and
+`digest(client_ids)`, a string that changes when what one of these clients holds
+does.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -177,7 +178,10 @@ def deal_corpus(
         )
         for k, rows in enumerate(_deal(partition, keys, num_clients, seed))
     ]
-  return name_clients(clients, corpus.name)
+  names = None
+  if partition_by == 'writer' and corpus.writers_name_clients:
+    names = [str(keys[np.concatenate(rows)[0]]) for rows in clients]
+  return name_clients(clients, corpus.name, names)
 
 
 def deal_tests_again(
@@ -249,22 +253,27 @@ def _unlike_pairs(old, classes, corpus_name, seed):
 
 
 def name_clients(
-    clients: Sequence[ClientRows], corpus_name: str
+    clients: Sequence[ClientRows],
+    corpus_name: str,
+    names: Sequence[str] | None = None,
 ) -> Mapping[str, ClientRows]:
   """Returns client id -> rows; ids sort like their numbers.
 
   Args:
     clients: Rows of client 0, 1, ...
     corpus_name: For the error.
+    names: Their ids; None for `client_00`, `client_01`, ...
 
   Returns:
-    `client_00`, `client_01`, ... with their rows.
+    The ids with their rows.
 
   Raises:
     ValueError: If a client has no training examples.
   """
   width = len(str(len(clients) - 1))
-  named = {f'client_{k:0{width}d}': rows for k, rows in enumerate(clients)}
+  if names is None:
+    names = [f'client_{k:0{width}d}' for k in range(len(clients))]
+  named = dict(zip(names, clients, strict=True))
   for client_id, rows in named.items():
     if not len(rows.train):
       raise ValueError(
@@ -309,6 +318,17 @@ class CorpusSource:
             for rows in self._clients[client_id]
         )
     )
+
+  def preprocess(self, x: np.ndarray) -> np.ndarray:
+    """Preprocesses pixels of the same form as the corpus has."""
+    raw = self._corpus.train.x
+    if (x.dtype, x.shape[1:]) != (raw.dtype, raw.shape[1:]):
+      raise ValueError(
+          f'Expected examples of {raw.dtype} and shape {raw.shape[1:]}, as'
+          f' {self._corpus.name!r} has them, found {x.dtype} and shape'
+          f' {x.shape[1:]}.'
+      )
+    return self._corpus.preprocess(x)
 
   def count(self, client_id: str, part: str) -> int:
     """Returns the number of examples of a part."""
@@ -380,6 +400,10 @@ class ClientDataSource:
       self._check_tests_others(client_id, examples)
       self._digests[client_id] = digest
     return examples
+
+  def preprocess(self, x: np.ndarray) -> np.ndarray:
+    """Preprocesses pixels as `preprocess` was told to."""
+    return corpus_lib.preprocessed(self._preprocess, x, repr(self._name))
 
   def count(self, client_id: str, part: str) -> int:
     """Returns the number of examples of a part; counts each client once."""

@@ -111,6 +111,9 @@ class Corpus:
     writers: Who made each train example, shape [n_train], or None.
     test_writers: Who made each test example, shape [n_test], or None. Not part
       of the fingerprint: it decides nothing but which test rows a client gets.
+    class_names: What labels 0, 1, ... stand for, or None.
+    writers_name_clients: Whether a client that is made of a writer is called
+      like the writer.
     rotations: Degrees counter-clockwise by which each example of the pool is
       turned when it is read, float32 [n], or None.
     interpolation: How turned pixels are made of others, 'nearest' or
@@ -127,6 +130,8 @@ class Corpus:
   rotations: np.ndarray | None = None
   interpolation: Literal['nearest', 'bilinear'] = 'nearest'
   test_writers: np.ndarray | None = None
+  class_names: tuple[str, ...] | None = None
+  writers_name_clients: bool = False
 
   def __post_init__(self):
     """Checks what would otherwise fail late and obscurely."""
@@ -142,6 +147,12 @@ class Corpus:
             f'Expected `{name}` to have one entry for each of the {size}'
             f' {part} examples, found shape {np.shape(writers)}.'
         )
+    names = self.class_names
+    if names is not None and len(names) != self.num_classes:
+      raise ValueError(
+          f'Expected `class_names` of {self.num_classes} classes, found'
+          f' {len(names)}.'
+      )
     if self.rotations is not None and self.rotations.shape != (
         len(self.train.y) + len(self.test.y),
     ):
@@ -236,9 +247,9 @@ class Corpus:
     """Returns 16 hex digits that change when the data change.
 
     Hashes the name, shapes, all pixels, labels, writers, rotations, how these
-    are done, and class split; of `preprocess` what it makes of at most 64
-    evenly spaced examples of each part. It is computed once, of the arrays as
-    they then are.
+    are done, class split and class names; of `preprocess` what it makes of at
+    most 64 evenly spaced examples of each part. It is computed once, of the
+    arrays as they then are.
     """
     return self._fingerprint
 
@@ -260,6 +271,8 @@ class Corpus:
     if self.rotations is not None:
       digest.update(np.ascontiguousarray(self.rotations).data)
       digest.update(self.interpolation.encode())
+    if self.class_names is not None:
+      digest.update(repr(self.class_names).encode())
     return digest.hexdigest()[:16]
 
 
@@ -368,6 +381,7 @@ def with_rotated_classes(corpus: Corpus) -> Corpus:
       ),
       writers=four_times(corpus.writers),
       test_writers=four_times(corpus.test_writers),
+      class_names=None,
   )
 
 

@@ -86,6 +86,7 @@ class FederatedDataset:
     num_classes: Labels of all clients are 0..num_classes-1.
     seed: The seed that the clients were made with.
     class_pools: Images by class to draw few-round groups from, or None.
+    class_names: What labels 0, 1, ... stand for, or None.
   """
 
   def __init__(
@@ -98,6 +99,7 @@ class FederatedDataset:
       clients_by_role: Mapping[str, Sequence[str]],
       source: Any,
       class_pools: groups_lib.ClassPools | None = None,
+      class_names: tuple[str, ...] | None = None,
       cache_bytes: int | None = None,
   ):
     """Use `from_corpus`, `few_round` or `from_client_data` instead."""
@@ -109,6 +111,7 @@ class FederatedDataset:
     self.num_classes = num_classes
     self.seed = seed
     self.class_pools = class_pools
+    self.class_names = class_names
     self._clients_by_role = {
         role: tuple(clients_by_role.get(role, ())) for role in corpus_lib.ROLES
     }
@@ -142,6 +145,26 @@ class FederatedDataset:
         before.
     """
     return self._hold(client_id).examples
+
+  def preprocess(self, x: np.ndarray) -> np.ndarray:
+    """Returns raw examples as those of clients are preprocessed.
+
+    Args:
+      x: Of the dtype and shape that the data set has them in, [n, ...].
+
+    Returns:
+      float32 [n, *input_shape].
+
+    Raises:
+      ValueError: If they are of another dtype or shape.
+    """
+    found = self._source.preprocess(x)
+    if found.shape[1:] != self.input_shape:
+      raise ValueError(
+          f'Expected examples of shape {self.input_shape}, found'
+          f' {found.shape[1:]}.'
+      )
+    return found
 
   def is_cached(self, client_id: str) -> bool:
     """Returns whether a client is in memory, so that it need not be read."""
@@ -364,6 +387,7 @@ class FederatedDataset:
         seed=seed,
         clients_by_role=clients_by_role,
         source=client_sources.CorpusSource(corpus, {**clients, **redealt}),
+        class_names=corpus.class_names,
         cache_bytes=cache_bytes,
     )
 
@@ -424,6 +448,8 @@ class FederatedDataset:
         clients_by_role={'meta_train': list(clients)},
         source=client_sources.CorpusSource(corpus, clients, classes),
         class_pools=pools,
+        class_names=corpus.class_names
+        and tuple(corpus.class_names[label] for label in classes),
         cache_bytes=cache_bytes,
     )
 

@@ -15,14 +15,18 @@ from tff_meta.datasets import meta_dataset
 from tff_meta.datasets import mini_imagenet
 from tff_meta.datasets import mnist
 from tff_meta.datasets import omniglot
+from tff_meta.datasets import own_data
 from tff_meta.datasets import synthetic
 from tff_meta.datasets.dataset_spec import ClientDefaults
 from tff_meta.datasets.dataset_spec import DatasetSpec
 from tff_meta.datasets.dataset_spec import FewRoundDefaults
 from tff_meta.datasets.locations import DatasetNotFoundError
+from tff_meta.datasets.own_data import KINDS as OWN_KINDS
+from tff_meta.datasets.own_data import short_name
 
 __all__ = (
     'DATASETS',
+    'OWN_KINDS',
     'ClientDefaults',
     'DatasetNotFoundError',
     'DatasetSpec',
@@ -30,6 +34,7 @@ __all__ = (
     'get',
     'load_corpus',
     'register_dataset',
+    'short_name',
 )
 
 _OURS = {
@@ -67,10 +72,18 @@ def register_dataset(spec: DatasetSpec) -> None:
 def get(name: str) -> DatasetSpec:
   """Returns a data set's specification.
 
+  Args:
+    name: One of `DATASETS`, or `KIND:PATH` for data of one's own.
+
   Raises:
     ValueError: If the name is unknown; lists the known ones.
   """
-  return DATASETS.find(name)
+  if own_data.is_own(name):
+    return own_data.spec(name)
+  try:
+    return DATASETS.find(name)
+  except catalog.UnknownNameError as error:
+    raise catalog.UnknownNameError(f'{error}{own_data.tip(name)}') from None
 
 
 def load_corpus(
@@ -82,7 +95,7 @@ def load_corpus(
   """Loads a data set by name.
 
   Args:
-    name: One of `DATASETS`.
+    name: As for `get`.
     data_dir: Where the data set is; None: the default place (see its file).
     download: Whether to fetch it if it is not there.
     **options: Further arguments of the data set's `load`, such as `scaling`.

@@ -33,11 +33,14 @@ class ClientDefaults:
     num_clients: Clients to train with.
     num_new_clients: Clients that are held out of training.
     cohort_size: Clients of a round.
+    are_all: Whether there are no others, so that clients that are held out are
+      fewer to train with.
   """
 
   num_clients: int = 100
   num_new_clients: int = 0
   cohort_size: int = 10
+  are_all: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,3 +79,5 @@ class DatasetSpec:
   earlier_options: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = (
       None
   )
+  test_fraction: float | None = None
+  look: Callable[[str | None, Mapping[str, Any]], 'DatasetSpec'] | None = None

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tff_meta import machine
+
 
 def to_rgb(file):
   """Decodes an image file to a `PIL.Image` of mode RGB.
@@ -72,6 +74,57 @@ def read_images(
     for _ in pool.map(decode, range(len(paths)), chunksize=64):
       pass  # Raises what `decode` raised.
   return x
+
+
+def read_alike(paths: Sequence[str], size: tuple[int, ...] = ()) -> np.ndarray:
+  """Decodes image files of one size; grey ones if all of them are.
+
+  Args:
+    paths: As for `read_images`.
+    size: Height and width in pixels, or one number for both, that images are
+      resized to; () for that of all of them.
+
+  Returns:
+    Pixels, uint8 [len(paths), height, width, 1 or 3].
+
+  Raises:
+    ValueError: As `read_images`, or if the size is no size, images have several
+      and none is given, or they do not fit into memory.
+  """
+  from PIL import Image  # Only when needed.
+
+  if len(size) > 2 or any(side < 1 for side in size):
+    raise ValueError(
+        'Expected `image_size` to be a height and a width, or one number for'
+        f' both, found {size}.'
+    )
+
+  def look(path):
+    try:
+      with Image.open(path) as image:
+        return image.size[::-1], image.mode in ('1', 'L', 'LA')
+    except Exception as e:  # Whatever Pillow raises.
+      raise ValueError(f'Expected {path} to be an image, found: {e}') from e
+
+  with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    found = list(pool.map(look, paths, chunksize=64))
+  sizes = {
+      of_image: path for path, (of_image, _) in zip(paths, found, strict=True)
+  }
+  if not size and len(sizes) > 1:
+    shown = ' and '.join(
+        f'{path} of {height} x {width}'
+        for (height, width), path in list(sizes.items())[:2]
+    )
+    raise ValueError(
+        f'Expected images of one size (height x width), found {shown}. Tip:'
+        ' --dataset_options=image_size=32 makes all of them 32 x 32.'
+    )
+  height, width = (size * 2)[:2] if size else next(iter(sizes))
+  machine.check_fits(3 * len(paths) * height * width, f'{len(paths)} images')
+  x = read_images(paths, (height, width), resize=True)
+  all_grey = all(is_grey for _, is_grey in found)
+  return np.ascontiguousarray(x[..., :1]) if all_grey else x
 
 
 def files_digest(directory: str, files: Sequence[str]) -> str:

@@ -70,6 +70,25 @@ def per_pixel(images: np.ndarray) -> Scaling:
   )
 
 
+def standard(examples: np.ndarray) -> Scaling:
+  """Returns the scaling that gives every number mean 0 and variance 1.
+
+  A number that never varies becomes 0.
+
+  Args:
+    examples: Raw numbers [n, ...]; what means and deviations are over.
+  """
+  examples = examples.astype(np.float64)
+  deviations = examples.std(axis=0)
+  # Of equal numbers the rounding of their mean is no deviation.
+  varies = (examples != examples[:1]).any(axis=0)
+  return Scaling(
+      divisor=1.0,
+      mean=examples.mean(axis=0).astype(np.float32),
+      std=np.where(varies, deviations, 1.0).astype(np.float32),
+  )
+
+
 def choose(scalings: Mapping[str, _T], name: str) -> _T:
   """Returns `scalings[name]`, or raises a ValueError that lists the names."""
   if name not in scalings:

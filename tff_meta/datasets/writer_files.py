@@ -7,14 +7,14 @@ floats in [0, 1]) and `label`. JSON (Caldas et al., LEAF, 2018): `users` and
 """
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import glob
 import itertools
 import json
 import os
 import reprlib
 import sqlite3
-from typing import NamedTuple
+from typing import Any, NamedTuple
 import urllib.parse
 
 import numpy as np
@@ -146,15 +146,29 @@ def open_arrays(part: Part):
   return tff.simulation.datasets.TestClientData(slices) if slices else None
 
 
-def _query(path: str, query: str, *values) -> Iterator[tuple]:
-  """Yields the rows of a query on a file that is opened for reading only."""
+def query(path: str, sql: str, *values) -> Iterator[tuple]:
+  """Yields the rows of a query on an SQLite file, opened for reading only.
+
+  Args:
+    path: The file.
+    sql: The query.
+    *values: What its question marks stand for.
+
+  Raises:
+    sqlite3.Error: If it is no such file, or lacks what is asked for.
+  """
+  uri = f'file:{urllib.parse.quote(path)}?mode=ro'
+  connection = sqlite3.connect(uri, uri=True)
   try:
-    uri = f'file:{urllib.parse.quote(path)}?mode=ro'
-    connection = sqlite3.connect(uri, uri=True)
-    try:
-      yield from connection.execute(query, values)
-    finally:
-      connection.close()
+    yield from connection.execute(sql, values)
+  finally:
+    connection.close()
+
+
+def _query(path: str, sql: str, *values) -> Iterator[tuple]:
+  """Yields the rows of a query, or raises a ValueError."""
+  try:
+    yield from query(path, sql, *values)
   except sqlite3.Error as e:
     raise ValueError(
         f'Expected {path} to be an SQLite file with the tables examples and'
@@ -263,6 +277,39 @@ def _parse(batch: Sequence[tuple[str, bytes]], path: str):
 
 def _read_json(paths: Sequence[str]) -> Part:
   xs, ys, writers = [], [], []
+
+  def take(user, data):
+    if not data['y'] and not data['x']:
+      return
+    y = np.asarray(data['y'])
+    ys.append(checks.to_labels(y, f'user {user!r}', _MOST_CLASSES))
+    x = np.asarray(data['x'])
+    if x.shape != (len(y), IMAGE_SIZE**2):
+      raise ValueError(
+          f'Expected x of shape {(len(y), IMAGE_SIZE**2)}, found {x.shape}.'
+      )
+    x = _to_bytes(x, user)
+    xs.append(x.reshape(len(y), IMAGE_SIZE, IMAGE_SIZE, 1))
+    writers.extend([user] * len(y))
+
+  take_users(paths, take, f'x [n, {IMAGE_SIZE**2}] and y [n]')
+  return _to_part(xs, ys, writers)
+
+
+def take_users(
+    paths: Sequence[str], take: Callable[[str, Any], None], what: str
+) -> None:
+  """Reads LEAF's JSON files, user by user.
+
+  Args:
+    paths: The files; a user is in one of them.
+    take: Called with the name of each user and the dict of what it has; may
+      raise what a dict of another form makes it raise.
+    what: What users should have, for errors.
+
+  Raises:
+    ValueError: If a file is not what it should be; names it, and the user.
+  """
   path_of: dict[str, str] = {}
   for path in paths:
     user = None
@@ -278,27 +325,13 @@ def _read_json(paths: Sequence[str]) -> Part:
               f' {path_of[user]}, too.'
           )
         path_of[user] = path
-        data = contents['user_data'][user]
-        if not data['y'] and not data['x']:
-          continue
-        y = np.asarray(data['y'])
-        ys.append(checks.to_labels(y, f'user {user!r}', _MOST_CLASSES))
-        x = np.asarray(data['x'])
-        if x.shape != (len(y), IMAGE_SIZE**2):
-          raise ValueError(
-              f'Expected x of shape {(len(y), IMAGE_SIZE**2)}, found {x.shape}.'
-          )
-        x = _to_bytes(x, user)
-        xs.append(x.reshape(len(y), IMAGE_SIZE, IMAGE_SIZE, 1))
-        writers += [user] * len(y)
+        take(user, contents['user_data'][user])
     except (ValueError, KeyError, TypeError, RecursionError) as e:
       whose = '' if user is None else f'of user {user!r}: '
       raise ValueError(
-          f'Expected {path} to be a JSON file of LEAF with users and their x'
-          f' [n, {IMAGE_SIZE**2}] and y [n], found {whose}{type(e).__name__}:'
-          f' {e}'
+          f'Expected {path} to be a JSON file of LEAF with users and their'
+          f' {what}, found {whose}{type(e).__name__}: {e}'
       ) from e
-  return _to_part(xs, ys, writers)
 
 
 def _to_dict(pairs):

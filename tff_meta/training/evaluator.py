@@ -6,13 +6,13 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from tff_meta import spelling
 from tff_meta.evaluation import accuracy
 from tff_meta.evaluation import client_metrics
 from tff_meta.training import atomic_files
 from tff_meta.training import client_memories
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import loop
+from tff_meta.training import protocol_names
 from tff_meta.training import protocols
 from tff_meta.training import run_config
 
@@ -94,12 +94,8 @@ class Evaluator:
       names = [
           name for name in protocols.DEFAULT_PROTOCOLS if name in self.offered
       ]
+    protocol_names.check(names)
     for name in names:
-      if name not in protocols.PROTOCOLS:
-        raise ValueError(
-            f'Expected protocols of {", ".join(protocols.PROTOCOLS)}, found'
-            f' {name!r}.{spelling.tip(name, protocols.PROTOCOLS)}'
-        )
       if name not in self.offered:
         raise ValueError(
             f'Expected protocols that {self._config.algorithm!r} on'

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 import tensorflow_federated as tff
@@ -122,13 +123,18 @@ class Experiment:
 
 
 def prepare(
-    config: run_config.RunConfig, *, download: bool = False
+    config: run_config.RunConfig,
+    *,
+    download: bool = False,
+    network: Any = None,
 ) -> Experiment:
   """Loads the data, makes the clients and builds the network.
 
   Args:
     config: The configuration.
     download: Whether to fetch the data set if it is not there.
+    network: What `models.adopt` takes in the place of the network that the
+      configuration names; None for that one.
 
   Raises:
     DatasetNotFoundError: If the data set is not there.
@@ -159,7 +165,10 @@ def prepare(
         num_test_clients=data.num_new_clients,
         new_clients=data.new_clients,
     )
-  model = models.build(config.model, dataset.input_shape, None)
+  if network is None:
+    model = models.build(config.model, dataset.input_shape, None)
+  else:
+    model = models.adopt(network, config.model, dataset.input_shape, None)
   if config.training.augmentation is not None:
     augment = augmentation.CropAndFlip(
         **config.training.augmentation, fill=tuple(corpus.black.tolist())

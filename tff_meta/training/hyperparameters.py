@@ -105,14 +105,63 @@ def meanings(kind: type) -> dict[str, str]:
   Returns:
     Name -> text, whose further lines are indented.
   """
-  found = {}
+  found: dict[str, str] = {}
   for base in reversed(kind.__mro__):
-    described = inspect.cleandoc(base.__doc__ or '').partition('Attributes:\n')
-    for entry in re.split(r'^  (?=\w+: )', described[2], flags=re.MULTILINE):
-      name, colon, meaning = entry.partition(': ')
-      if colon:
-        found[name] = meaning.rstrip()
+    found |= _described(base, 'Attributes:\n')
   return {f.name: found[f.name] for f in dataclasses.fields(kind)}
+
+
+def option_meanings(
+    function: Callable[..., Any], num_leading: int
+) -> dict[str, str]:
+  """Returns what the options of a function mean, with their defaults.
+
+  Args:
+    function: As for `parse_options`. Its docstring has them under `Args:`.
+    num_leading: As for `parse_options`.
+
+  Returns:
+    `name=default` -> text, '' where nothing is told.
+  """
+  told = _described(function, 'Args:\n')
+  parameters = list(inspect.signature(function).parameters.values())
+  shown = {}
+  for option in parameters[num_leading:]:
+    default: Any = option.default
+    if default is inspect.Parameter.empty:
+      default = '...'
+    shown[f'{option.name}={default}'] = told.get(option.name, '')
+  return shown
+
+
+def _described(documented: Any, heading: str) -> dict[str, str]:
+  """Returns what a docstring says of names under a heading."""
+  text = inspect.cleandoc(documented.__doc__ or '').partition(heading)[2]
+  text = re.split(r'^(?=\S)', text, flags=re.MULTILINE)[0]  # Up to the next.
+  found = {}
+  for entry in re.split(r'^  (?=\w+: )', text, flags=re.MULTILINE):
+    name, colon, meaning = entry.partition(': ')
+    if colon:
+      found[name] = meaning.rstrip()
+  return found
+
+
+def parse_augmentation(text: str) -> dict[str, Any] | None:
+  """Returns the fields that `text` gives, the others as they leave images.
+
+  Args:
+    text: As for `parse`, fields of `augmentation.CropAndFlip` but `fill`.
+
+  Returns:
+    Field -> value; None if images stay as they are.
+
+  Raises:
+    ValueError: As `parse`.
+  """
+  hints = {'crop_padding': int, 'flip': bool}
+  given = parse(text, hints, of='augmentation')
+  off = {'crop_padding': 0, 'flip': False}
+  return None if off | given == off else off | given
 
 
 def assignments(text: str, known: Collection[str], of: str) -> dict[str, str]:

@@ -31,21 +31,25 @@ from tff_meta.training import client_memories
 from tff_meta.training import client_state_store
 from tff_meta.training import embeddings
 from tff_meta.training import experiment as experiment_lib
+from tff_meta.training import protocol_names
 from tff_meta.training import run_config
 
-NONE = 'none'
-NEW_GROUPS = 'new_groups'
-KNOWN_CLIENTS = 'known_clients'
-NEW_CLIENTS = 'new_clients'
-NEW_CLASS_CLIENTS = 'new_class_clients'
+NONE = protocol_names.NONE
+NEW_GROUPS = protocol_names.NEW_GROUPS
+KNOWN_CLIENTS = protocol_names.KNOWN_CLIENTS
+NEW_CLIENTS = protocol_names.NEW_CLIENTS
+NEW_CLASS_CLIENTS = protocol_names.NEW_CLASS_CLIENTS
 _DEPLOYMENTS = {
     NEW_GROUPS: 'non_iid',
-    'new_groups_iid': 'iid',
-    'new_groups_mixed': 'non_iid',
-    'new_groups_mixed_iid': 'iid',
+    protocol_names.NEW_GROUPS_IID: 'iid',
+    protocol_names.NEW_GROUPS_MIXED: 'non_iid',
+    protocol_names.NEW_GROUPS_MIXED_IID: 'iid',
 }
-_MIXED = ('new_groups_mixed', 'new_groups_mixed_iid')
-PROTOCOLS = (*_DEPLOYMENTS, KNOWN_CLIENTS, NEW_CLIENTS, NEW_CLASS_CLIENTS)
+_MIXED = (
+    protocol_names.NEW_GROUPS_MIXED,
+    protocol_names.NEW_GROUPS_MIXED_IID,
+)
+PROTOCOLS = protocol_names.PROTOCOLS
 # What is run where no protocols were asked for.
 DEFAULT_PROTOCOLS = (NEW_GROUPS, KNOWN_CLIENTS, NEW_CLIENTS, NEW_CLASS_CLIENTS)
 

@@ -586,6 +586,8 @@ def _config_file(experiment, process) -> dict[str, Any]:
           'num_train_clients': len(dataset.client_ids()),
           'num_classes': dataset.num_classes,
           'input_shape': list(dataset.input_shape),
+          # Null: they are numbers.
+          'class_names': dataset.class_names,
       },
       'num_model_parameters': network.num_parameters(),
       'num_server_parameters': _num_values(on_server),

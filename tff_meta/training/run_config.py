@@ -42,7 +42,7 @@ class DataConfig:
   """Which clients there are, and which examples they have.
 
   Attributes:
-    dataset: Name in `tff_meta.datasets.DATASETS`.
+    dataset: Name in `tff_meta.datasets.DATASETS`, or `KIND:PATH`.
     dataset_options: Further arguments of the data set's loader.
     data_dir: Where the data set is; None for its default place. Records of runs
       leave it out.
@@ -255,7 +255,7 @@ class RunConfig:
     algorithm: Name in `tff_meta.registry.ALGORITHMS`.
     preset: Which of the algorithm's configurations `hparams` started from.
     hparams: The algorithm's configuration.
-    model: Name in `tff_meta.models.MODELS`.
+    model: Name in `tff_meta.models.MODELS`, or `MODULE:FUNCTION`.
     seed: Of the partition, the cohorts, the initial weights, local training
       and the evaluation; 0..2**31-1.
     data: Which clients there are.
@@ -275,7 +275,7 @@ class RunConfig:
   plugins: tuple[str, ...] = ()
 
   def __post_init__(self):
-    models.MODELS.check(self.model)
+    models.check(self.model)
     _check_fields(self)
     if self.training.clients_per_round > self.data.num_clients:
       raise ValueError(
@@ -487,6 +487,11 @@ def resolve(**flags: Any) -> RunConfig:
   given = {name: value for name, value in flags.items() if value is not None}
   algorithm = registry.get(given['algorithm'])
   dataset = datasets.get(given['dataset'])
+  dataset_options = hyperparameters.parse_options(
+      dataset.load, 2, given.get('dataset_options', '')
+  )
+  if dataset.look is not None:
+    dataset = dataset.look(given.get('data_dir'), dataset_options)
   preset = given.get('preset', dataset.preset)
   if preset not in PRESETS:
     raise ValueError(
@@ -498,13 +503,17 @@ def resolve(**flags: Any) -> RunConfig:
   if only and partition != only:
     raise ValueError(
         f'Expected `partition` to be {only!r} with the data set'
-        f' {dataset.name!r}, whose clients are dealt when it is loaded, found'
+        f' {dataset.name!r}, which says itself who its clients are, found'
         f' {partition!r}.'
     )
   groups, clients = dataset.few_round, dataset.clients
   if partition == FEW_ROUND and groups:
     clients = datasets.ClientDefaults(groups.num_clients, 0, groups.cohort_size)
-  num_clients = given.get('num_clients', clients.num_clients)
+  num_new_clients = given.get('num_new_clients', clients.num_new_clients)
+  suitable_clients = clients.num_clients
+  if clients.are_all:
+    suitable_clients = max(1, suitable_clients - num_new_clients)
+  num_clients = given.get('num_clients', suitable_clients)
   hparams = algorithm.presets[preset]
   if algorithm.num_clients_field is not None:
     hparams = dataclasses.replace(
@@ -517,9 +526,11 @@ def resolve(**flags: Any) -> RunConfig:
   }
   suitable = {
       'model': algorithm.model or dataset.default_model,
-      'test_fraction': None,
+      'test_fraction': (
+          None if partition == FEW_ROUND else dataset.test_fraction
+      ),
       'num_clients': num_clients,
-      'num_new_clients': clients.num_new_clients,
+      'num_new_clients': num_new_clients,
       'clients_per_round': min(clients.cohort_size, num_clients),
       'way': groups and groups.way,
       'group_clients': groups and groups.cohort_size,
@@ -537,10 +548,10 @@ def resolve(**flags: Any) -> RunConfig:
           registry.get(registry.REFERENCE).presets[preset],
           given.get('reference_hparams', ''),
       ),
-      'dataset_options': hyperparameters.parse_options(
-          dataset.load, 2, given.get('dataset_options', '')
+      'dataset_options': dataset_options,
+      'augmentation': hyperparameters.parse_augmentation(
+          given.get('augmentation', '')
       ),
-      'augmentation': _augmentation(given.get('augmentation', '')),
       'partition': partition,
       'partition_options': partitions.read_options(
           partition,
@@ -549,11 +560,3 @@ def resolve(**flags: Any) -> RunConfig:
       ),
   }
   return _grouped(suitable | given | read)
-
-
-def _augmentation(text: str) -> dict[str, Any] | None:
-  """Returns the fields that `text` gives, the others as they leave images."""
-  hints = {'crop_padding': int, 'flip': bool}
-  given = hyperparameters.parse(text, hints, of='augmentation')
-  off = {'crop_padding': 0, 'flip': False}
-  return None if off | given == off else off | given

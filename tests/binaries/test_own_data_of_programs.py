@@ -1,0 +1,67 @@
+"""A table of one's own is described, trained on and evaluated."""
+
+import json
+
+import numpy as np
+import program_calls
+
+_CLIENTS = ('ann', 'bob', 'cyd', 'dan', 'eve')
+_DATA = (
+    '--dataset=csv:own.csv',
+    '--dataset_options=client=who,label=kind,features=(a,b)',
+)
+_TRAIN = (
+    *_DATA,
+    '--algorithm=fed_per',
+    '--num_new_clients=1',
+    '--clients_per_round=2',
+    '--noreferences',
+)
+_RUN = 'runs/own_fed_per'
+
+
+def _table(seed):
+  rng = np.random.default_rng(seed)
+  lines = ['a,b,note,kind,who']
+  for who in _CLIENTS:
+    for kind in ('oak', 'elm') * 10:
+      a, b = rng.normal(3 * (kind == 'oak'), 1, 2)
+      lines.append(f'{a},{b},some text,{kind},{who}')
+  return '\n'.join(lines)
+
+
+def test_a_table_of_ones_own(tmp_path):
+  path = tmp_path / 'own.csv'
+  path.write_text(_table(0))
+
+  def call(program, *calls):
+    return program_calls.call_all(program, calls, tmp_path)
+
+  shown, dealt, trained = call(
+      'train',
+      (*_DATA, '--describe'),
+      (*_TRAIN, '--partition=iid'),
+      (*_TRAIN, '--rounds=2'),
+  )
+  assert shown[0] == 0 and 'own.csv: 5 clients, 2 classes, 100' in shown[1]
+  assert dealt[0] == 2 and "'by_writer' with the data set 'csv:" in dealt[2]
+  assert trained[0] == 0, trained[2]
+  assert 'known_clients (4 clients' in trained[1]
+  assert 'new_clients (1 clients' in trained[1]
+  assert [p.name for p in tmp_path.iterdir()] == ['own.csv', 'runs']
+  known = (tmp_path / _RUN / 'clients_known_clients.csv').read_text()
+  assert sum(f'\n{who},' in known for who in _CLIENTS) == 4
+  config = json.loads((tmp_path / _RUN / 'config.json').read_text())
+  assert config['data']['class_names'] == ['elm', 'oak']
+  assert config['config']['test_fraction'] == 0.2
+
+  path.write_text(_table(1))
+  (changed,) = call('train', (*_TRAIN, '--rounds=3'))
+  assert changed[0] == 2 and 'data_fingerprint: ' in changed[2]
+  moved = tmp_path / 'moved/own.csv'
+  moved.parent.mkdir()
+  moved.write_text(_table(0))
+  run = f'--run_dir={_RUN}'
+  others, same = call('evaluate', (run,), (run, f'--data_dir={moved.parent}'))
+  assert others[0] == 1 and 'data_fingerprint: ' in others[2]
+  assert same[0] == 0 and 'known_clients (4 clients' in same[1]

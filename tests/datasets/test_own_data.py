@@ -1,0 +1,416 @@
+"""Data of one's own: every kind read, and everything wrong with it named."""
+
+import json
+import os
+import sqlite3
+
+import h5py
+import numpy as np
+import pandas as pd
+from PIL import Image
+import pytest
+
+from tff_meta import datasets
+from tff_meta import machine
+from tff_meta.datasets import own_data
+
+_CLASSES = ('cat', 'dog', 'eel')
+_CLIENTS = ('ann', 'bob')
+# Two clients, three classes, five, four and three examples of each client's.
+_ROWS = range(24)
+_LABELS = np.repeat(np.tile(_CLASSES, 2), (5, 4, 3) * 2)
+_OWNERS = np.repeat(_CLIENTS, 12)
+_PIXELS = np.random.default_rng(0).integers(0, 256, (24, 6, 4, 3), np.uint8)
+_NUMBERS = np.arange(48, dtype=np.float64).reshape(24, 2) ** 2
+
+
+def _folder(path, rows=_ROWS, client=True, size=(4, 6), mode='RGB'):
+  for row in rows:
+    place = path / _OWNERS[row] if client else path
+    (place / _LABELS[row]).mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(_PIXELS[row]).resize(size).convert(mode)
+    image.save(place / _LABELS[row] / f'{row:02}.png')
+
+
+def _csv(path, **columns):
+  data = {'a': _NUMBERS[:, 0], 'b': _NUMBERS[:, 1], 'label': _LABELS}
+  pd.DataFrame(data | columns).to_csv(path, index=False)
+
+
+def _load(name, **options):
+  return datasets.load_corpus(name, **options)
+
+
+def _check(corpus, x, clients=_OWNERS, labels=_LABELS):
+  """Compares a corpus with what it should hold, in the order of `x`."""
+  names = np.array(corpus.class_names)
+  assert corpus.class_names == _CLASSES
+  assert corpus.num_classes == 3 and corpus.class_split is None
+  np.testing.assert_array_equal(corpus.train.x, x)
+  np.testing.assert_array_equal(names[corpus.train.y], labels)
+  if clients is None:
+    assert corpus.writers is None
+  else:
+    np.testing.assert_array_equal(corpus.writers, clients)
+
+
+def test_folders(tmp_path):
+  _folder(tmp_path / 'a')
+  (tmp_path / 'a/.DS_Store').touch()
+  (tmp_path / 'a/ann/fox').mkdir()  # Bob may have one.
+  corpus = _load(f'folder:{tmp_path}/a')
+  _check(corpus, _PIXELS)
+  assert corpus.preprocess(corpus.train.x).max() == _PIXELS.max() / 255
+  _folder(tmp_path / 'b/train', range(0, 24, 2), client=False)
+  _folder(tmp_path / 'b/test', range(1, 24, 2), client=False)
+  corpus = _load(f'folder:{tmp_path}/b')
+  order = np.argsort(_LABELS[::2], kind='stable')
+  _check(corpus, _PIXELS[::2][order], None, np.sort(_LABELS[::2]))
+  order = np.argsort(_LABELS[1::2], kind='stable')
+  np.testing.assert_array_equal(corpus.test.x, _PIXELS[1::2][order])
+  _folder(tmp_path / 'c', mode='L')
+  assert _load(f'folder:{tmp_path}/c').input_shape == (6, 4, 1)
+  for size, shape in ((8,), (8, 8, 3)), ((8, 5), (8, 5, 3)):
+    corpus = _load(f'folder:{tmp_path}/a', image_size=size)
+    assert corpus.input_shape == shape
+
+
+def test_tables(tmp_path):
+  _csv(tmp_path / 'a.csv', who=_OWNERS)
+  corpus = _load('csv:a.csv', data_dir=str(tmp_path), client='who')
+  _check(corpus, _NUMBERS)
+  scaled = corpus.preprocess(corpus.train.x)
+  np.testing.assert_allclose(scaled.mean(axis=0), 0, atol=1e-5)
+  np.testing.assert_allclose(scaled.std(axis=0), 1, rtol=1e-5)
+  path = tmp_path / 'b.csv'
+  # A byte-order mark, and names that pandas takes for missing values.
+  frame = pd.DataFrame(dict(label=['NA', 'None'] * 9, a=7, b=range(18)))
+  frame.to_csv(path, index=False, encoding='utf-8-sig', sep=';')
+  corpus = _load(f'csv:{path}', separator='semicolon', features=('b',))
+  assert corpus.class_names == ('NA', 'None') and corpus.input_shape == (1,)
+  corpus = _load(f'csv:{path}', separator='semicolon')
+  assert (corpus.preprocess(corpus.train.x)[:, 0] == 0).all()  # Constant.
+
+  pixels = _PIXELS.reshape(24, -1).T
+  _csv(tmp_path / 'c.csv', **{f'p{i:02}': own for i, own in enumerate(pixels)})
+  names = tuple(f'p{i:02}' for i in range(72))
+  corpus = _load(f'csv:{tmp_path}/c.csv', features=names, image_shape=(6, 4, 3))
+  _check(corpus, _PIXELS, None)
+  assert corpus.train.x.dtype == np.uint8
+  _folder(tmp_path / 'images')
+  files = [
+      f'images/{client}/{label}/{row:02}.png'
+      for row, (client, label) in enumerate(zip(_OWNERS, _LABELS, strict=True))
+  ]
+  _csv(tmp_path / 'd.csv', file=files)
+  _check(_load(f'csv:{tmp_path}/d.csv', image='file'), _PIXELS, None)
+
+
+def test_a_table_with_a_test_file(tmp_path):
+  for name, rows in ('train', slice(0, None, 2)), ('test', slice(1, None, 2)):
+    frame = pd.DataFrame(
+        dict(a=_NUMBERS[rows, 0], label=_LABELS[rows], who=_OWNERS[rows])
+    )
+    frame.to_csv(tmp_path / f'{name}.csv', index=False)
+  corpus = _load(
+      f'csv:{tmp_path}/train.csv', client='who', test_file='test.csv'
+  )
+  np.testing.assert_array_equal(corpus.test_writers, _OWNERS[1::2])
+  np.testing.assert_array_equal(corpus.test.x[:, 0], _NUMBERS[1::2, 0])
+
+
+def test_parquet(tmp_path):
+  path = tmp_path / 'a.parquet'
+  try:
+    pd.DataFrame(dict(a=_NUMBERS[:, 0], label=_LABELS, who=_OWNERS)).to_parquet(
+        path
+    )
+  except ImportError:  # It is optional: the error says what to install.
+    path.touch()
+    with pytest.raises(ImportError, match='Tip: `pip install pyarrow=='):
+      _load(f'parquet:{path}')
+    return
+  _check(_load(f'parquet:{path}', client='who'), _NUMBERS[:, :1])
+  path.write_bytes(b'PAR1')
+  with pytest.raises(ValueError, match='a.parquet to be a Parquet file'):
+    _load(f'parquet:{path}')
+
+
+def test_arrays(tmp_path):
+  path = tmp_path / 'a.npz'
+  np.savez(path, x=_PIXELS, y=_LABELS, who=_OWNERS)
+  _check(_load(f'npz:{path}', client='who'), _PIXELS)
+  # As Keras keeps MNIST: grey images, labels that are numbers.
+  np.savez(
+      path,
+      x_train=_PIXELS[..., 0],
+      y_train=np.arange(24) % 3,
+      x_test=_PIXELS[:2, :, :, 1],
+      y_test=np.array([2, 0]),
+  )
+  corpus = _load(f'npz:{path}')
+  assert corpus.input_shape == (6, 4, 1) and corpus.test.y.tolist() == [2, 0]
+  # Labels without gaps are made of any; floats are as they are.
+  np.savez(path, x=_NUMBERS, y=np.tile([7, -1, 300], 8))
+  with pytest.warns(UserWarning, match='not scaled at all'):
+    corpus = _load(f'npz:{path}')
+  assert corpus.class_names == ('-1', '7', '300')
+  assert corpus.train.y.tolist() == [1, 0, 2] * 8
+  np.testing.assert_array_equal(corpus.preprocess(corpus.train.x), _NUMBERS)
+
+
+def _by_client(write):
+  for client in _CLIENTS:
+    write(client, _OWNERS == client)
+
+
+def test_files_by_client(tmp_path):
+  """HDF5 and SQLite in TFF's layout, JSON in LEAF's."""
+  import tensorflow as tf
+
+  with h5py.File(tmp_path / 'a.h5', 'w') as file:
+
+    def write(client, rows):
+      file[f'examples/{client}/pixels'] = _PIXELS[rows]
+      file[f'examples/{client}/label'] = _LABELS[rows].tolist()
+
+    _by_client(write)
+  _check(_load(f'hdf5:{tmp_path}/a.h5'), _PIXELS)
+
+  flat = _PIXELS.reshape(24, -1)
+  users = {'users': list(_CLIENTS), 'user_data': {}}
+
+  def add_user(client, rows):
+    users['user_data'][client] = {
+        'x': flat[rows].tolist(),
+        'y': _LABELS[rows].tolist(),
+    }
+
+  _by_client(add_user)
+  (tmp_path / 'leaf/train').mkdir(parents=True)
+  (tmp_path / 'leaf/train/a.json').write_text(json.dumps(users))
+  _check(_load(f'leaf:{tmp_path}/leaf', image_shape=(6, 4, 3)), _PIXELS)
+
+  with sqlite3.connect(tmp_path / 'a.sqlite') as database:
+    database.execute(
+        'CREATE TABLE examples (split_name TEXT, client_id TEXT,'
+        ' serialized_example_proto BLOB)'
+    )
+    database.execute(
+        'CREATE TABLE client_metadata (client_id TEXT, split_name TEXT,'
+        ' num_examples INTEGER)'
+    )
+    for part in 'train', 'test':
+      for client in _CLIENTS:
+        database.execute(
+            'INSERT INTO client_metadata VALUES (?, ?, 12)', (client, part)
+        )
+      for row in range(24):
+        feature = tf.train.Feature
+        example = tf.train.Example(
+            features=tf.train.Features(
+                feature={
+                    'pixels': feature(
+                        float_list=tf.train.FloatList(
+                            value=flat[row] / 255 + (part == 'test')
+                        )
+                    ),
+                    'label': feature(
+                        bytes_list=tf.train.BytesList(
+                            value=[_LABELS[row].encode()]
+                        )
+                    ),
+                }
+            )
+        )
+        database.execute(
+            'INSERT INTO examples VALUES (?, ?, ?)',
+            (part, str(_OWNERS[row]), example.SerializeToString()),
+        )
+  corpus = _load(f'sqlite:{tmp_path}/a.sqlite', image_shape=(6, 4, 3))
+  _check(corpus, np.float32(_PIXELS / 255))
+  np.testing.assert_array_equal(corpus.test.x, np.float32(_PIXELS / 255 + 1))
+
+
+def _raises(problem, name, **options):
+  with pytest.raises((ValueError, OSError), match=problem):
+    _load(name, **options)
+
+
+def test_what_is_wrong_with_a_folder_is_named(tmp_path, monkeypatch):
+  _raises('Expected a folder, found none at .*/none', f'folder:{tmp_path}/none')
+  place = f'folder:{tmp_path}'
+  _raises('class/image or at client/class/image, found no image', place)
+  _folder(tmp_path, client=False)
+  extra = tmp_path / 'dog/notes.txt'
+  extra.touch()
+  _raises('images alone in .*, found .*notes.txt. Tip: move it', place)
+  extra.rename(tmp_path / 'dog/broken.png')
+  _raises('broken.png to be an image, found: cannot', place)
+  (tmp_path / 'dog/broken.png').unlink()
+  (tmp_path / 'eels').mkdir()
+  _raises('images in every folder of .*, found none in eels', place)
+  (tmp_path / 'eels').rmdir()
+  _folder(tmp_path / 'dog', [0], size=(5, 7), client=False)
+  _raises('class/image, found .*png and .*png', place)
+  (tmp_path / 'dog/cat/00.png').rename(tmp_path / 'dog/00.png')
+  (tmp_path / 'dog/cat').rmdir()
+  _raises('one size.*6 x 4 and .*dog/00.png of 7 x 5. Tip: .*=32', place)
+  _raises('to be a height and a width', place, image_size=(1, 2, 3))
+  monkeypatch.setattr(machine, 'total_bytes', lambda: 1000)
+  _raises('half of the memory.*, found 25 images', place, image_size=(9,))
+
+
+@pytest.mark.parametrize(
+    'columns, options, problem',
+    [
+        ({}, dict(label='lable'), "column 'lable' in .*mean 'label'?"),
+        ({}, dict(client='who'), "the column 'who' in .*a.csv, found a, b, l"),
+        ({}, dict(features=('c',)), "the column 'c' in"),
+        ({}, dict(lable='a'), "one of label, client, .*mean 'label'?"),
+        (dict(c='red'), {}, "numbers in the column 'c' of .*, found 'red'"),
+        (
+            dict(b=[1.0] * 3 + [np.nan] + [1.0] * 20),
+            {},
+            "found nan in column 'b' of row 4. Tip: leave out",
+        ),
+        (dict(b=np.inf), {}, "found inf in column 'b' of row 1"),
+        (dict(b=1e300), {}, 'numbers of float32 .* in 24 examples'),
+        (
+            dict(label=['x', ''] * 12),
+            {},
+            "none in column 'label' of row 2",
+        ),
+        (
+            dict(who=['x', ''] * 12),
+            dict(client='who'),
+            "none in column 'who' of row 2",
+        ),
+        (dict(label='x'), {}, "at least two classes .* found only 'x'"),
+        (
+            dict(label=np.arange(24) / 7),
+            {},
+            'labels that name classes .*, found 24 different ones of 24',
+        ),
+        ({}, dict(separator='tab'), 'a single column.*separator=comma'),
+        ({}, dict(image='label'), 'an image at .*/cat, as row 1 of'),
+        ({}, dict(image='label', features=('a',)), 'found both'),
+        ({}, dict(image_shape=(3, 1, 1)), r'image of shape \(3, 1, 1\)'),
+        ({}, dict(features=(), scaling='raw', test_file='no.csv'), 'no.csv'),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_named(
+    tmp_path, columns, options, problem
+):
+  _csv(tmp_path / 'a.csv', **columns)
+  _raises(problem, f'csv:{tmp_path}/a.csv', **options)
+
+
+@pytest.mark.parametrize(
+    'text, problem',
+    [
+        ('', 'line of names.*, found: No columns'),
+        ('a,label\n', 'Expected examples in .*, found none'),
+        ('a,a,label\n1,2,x\n', "two columns are called 'a'"),
+        ('a,label\n1,x\n2,y,3\n', 'found: '),
+        ('a,label,\n1,x,\n', 'found: no name of column 3'),
+        ('a,label\n1,x\n2\n', "none in column 'label' of row 2"),
+        ('label\nx\ny\n', 'columns of numbers in .*, found none beside'),
+        ('a,label\n\xff,x\n', 'found: .*utf-8'),
+    ],
+)
+def test_what_is_no_table_is_named(tmp_path, text, problem):
+  (tmp_path / 'a.csv').write_text(text, encoding='latin-1')
+  _raises(problem, f'csv:{tmp_path}/a.csv')
+
+
+def test_what_is_wrong_with_arrays_is_named(tmp_path):
+  path = tmp_path / 'a.npz'
+  name = f'npz:{path}'
+
+  def raises(problem, options=None, **arrays):
+    np.savez(path, **arrays)
+    _raises(problem, name, **(options or {}))
+
+  _raises('a file, found none at .*a.npz', name)
+  path.write_text('?')
+  _raises('a.npz to be a file of np.savez.*found', name)
+  np.save(tmp_path / 'b.npy', _PIXELS)
+  (tmp_path / 'b.npy').rename(path)
+  _raises('a.npz to be a file of np.savez.*not a zip', name)
+  raises("the array 'y' in .*a.npz, found x, z", x=_PIXELS, z=_LABELS)
+  raises("array 'y_test' in", x=_PIXELS, y=_LABELS, x_test=_PIXELS[:2])
+  raises('one label for each of the 24 .* shape', x=_PIXELS, y=_LABELS[:3])
+  raises(
+      'one client for each of the 24',
+      dict(client='c'),
+      x=_PIXELS,
+      y=_LABELS,
+      c=_OWNERS[:2],
+  )
+  objects = np.array([None] * 24, object)
+  raises('strings, found: Object arrays', x=_PIXELS, y=objects)
+  raises('numbers in the examples of .*, found <U3', x=_LABELS, y=_LABELS)
+  raises('none above 16. Tip: .*=standard', x=_PIXELS // 16 + 1, y=_LABELS)
+  raises(
+      'whole numbers or names, found complex', x=_PIXELS, y=_NUMBERS[:, 0] * 1j
+  )
+  wild = _NUMBERS.copy()
+  wild[5, 1] = np.nan
+  raises('in 1 examples, first in example 6', x=wild, y=_LABELS)
+
+
+def test_a_client_without_examples_is_named(tmp_path):
+  with h5py.File(tmp_path / 'a.h5', 'w') as file:
+    file['examples/ann/pixels'] = _NUMBERS
+    file['examples/ann/label'] = _LABELS.tolist()
+    file['examples/bob/pixels'] = _NUMBERS[:0]
+    file['examples/bob/label'] = np.zeros(0, np.int64)
+  _raises(
+      "client of .*a.h5 to have examples, found none of 'bob'",
+      f'hdf5:{tmp_path}/a.h5',
+  )
+  _raises("array 'x' in client 'ann' of", f'hdf5:{tmp_path}/a.h5', features='x')
+
+
+@pytest.mark.parametrize(
+    'name, problem',
+    [
+        ('cvs:a', "one of folder:PATH, .*, found 'cvs:a'. Tip: .*'csv'"),
+        ('csv:', "found 'csv:'"),
+        (
+            'x/y.csv',
+            'digits, .*Tip: data of your own are --dataset=csv:x/y.csv',
+        ),
+        ('x/y', 'Tip: data of your own are --dataset=KIND:x/y'),
+        (os.path.dirname(__file__), 'Tip: .* --dataset=folder:/'),
+    ],
+)
+def test_the_kind_of_data_is_asked_for(name, problem):
+  with pytest.raises(ValueError, match=problem):
+    datasets.get(name)
+
+
+def test_what_suits_the_data_is_looked_up(tmp_path):
+  """And what was looked at is not read again, unless it changes."""
+  path = tmp_path / 'a.npz'
+  y = np.arange(480) % 10
+  x = np.random.default_rng(0).integers(0, 256, (480, 8, 8), np.uint8)
+  np.savez(path, x=x, y=y, c=y % 7)
+  spec = datasets.get(f'npz:{path}')
+  options = dict(features='x', label='y', client='', scaling='auto')
+  found = spec.look(None, options)
+  assert (found.default_model, found.partition) == ('conv4', None)
+  assert (found.clients.num_clients, found.test_fraction) == (8, 0.2)
+  assert (found.few_round.way, found.few_round.num_clients) == (2, 5)
+  looked_at = own_data._found.copy()
+  assert spec.load(None, **options) in looked_at.values()
+  assert spec.load(None, **options) not in looked_at.values()  # Read again.
+  by_client = spec.look(None, options | dict(client='c'))
+  assert (by_client.partition, by_client.clients.num_clients) == (
+      'by_writer',
+      7,
+  )
+  spec.look(None, options)
+  np.savez(path, x=x[:-1], y=y[:-1])
+  assert len(spec.load(None, **options).train.y) == 479

@@ -1,0 +1,147 @@
+"""`tff_meta.fit`: what it trains, tests, adapts and saves."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from binaries import train  # noqa: F401  Defines the flags.
+import tff_meta
+from tff_meta import fitting
+from tff_meta.models import model as model_lib
+
+_CLASSES = np.array(['ape', 'bee', 'cow'])
+
+
+def _examples(seed, n=40):
+  """Numbers near 0, 2 or 4 in the first place, and noise in the second."""
+  rng = np.random.default_rng(seed)
+  y = rng.integers(0, 3, n)
+  x = rng.normal(0, 0.2, (n, 2)) + np.stack([2 * y, 0 * y], axis=1)
+  return x.astype(np.float32), _CLASSES[y]
+
+
+_CLIENTS = {f'c{k}': _examples(k) for k in range(5)}
+_SETTINGS = dict(
+    algorithm='fed_per',
+    rounds=6,
+    clients_per_round=4,
+    num_new_clients=1,
+    hparams={'learning_rate': 0.3},
+)
+
+
+@pytest.fixture(scope='module')
+def fitted():
+  return tff_meta.fit(_CLIENTS, **_SETTINGS)
+
+
+def test_the_settings_are_those_of_the_programs():
+  from absl import flags
+
+  other = dict(protocols=('none',), references=False)
+  assert fitting._SETTINGS == other | {
+      name: flags.FLAGS[name].default
+      for name in fitting._SETTINGS
+      if name not in other
+  }
+
+
+def test_what_is_trained_is_tested_and_saved(fitted, tmp_path):
+  found = fitted.evaluate(references=True)
+  assert list(found) == ['known_clients', 'new_clients']
+  known = found['known_clients']
+  assert known['num_clients'] == 4 and known['accuracy_mean'] > 0.8
+  assert known['references']['untrained']['accuracy_mean'] < 0.8
+  assert set(fitted.experiment.dataset.client_ids()) < set(_CLIENTS)
+  saved = tff_meta.load(fitted.save(tmp_path / 'saved'))
+  again = saved.evaluate('known_clients')['known_clients']
+  assert again['accuracy_mean'] == known['accuracy_mean']
+  with pytest.raises(FileExistsError):
+    fitted.save(tmp_path / 'saved')
+
+
+def test_a_client_gets_a_model_of_its_own(fitted):
+  x, y = _examples(9, 200)
+  model = fitted.personalize((x[:100], y[:100]))
+  assert (model.predict(x[100:]) == y[100:]).mean() > 0.8
+  assert model.predict(x[:1]).shape == (1,) and set(model.predict(x)) == set(
+      _CLASSES
+  )
+  # A known client begins with its own head, trained already.
+  known = fitted.experiment.dataset.client_ids()[0]
+  own = fitted.personalize((x[:1], y[:1]), client=known)
+  assert (own.predict(x) == y).mean() > 0.8
+
+
+@pytest.mark.parametrize(
+    'examples, client, problem',
+    [
+        ((_examples(9)[0], ['owl'] * 40), None, "bee, cow, found 'owl'"),
+        ((_examples(9)[0][:, :1], ['ape'] * 40), None, r'shape \(2,\).*\(1,\)'),
+        ((np.zeros((3, 2), np.uint8), ['ape'] * 3), None, 'float32 .* uint8'),
+        ((_examples(9)[0], ['ape'] * 3), None, 'found 3 of 40'),
+        (_examples(9), 'c9', "of training, such as 'c.', found 'c9'"),
+    ],
+)
+def test_what_does_not_fit_is_refused(fitted, examples, client, problem):
+  with pytest.raises(ValueError, match=problem):
+    fitted.personalize(examples, client=client)
+
+
+@pytest.mark.parametrize(
+    'clients, settings, problem',
+    [
+        ([1], {}, 'a mapping from a name to .* found a list'),
+        ({'a': 1}, {}, "x, y. of client 'a', found a int"),
+        ({'a': ([1], [])}, {}, "examples, found none of 'a'"),
+        ({'a': ([1.0], [0]), 'b': ([[1.0]], [0])}, {}, 'one shape and dtype'),
+        (_CLIENTS, dict(round=3), "found 'round'"),
+        (_CLIENTS, dict(algorithm='fedper'), "mean 'fed_per'"),
+        ('digit', {}, "mean 'digits'"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path, clients, settings, problem):
+  with pytest.raises((TypeError, ValueError), match=problem):
+    tff_meta.fit(clients, **settings)
+
+
+def test_another_run_in_its_directory_stays_as_it_is(fitted, tmp_path):
+  saved = fitted.save(tmp_path / 'saved')
+  before = {p: p.read_bytes() for p in saved.rglob('*') if p.is_file()}
+  others = _CLIENTS | {'c0': _examples(8)}
+  with pytest.raises(ValueError, match='to hold these examples, found others'):
+    tff_meta.fit(others, output_dir=saved, **_SETTINGS)
+  assert before == {p: p.read_bytes() for p in before}
+  again = tff_meta.fit(_CLIENTS, output_dir=saved, **_SETTINGS)
+  assert again.evaluate('new_clients') == fitted.evaluate('new_clients')
+
+
+def test_a_network_is_given_as_it_is(tmp_path):
+  keras_model = tf.keras.Sequential(
+      [tf.keras.Input((2,)), tf.keras.layers.Dense(4), tf.keras.layers.Dense(3)]
+  )
+  settings = _SETTINGS | dict(rounds=1)
+  fitted = tff_meta.fit(_CLIENTS, model=keras_model, **settings)
+  network = fitted.experiment.model
+  assert isinstance(network, model_lib.Model) and network.embedding_size == 4
+  saved = fitted.save(tmp_path / 'saved')
+  with pytest.raises(ValueError, match="found only its name, 'given'"):
+    tff_meta.load(saved)
+  again = tff_meta.load(saved, model=keras_model)
+  assert again.experiment.config == fitted.experiment.config.replace(
+      data_dir=str(saved)
+  )
+
+
+def test_to_import_the_package_is_cheap_still():
+  code = (
+      'import sys, tff_meta; assert "tensorflow" not in sys.modules;'
+      ' tff_meta.fit; assert "tensorflow" not in sys.modules'
+  )
+  done = subprocess.run([sys.executable, '-c', code], capture_output=True)
+  assert done.returncode == 0, done.stderr
+  with pytest.raises(AttributeError, match="no attribute 'fitt'"):
+    tff_meta.fitt  # noqa: B018

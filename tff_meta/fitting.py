@@ -1,0 +1,469 @@
+"""Three lines from arrays to a trained, testable model: `tff_meta.fit`.
+
+It makes a run as `binaries.train` does, of the same configuration, in a
+directory that the programs read as well. Nothing here imports TensorFlow before
+it is called.
+"""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import os
+import pathlib
+import shutil
+import sys
+import tempfile
+from typing import Any, TYPE_CHECKING
+
+import numpy as np
+
+from tff_meta import registry
+from tff_meta.execution import native
+
+if TYPE_CHECKING:  # They import TensorFlow.
+  from tff_meta.learners import personalizer as personalizer_lib
+  from tff_meta.training import experiment as experiment_lib
+
+_ARRAYS = 'data.npz'
+# The defaults of the programs' flags, but that nothing is tested in the end.
+_SETTINGS: dict[str, Any] = dict(
+    new_clients='held_out',
+    stratify=False,
+    validation_fraction=0.0,
+    checkpoint_every=20,
+    eval_every=0,
+    select_best=False,
+    select_by='macro',
+    patience=0,
+    validation_groups=20,
+    execution='in_process',
+    protocols=('none',),
+    references=False,
+)
+
+Examples = tuple[Any, Any]
+
+
+def fit(
+    clients: Mapping[Any, Examples] | str,
+    algorithm: str = registry.DEFAULT,
+    *,
+    model: Any = None,
+    rounds: int = 200,
+    seed: int = 0,
+    output_dir: str | os.PathLike[str] | None = None,
+    hparams: Mapping[str, Any] | str = '',
+    **settings: Any,
+) -> 'Fitted':
+  """Trains an algorithm on clients' examples.
+
+  The first call lets TFF run computations in this process, and on GPUs where
+  there are any, unless that has been chosen before.
+
+  Args:
+    clients: Name of a client -> its examples `(x, y)`, numbers `[n, ...]`
+      (uint8 pixels are divided by 255) and classes `[n]`, whole numbers or
+      names; or what `--dataset` takes, the name of a data set or `KIND:PATH`.
+    algorithm: What `--algorithm` takes.
+    model: What `--model` takes; a Keras model, see `models.from_keras`; a
+      `Model`; or `(input_shape, num_classes) -> ` one of them. None for what
+      suits algorithm and data.
+    rounds: Communication rounds.
+    seed: Of everything random.
+    output_dir: Where the run is written, or continued; None for a directory
+      that is there as long as what is returned.
+    hparams: Changes to the hyperparameters, name -> value.
+    **settings: What other flags of `binaries.train` say, by their names, such
+      as `test_fraction`, `num_new_clients`, `partition` or `preset`; options
+      such as `partition_options` may be mappings.
+
+  Returns:
+    What was trained.
+
+  Raises:
+    NothingLearnedError: If no client trained in any round.
+    TypeError: If a setting is unknown.
+    ValueError: If one, or the examples, are not what they should be.
+  """
+  _prepare_process()
+  from tff_meta.training import evaluator as evaluator_lib
+  from tff_meta.training import run
+  from tff_meta.training import run_config
+  from tff_meta.training import run_directory
+
+  unknown = sorted(set(settings) - set(run_config.FIELDS))
+  if unknown:
+    raise TypeError(
+        f'Expected settings of {", ".join(run_config.FIELDS)}, found'
+        f' {unknown[0]!r}.'
+    )
+  arrays = None if isinstance(clients, str) else _to_arrays(clients)
+  temporary = None
+  if output_dir is None:
+    temporary = tempfile.TemporaryDirectory(prefix='tff_meta_')
+    output_dir = temporary.name
+  root = pathlib.Path(output_dir).expanduser()
+  if arrays is None:
+    settings['dataset'] = clients
+  else:
+    _write_arrays(root, arrays)
+    settings |= dict(
+        dataset=f'npz:{_ARRAYS}',
+        data_dir=str(root),
+        dataset_options='client=client',
+    )
+  settings |= dict(
+      algorithm=algorithm,
+      rounds=rounds,
+      seed=seed,
+      hparams=hparams,
+      model=_model_name(model),
+  )
+  config = run_config.resolve(
+      **_SETTINGS | {name: _to_text(value) for name, value in settings.items()}
+  )
+  experiment = _prepare(config, model)
+  evaluator = evaluator_lib.Evaluator(experiment)
+  experiment = dataclasses.replace(
+      experiment,
+      config=config.replace(
+          protocols=evaluator.choose(config.evaluation.protocols)
+      ),
+  )
+  experiment.check_can_train()
+  process = experiment.build_process()
+  directory = run_directory.RunDirectory(root)
+  with directory.locked():
+    run.train_and_evaluate(
+        experiment,
+        process,
+        evaluator_lib.Evaluator(experiment),
+        directory,
+        report=_report,
+    )
+  return Fitted(experiment, root, temporary)
+
+
+def load(path: str | os.PathLike[str], *, model: Any = None) -> 'Fitted':
+  """Opens what `Fitted.save` has saved.
+
+  Args:
+    path: The directory.
+    model: The network that `fit` was given, where that was no name.
+
+  Raises:
+    FileNotFoundError: If there is none.
+    ValueError: If it is of another version of the library.
+  """
+  _prepare_process()
+  from tff_meta.training import restored_run
+  from tff_meta.training import run_directory
+
+  root = pathlib.Path(path).expanduser()
+  config = restored_run.read_config(run_directory.RunDirectory(root))
+  if (root / _ARRAYS).exists():
+    config = config.replace(data_dir=str(root))
+  return Fitted(_prepare(config, model), root)
+
+
+class Fitted:
+  """A trained model, its clients, and the run that made it.
+
+  Attributes:
+    experiment: What the run's configuration stands for.
+    path: The directory of the run.
+  """
+
+  def __init__(
+      self,
+      experiment: 'experiment_lib.Experiment',
+      path: pathlib.Path,
+      temporary: Any = None,
+  ):
+    """Use `fit` or `load` instead."""
+    self.experiment = experiment
+    self.path = path
+    self._temporary = temporary  # Removed with the last reference to it.
+
+  def evaluate(
+      self, *protocols: str, references: bool = False
+  ) -> dict[str, dict[str, Any]]:
+    """Tests the model.
+
+    Args:
+      *protocols: What `--protocol` takes; none for those that algorithm and
+        data offer.
+      references: Whether to test the untrained model, too.
+
+    Returns:
+      Protocol -> numbers, such as `accuracy_mean`, in 0..1.
+
+    Raises:
+      ValueError: If one is unknown, or not offered.
+    """
+    from tff_meta import plain_files
+    from tff_meta.training import evaluator as evaluator_lib
+    from tff_meta.training import restored_run
+    from tff_meta.training import run_directory
+
+    directory = run_directory.RunDirectory(self.path)
+    evaluator = evaluator_lib.Evaluator(
+        dataclasses.replace(
+            self.experiment,
+            config=self.experiment.config.replace(references=references),
+        )
+    )
+    names = evaluator.choose(protocols)
+    plain_files.make_directory(directory.evaluations)
+    with restored_run.open_models(
+        self.experiment, directory, _report
+    ) as models:
+      return evaluator.evaluate_all(
+          names,
+          {'': models.trained},
+          models.untrained,
+          directory.evaluations,
+          _report,
+      )['']
+
+  def personalize(
+      self, examples: Examples, client: str | None = None
+  ) -> 'Personalized':
+    """Makes a model for one client.
+
+    Args:
+      examples: `(x, y)`, what it adapts on, in the form that `fit` took.
+      client: A client of training, with what it has kept; None for one that
+        training never saw.
+
+    Raises:
+      ValueError: If the algorithm has no use for such a client, the client is
+        unknown, or the examples have another form.
+    """
+    import tensorflow as tf
+
+    from tff_meta import episodes
+    from tff_meta.training import restored_run
+    from tff_meta.training import run_directory
+
+    experiment, dataset = self.experiment, self.experiment.dataset
+    use = 'new_client' if client is None else 'known_client'
+    if use not in experiment.spec.uses:
+      raise ValueError(
+          f'Expected an algorithm with the use {use!r}, found'
+          f' {experiment.spec.name}, which has'
+          f' {", ".join(experiment.spec.uses)}.'
+      )
+    if client is not None and client not in dataset.client_ids():
+      raise ValueError(
+          'Expected a client of training, such as'
+          f' {dataset.client_ids()[0]!r}, found {client!r}.'
+      )
+    x, y = self._network_input(examples[0]), self._labels(examples[1])
+    if len(x) != len(y):
+      raise ValueError(
+          f'Expected one class an example, found {len(y)} of {len(x)}.'
+      )
+    personalizer = getattr(experiment.method, use)()
+    with restored_run.open_models(
+        experiment, run_directory.RunDirectory(self.path), _report
+    ) as models:
+      memories = models.trained.memories
+      memory = () if client is None else memories.of(client)
+      if personalizer.uses_bank:
+        memory = memories.bank
+      salt = 0 if client is None else dataset.salt(client)
+      arguments = tf.nest.map_structure(
+          tf.convert_to_tensor,
+          (
+              models.trained.weights,
+              memory,
+              episodes.Examples(x, y, np.ones(len(y), np.float32)),
+              np.array([experiment.config.seed, salt], np.int32),
+          ),
+      )
+    adapted = tf.function(personalizer.adapt, autograph=False)(*arguments)
+    return Personalized(self._network_input, personalizer, adapted, self._named)
+
+  def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
+    """Copies the run, with clients' examples if `fit` was given them.
+
+    `load` opens it, and so do the programs: `binaries.evaluate --run_dir=PATH
+    --data_dir=PATH`.
+
+    Args:
+      path: A directory, which must not exist.
+
+    Raises:
+      FileExistsError: If it does.
+    """
+    saved = pathlib.Path(path).expanduser()
+    shutil.copytree(self.path, saved)
+    return saved
+
+  def _network_input(self, x: Any) -> np.ndarray:
+    from tff_meta.datasets import own_parts
+
+    pixels = own_parts.to_pixels(np.asarray(x), 'the examples')
+    return self.experiment.dataset.preprocess(pixels)
+
+  def _labels(self, y: Any) -> np.ndarray:
+    from tff_meta.data import checks
+
+    dataset, labels = self.experiment.dataset, np.asarray(y)
+    if dataset.class_names is not None:
+      numbers = {name: i for i, name in enumerate(dataset.class_names)}
+      for name in map(str, labels.tolist()):
+        if name not in numbers:
+          raise ValueError(
+              f'Expected classes of {", ".join(numbers)}, found {name!r}.'
+          )
+      labels = np.array([numbers[str(name)] for name in labels.tolist()], int)
+    return checks.to_labels(labels, 'the examples', dataset.num_classes)
+
+  def _named(self, labels: np.ndarray) -> np.ndarray:
+    names = self.experiment.dataset.class_names
+    if names is None:
+      return labels
+    found = np.array(names)[labels]
+    is_numbers = all(name.lstrip('-').isdecimal() for name in names)
+    return found.astype(np.int64) if is_numbers else found
+
+
+class Personalized:
+  """The model of one client."""
+
+  def __init__(
+      self,
+      network_input: Callable[[Any], np.ndarray],
+      personalizer: 'personalizer_lib.ClientPersonalizer',
+      adapted: Any,
+      named: Callable[[np.ndarray], np.ndarray],
+  ):
+    """Use `Fitted.personalize` instead."""
+    import tensorflow as tf
+
+    self._network_input = network_input
+    self._predict = tf.function(
+        personalizer.predict, autograph=False, reduce_retracing=True
+    )
+    self._adapted = adapted
+    self._named = named
+
+  def predict(self, x: Any) -> np.ndarray:
+    """Returns the class of each example, as they are called in `fit`.
+
+    Args:
+      x: Examples in the form that `fit` took.
+
+    Raises:
+      ValueError: If they have another form.
+    """
+    import tensorflow as tf
+
+    from tff_meta import episodes
+
+    pixels = self._network_input(x)
+    query = episodes.Examples(
+        tf.constant(pixels),
+        tf.zeros(len(pixels), tf.int32),
+        tf.ones(len(pixels)),
+    )
+    return self._named(self._predict(self._adapted, query).numpy())
+
+
+def _prepare_process() -> None:
+  """Lets TFF compute in this process unless that has been chosen."""
+  native.prepare_environment()
+  import tensorflow_federated as tff
+
+  from tff_meta.execution import in_process
+
+  current = tff.framework.get_context_stack().current
+  if not isinstance(current, in_process.InProcessContext):
+    in_process.set_in_process_context(in_process.use_device('auto'))
+
+
+def _to_arrays(clients: Mapping[Any, Examples]) -> dict[str, np.ndarray]:
+  """Returns clients' examples as the arrays of data of one's own.
+
+  Raises:
+    TypeError: If they are no mapping of pairs.
+    ValueError: If a client has none, or examples of another form.
+  """
+  from tff_meta.datasets import own_arrays
+
+  if not isinstance(clients, Mapping):
+    raise TypeError(
+        'Expected `clients` to be a mapping from a name to (x, y), or what'
+        f' --dataset takes, found a {type(clients).__name__}.'
+    )
+
+  def of_client(client):
+    examples = clients[client]
+    if not isinstance(examples, tuple | list) or len(examples) != 2:
+      raise TypeError(
+          f'Expected (x, y) of client {client!r}, found a'
+          f' {type(examples).__name__}.'
+      )
+    x, y = map(np.asarray, examples)
+    return {'x': x, 'y': y}.__getitem__
+
+  part = own_arrays.join(
+      {str(client): of_client(client) for client in clients},
+      'x',
+      'y',
+      '`clients`',
+  )
+  labels = part.labels
+  if labels.dtype == object:
+    labels = labels.astype(str)
+  assert part.clients is not None
+  return {'x': part.x, 'y': labels, 'client': part.clients}
+
+
+def _write_arrays(root: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
+  """Writes arrays to a run's directory, unless they are there.
+
+  Raises:
+    ValueError: If others are there.
+  """
+  path = root / _ARRAYS
+  if path.exists():
+    with np.load(path, allow_pickle=False) as held:
+      if any(
+          name not in held.files or not np.array_equal(held[name], array)
+          for name, array in arrays.items()
+      ):
+        raise ValueError(
+            f'Expected {root} to be new, or to hold these examples, found'
+            f' others in {path}. Tip: give another `output_dir`.'
+        )
+    return
+  root.mkdir(parents=True, exist_ok=True)
+  temporary = root / f'.{_ARRAYS}'
+  np.savez(temporary, **arrays)
+  os.replace(temporary, path)
+
+
+def _to_text(setting: Any) -> Any:
+  """Returns options that are a mapping as flags have them."""
+  if not isinstance(setting, Mapping):
+    return setting
+  return ','.join(f'{name}={value}' for name, value in setting.items())
+
+
+def _model_name(model: Any) -> str | None:
+  from tff_meta import models
+
+  return model if model is None or isinstance(model, str) else models.GIVEN
+
+
+def _prepare(config, model) -> 'experiment_lib.Experiment':
+  from tff_meta.training import experiment as experiment_lib
+
+  given = None if model is None or isinstance(model, str) else model
+  return experiment_lib.prepare(config, network=given)
+
+
+def _report(line: str) -> None:
+  print(line, file=sys.stderr, flush=True)
