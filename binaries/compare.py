@@ -28,6 +28,7 @@ from binaries import flag_groups
 from binaries import flag_kinds
 from tff_meta import plain_files
 from tff_meta import plugins
+from tff_meta import spelling
 from tff_meta.comparison import tables
 
 EXPERIMENT = flags.DEFINE_string(
@@ -235,8 +236,9 @@ def _program() -> list[str]:
   if _data_dir() is not None:
     program.append(f'--data_dir={_data_dir()}')
   program += [f'--device={flag_groups.DEVICE.value}', *_plugins()]
-  # A table has rows to compare with: no further references.
-  return [*program, '--noreferences']
+  # A table has rows to compare with: no further references. And it says what
+  # is evaluated on the way, so that its runs take as long as it says.
+  return [*program, '--noreferences', '--eval_every=0', '--noeval_new_clients']
 
 
 def _plugins() -> list[str]:
@@ -354,6 +356,11 @@ def main() -> int:
           for cell in cells
           if runner.CellFolder(root, cell).outcome().state != 'finished'
       ]
+      command_line.report(
+          f'Comparing {spelling.counted(len(cells), "run")} of {table.name}, of'
+          f' which {len(cells) - len(todo)} are finished. Reading their data'
+          ' sets.'
+      )
       _check_data(todo, data_dir)
 
     def write_report():
@@ -384,6 +391,7 @@ def main() -> int:
           places=places,
           report=command_line.report,
           changed=write_report,
+          result=lambda cell: results.sentence(root, table, cell),
       )
 
       def stop(*_):

@@ -189,10 +189,11 @@ CHECKPOINT_EVERY = flag_kinds.define_whole_number(
 )
 EVAL_EVERY = flag_kinds.define_whole_number(
     'eval_every',
-    0,
+    None,
     'Rounds from one evaluation on the way to the next, 0 for none: accuracy in'
     ' groups of meta-validation classes or of their clients, or of known'
-    ' clients.',
+    ' clients, and of new clients. By default a tenth of the rounds, on few of'
+    ' them, or what the run has that is continued.',
 )
 EVAL_FROM = flag_kinds.define_whole_number(
     'eval_from',
@@ -221,9 +222,24 @@ PATIENCE = flag_kinds.define_whole_number(
 )
 VALIDATION_GROUPS = flag_kinds.define_whole_number(
     'validation_groups',
-    20,
-    'Groups of an evaluation on the way.',
+    None,
+    'Groups of an evaluation on the way; by default 20, or 5 with neither'
+    ' --eval_every nor --select_best, or as in the run that is continued.',
     least=1,
+)
+VALIDATION_CLIENTS = flag_kinds.define_whole_number(
+    'validation_clients',
+    None,
+    'Clients of an evaluation on the way at most, of known and of new ones; by'
+    ' default all, or 20 with neither --eval_every nor --select_best, or as in'
+    ' the run that is continued.',
+    least=1,
+)
+EVAL_NEW_CLIENTS = flags.DEFINE_bool(
+    'eval_new_clients',
+    None,
+    'Whether --eval_every measures new clients, too; by default it does, or as'
+    ' in the run that is continued.',
 )
 LIST = flags.DEFINE_bool(
     'list',
@@ -247,6 +263,7 @@ def _print_list() -> None:
 def _print_hparams(algorithm: str) -> None:
   """Prints the names that --hparams takes, what they mean, and presets."""
   spec = registry.get(algorithm)
+  command_line.announce(f'Reading the presets of {algorithm}.')
   installation.import_tff()
   presets = spec.presets
   meanings = hyperparameters.meanings(type(presets['paper']))
@@ -285,8 +302,8 @@ def _plugins() -> tuple[str, ...]:
   return given
 
 
-def _config():
-  """Returns the configuration that the flags mean."""
+def _config(**changes):
+  """Returns the configuration that the flags mean, but for changes."""
   if not ALGORITHM.value:
     raise ValueError(
         'Expected --algorithm, found none. Tip: --list shows algorithms and'
@@ -306,12 +323,26 @@ def _config():
   hyperparameters.parse_options(load, 2, DATASET_OPTIONS.value)
   if PARTITION.value:
     partitions.read_options(PARTITION.value, PARTITION_OPTIONS.value, None)
+  run_directory.RunDirectory(_output_dir()).check_can_be_made()
+  command_line.announce(
+      f'Training {ALGORITHM.value} on {_dataset()} for {ROUNDS.value} rounds,'
+      f' written to {_output_dir()}.'
+  )
   installation.import_tff()
   from tff_meta.training import run_config
 
   values = flag_groups.values(run_config.FIELDS)
+  with contextlib.suppress(run_directory.RunDirectoryError):
+    recorded = run_directory.RunDirectory(_output_dir()).read_recorded()
+    if recorded:  # Else nothing is continued.
+      of_the_run = run_config.settings_of_the_run(recorded)
+      values |= {k: v for k, v in of_the_run.items() if values[k] is None}
   chosen = {'dataset': _dataset(), 'plugins': plugins}
-  return run_config.resolve(**values | chosen)
+  return run_config.resolve(**values | chosen | changes)
+
+
+def _is_asked_to_evaluate_on_the_way() -> bool:
+  return bool(EVAL_EVERY.value or EVAL_FROM.value or SELECT_BEST.value)
 
 
 def main() -> int:
@@ -349,6 +380,13 @@ def main() -> int:
     evaluator.check_has_groups(**flag_groups.group_sizes())
     if config.evaluation.nvar:
       evaluator_lib.check_has_known_clients(chosen)
+    if config.training.eval_every and not _is_asked_to_evaluate_on_the_way():
+      why_not = evaluator.why_no_curve()
+      if why_not is not None:
+        config = _config(eval_every=0)
+        command_line.report(
+            f'Note: no accuracy is measured on the way. {why_not}'
+        )
     experiment = dataclasses.replace(
         experiment, config=config.replace(protocols=chosen)
     )
