@@ -26,6 +26,7 @@ from tff_meta.comparison import runner
 from tff_meta.training import hyperparameters
 from tff_meta.training import partitions
 from tff_meta.training import run_directory
+from tff_meta.training import trackers
 
 ALGORITHM = flags.DEFINE_string(
     'algorithm', None, 'What to train; --list shows all.'
@@ -241,6 +242,13 @@ EVAL_NEW_CLIENTS = flags.DEFINE_bool(
     'Whether --eval_every measures new clients, too; by default it does, or as'
     ' in the run that is continued.',
 )
+TRACK = flags.DEFINE_list(
+    'track',
+    [],
+    'Experiment trackers that the numbers of the run go to as well: wandb,'
+    ' mlflow, or those of --plugins. Their packages are installed with'
+    ' requirements-track.txt.',
+)
 LIST = flags.DEFINE_bool(
     'list',
     False,
@@ -312,6 +320,7 @@ def _config(**changes):
   if OUTPUT_DIR.value == '':
     raise ValueError('Expected --output_dir to name a directory, found none.')
   plugins = _plugins()
+  trackers.check(TRACK.value)
   # What can be checked without TFF first: to import it takes seconds.
   for name, text in (
       (ALGORITHM.value, HPARAMS.value),
@@ -419,6 +428,7 @@ def main() -> int:
           evaluator,
           directory,
           report=command_line.report,
+          track=TRACK.value,
       )
   except run.NothingLearnedError as error:
     command_line.fail(error, command_line.FAILURE)

@@ -167,6 +167,13 @@ def test_what_needs_no_tensorflow_is_refused_without_it():
   )
   assert code == command_line.FAILURE and len(lines) == 1
   assert 'to be able to write to /proc/run, found' in lines[0]
+  assert _without_tff('train', '--algorithm=frl', '--track=ml_flow') == (
+      command_line.USAGE_ERROR,
+      [
+          'Error: Expected `track` to be one of wandb, mlflow, found'
+          " 'ml_flow'. Tip: did you mean 'mlflow'?"
+      ],
+  )
   code, lines = _without_tff('evaluate')
   assert code == command_line.USAGE_ERROR and len(lines) == 1
   assert 'Tip: it is the --output_dir of binaries.train' in lines[0]

@@ -31,6 +31,7 @@ from tff_meta.training import run_config
 from tff_meta.training import run_directory
 from tff_meta.training import sealed_json
 from tff_meta.training import stop_signals
+from tff_meta.training import trackers
 
 _VERSIONS_OF = ('tensorflow', 'tensorflow-federated', 'numpy')
 # Other kernels, or sums in another order: other last digits.
@@ -226,6 +227,7 @@ def train_and_evaluate(
     directory: run_directory.RunDirectory,
     *,
     report: Callable[[str], None],
+    track: Sequence[str] = (),
 ) -> dict[str, Any]:
   """Begins or continues a run; a finished one is only summed up.
 
@@ -236,6 +238,7 @@ def train_and_evaluate(
     directory: Where the run is, locked by the caller.
     report: Called with lines for the user about what is found there and what
       goes wrong.
+    track: Names of `trackers.TRACKERS` that the numbers go to as well.
 
   Returns:
     What summary.json says.
@@ -276,7 +279,7 @@ def train_and_evaluate(
       return summary
     _report_beginning(experiment, process, directory, done, old_file, report)
     _write_config(experiment, process, directory)
-    with _open_writers(experiment, directory, done) as writers:
+    with _open_writers(experiment, directory, done, track, report) as writers:
       trained, metrics = _train(
           experiment,
           process,
@@ -320,13 +323,22 @@ def train_and_evaluate(
 
 @contextlib.contextmanager
 def _open_writers(
-    experiment, directory, done
+    experiment, directory, done, track, report
 ) -> Iterator[list[metric_writers.Writer]]:
   """Opens where the numbers of a run go beside its tables."""
   config = experiment.config.to_json()
-  events = metric_writers.TensorBoardWriter(directory.events, done, config)
-  with contextlib.closing(events):
-    yield [events]
+  title = '{algorithm} on {dataset}, seed {seed}'.format(**config)
+  run = trackers.TrackedRun(directory.trackers, title, config, done)
+  with contextlib.ExitStack() as stack:
+
+    def opened(writer):
+      return stack.enter_context(contextlib.closing(writer))
+
+    events = metric_writers.TensorBoardWriter(directory.events, done, config)
+    yield [
+        opened(events),
+        *(opened(trackers.open_tracker(name, run, report)) for name in track),
+    ]
 
 
 def _final_numbers(summary: Mapping[str, Any]) -> dict[str, float]:

@@ -41,6 +41,7 @@ class RunDirectory:
     self.checkpoints = self.root / 'checkpoints'
     self.client_states = self.root / CLIENT_STATES
     self.events = self.root / 'tensorboard'
+    self.trackers = self.root / 'trackers'
     self.evaluations = self.root / 'evaluation'
     self._lock = self.root / '.lock'
 
