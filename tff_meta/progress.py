@@ -82,6 +82,7 @@ class Progress(contextlib.AbstractContextManager):
           leave=stays,
           bar_format=None if unit else '{desc} {elapsed} {postfix}',
       )
+      self._bar.set_postfix_str(first)
     self._lock = threading.Lock()
     self._is_over = threading.Event()
     self._thread = threading.Thread(target=self._keep_telling, daemon=True)
@@ -135,8 +136,9 @@ class Progress(contextlib.AbstractContextManager):
       with self._lock, contextlib.suppress(OSError, ValueError):  # No stderr.
         now = time.monotonic()
         if self._bar is not None:
-          if not self._unit or self._status is not str:
-            self._bar.set_postfix_str(self._status(), refresh=False)
+          status = self._status()
+          if status:
+            self._bar.set_postfix_str(status, refresh=False)
           self._bar.refresh()
         elif now >= self._next_line:
           self._tell(now)

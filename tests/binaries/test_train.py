@@ -29,6 +29,7 @@ from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
 from tff_meta.training import metric_writers
 from tff_meta.training import run_config
+from tff_meta.training import trackers
 
 _TINY = (
     '--algorithm=frl',
@@ -325,7 +326,28 @@ def _arrays(directory):
   return checkpoint.server_state, checkpoint.position.client_states
 
 
-def test_accuracy_is_measured_on_the_way_and_changes_nothing(call, tmp_path):
+class _Tracker:
+  """Keeps what it is told."""
+
+  def __init__(self, run):
+    self.run, self.rounds, self.final, self.num_closed = run, {}, {}, 0
+
+  def append(self, round_num, values):
+    self.rounds[round_num] = values
+
+  def finish(self, round_num, values):
+    self.final[round_num] = values
+
+  def flush(self):
+    pass
+
+  def close(self):
+    self.num_closed += 1
+
+
+def test_accuracy_is_measured_on_the_way_and_changes_nothing(
+    call, tmp_path, monkeypatch
+):
   """As long as nobody says otherwise; FedPer's clients keep their heads."""
   command = (
       *_TINY,
@@ -335,8 +357,11 @@ def test_accuracy_is_measured_on_the_way_and_changes_nothing(call, tmp_path):
       '--num_new_clients=3',
       '--rounds=20',
   )
-  seen = tmp_path / 'seen'
-  code, *printed = call(train, *command, f'--output_dir={seen}')
+  seen, opened = tmp_path / 'seen', []
+  kept = trackers.Tracker(lambda run: opened.append(_Tracker(run)) or opened[0])
+  monkeypatch.setitem(trackers.TRACKERS, 'kept', kept)
+  options = f'--output_dir={seen}', '--track=kept'
+  code, *printed = call(train, *command, *options)
   assert (
       code == 0 and ''.join(printed).count(': accuracy of known clients ') == 10
   )
@@ -366,6 +391,15 @@ def test_accuracy_is_measured_on_the_way_and_changes_nothing(call, tmp_path):
   ):
     found = shown[f'{name}/accuracy_percent']
     assert found == pytest.approx({20: 100 * expected['accuracy_mean']})
+  (tracker,) = opened
+  assert (tracker.run.done, tracker.run.config['seed']) == (0, 0)
+  assert list(tracker.rounds) == list(range(1, 21))
+  for told in (*tracker.rounds.items(), *tracker.final.items()):
+    for name, value in told[1].items():
+      if name in shown:
+        assert shown[name][told[0]] == pytest.approx(value)
+  assert shown.keys() <= tracker.rounds[20].keys() | tracker.final[20].keys()
+  assert tracker.num_closed == 1
 
   unseen = tmp_path / 'unseen'
   options = '--eval_every=0', f'--output_dir={unseen}'
