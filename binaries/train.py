@@ -13,6 +13,7 @@ of clients or groups for each protocol.
 import contextlib
 import dataclasses
 import pathlib
+from typing import Any
 
 from absl import flags
 
@@ -341,17 +342,25 @@ def _config(**changes):
   from tff_meta.training import run_config
 
   values = flag_groups.values(run_config.FIELDS)
-  with contextlib.suppress(run_directory.RunDirectoryError):
-    recorded = run_directory.RunDirectory(_output_dir()).read_recorded()
-    if recorded:  # Else nothing is continued.
-      of_the_run = run_config.settings_of_the_run(recorded)
-      values |= {k: v for k, v in of_the_run.items() if values[k] is None}
+  recorded = _recorded()
+  if recorded:
+    of_the_run = run_config.settings_of_the_run(recorded)
+    values |= {k: v for k, v in of_the_run.items() if values[k] is None}
   chosen = {'dataset': _dataset(), 'plugins': plugins}
   return run_config.resolve(**values | chosen | changes)
 
 
-def _is_asked_to_evaluate_on_the_way() -> bool:
-  return bool(EVAL_EVERY.value or EVAL_FROM.value or SELECT_BEST.value)
+def _recorded() -> dict[str, Any]:
+  """Returns the configuration of the run that is continued, if it is read."""
+  with contextlib.suppress(run_directory.RunDirectoryError):
+    return run_directory.RunDirectory(_output_dir()).read_recorded()
+  return {}
+
+
+def _is_evaluated_by_default() -> bool:
+  """Whether nobody has asked for an evaluation on the way, now or before."""
+  asked = EVAL_EVERY.value or EVAL_FROM.value or SELECT_BEST.value
+  return not asked and not _recorded()
 
 
 def main() -> int:
@@ -389,7 +398,7 @@ def main() -> int:
     evaluator.check_has_groups(**flag_groups.group_sizes())
     if config.evaluation.nvar:
       evaluator_lib.check_has_known_clients(chosen)
-    if config.training.eval_every and not _is_asked_to_evaluate_on_the_way():
+    if config.training.eval_every and _is_evaluated_by_default():
       why_not = evaluator.why_no_curve()
       if why_not is not None:
         config = _config(eval_every=0)

@@ -427,6 +427,21 @@ def test_a_continued_run_is_evaluated_as_it_was_begun(call, tmp_path):
   assert code == 2 and 'eval_every: 15 -> 2' in err
 
 
+def test_what_tells_nothing_on_the_way_is_measured_only_if_asked_for(
+    call, tmp_path
+):
+  """New groups of FedAvg begin with random weights."""
+  command = (*_TINY, '--algorithm=fed_avg', '--partition=few_round')
+  command += ('--noreferences', '--hparams=rounds=1')
+  for begun, expected in (['--eval_every=5'], 5), ([], 0):
+    where = f'--output_dir={tmp_path / str(expected)}'
+    code, _, err = call(train, *command, *begun, where)
+    assert code == 0 and ('is measured on the way' in err) == (not expected)
+    assert call(train, *command, '--rounds=6', where)[0] == 0
+    config = (tmp_path / str(expected) / 'config.json').read_text()
+    assert json.loads(config)['config']['eval_every'] == expected
+
+
 def test_the_best_round_for_new_classes(call, tmp_path):
   """By the share of all examples of clients of validation classes."""
   directory = tmp_path / 'run'
