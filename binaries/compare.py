@@ -35,6 +35,7 @@ from binaries import flag_groups
 from binaries import flag_kinds
 from tff_meta import plain_files
 from tff_meta import plugins
+from tff_meta import spelling
 from tff_meta.comparison import searches
 from tff_meta.comparison import tables
 
@@ -369,8 +370,9 @@ def _program() -> list[str]:
   if _data_dir() is not None:
     program.append(f'--data_dir={_data_dir()}')
   program += [f'--device={flag_groups.DEVICE.value}', *_plugins()]
-  # A table has rows to compare with: no further references.
-  return [*program, '--noreferences']
+  # A table has rows to compare with: no further references. And it says what
+  # is evaluated on the way, so that its runs take as long as it says.
+  return [*program, '--noreferences', '--eval_every=0', '--noeval_new_clients']
 
 
 def _plugins() -> list[str]:
@@ -620,6 +622,11 @@ def _check(work: _Work, kept: pathlib.Path | None) -> None:
     todo = _todo(work)
     if not work.kept:  # Of an earlier version they may be other names.
       _check_names(todo)
+    command_line.report(
+        f'Comparing {spelling.counted(len(work.cells), "run")} of'
+        f' {work.table.name}, of which {len(work.cells) - len(todo)} are'
+        ' finished. Reading their data sets.'
+    )
     _check_data(todo)
 
 
@@ -721,6 +728,7 @@ def main() -> int:
           places=_places(work.root),
           report=command_line.report,
           changed=lambda: _write_report(work),
+          result=lambda cell: results.sentence(work.root, work.table, cell),
       )
       _stop_on_signals(running)
       if not REPORT_ONLY.value:

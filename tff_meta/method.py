@@ -125,6 +125,8 @@ class Method:
       of a known client before it adapts, where that is not the server's.
     gpal_rounds: `() -> few_round.GpalRounds`, a new group's rounds with global
       prototypes in the loss and without; None without GPAL.
+    phase_ends: Phase of training, such as `'warm-up'` -> its last round, which
+      pictures mark; without those that the configuration leaves out.
   """
 
   num_classes: int
@@ -152,6 +154,7 @@ class Method:
   group: Callable[[], personalizer.GroupPersonalizer] | None = None
   client_network: Callable[[Any, Any], Any] | None = None
   gpal_rounds: Callable[[], few_round.GpalRounds] | None = None
+  phase_ends: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def with_prototypes(method: Method, model: model_lib.Model) -> Method:

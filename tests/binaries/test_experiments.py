@@ -35,7 +35,9 @@ _Flat = dataclasses.make_dataclass('_Flat', run_config.FIELDS)
 def _config(cell):
   """Returns the fields of the `RunConfig` of a cell."""
   with flagsaver.flagsaver():
-    arguments = ['train', *flag_files.expand(cell.flags)]
+    # What `binaries.compare` begins with.
+    arguments = ['train', '--eval_every=0', '--noeval_new_clients']
+    arguments += flag_files.expand(cell.flags)
     assert flags.FLAGS(arguments) == ['train']
     return _Flat(**train._config().flat())
 

@@ -329,5 +329,10 @@ def metavers(
       channels=(_margins(config),),
       server_optimizer=_server_optimizer(config),
       what_is_missing=what_is_missing,
+      phase_ends=(
+          {'warm-up': config.warm_up_rounds}
+          if config.loss == 'hybrid' and config.gamma < 1
+          else {}
+      ),
   )
   return method.with_prototypes(trained, model)

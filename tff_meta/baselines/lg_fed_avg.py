@@ -143,4 +143,5 @@ def lg_fed_avg(
       new_client=lambda: classifiers.build_client_personalizer(
           classifier, train=train_new
       ),
+      phase_ends={'averaging all layers': config.averaged_rounds},
   )

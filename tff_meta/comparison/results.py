@@ -287,6 +287,20 @@ def of_row(
   return entries
 
 
+def sentence(root: pathlib.Path, table: tables.Table, cell: tables.Cell) -> str:
+  """Returns the first number of a finished cell, empty if it has none.
+
+  Args:
+    root: The comparison's directory.
+    table: The table.
+    cell: The cell.
+  """
+  measure = table.setting(cell.setting).measures[0]
+  summary = read_json(runner.CellFolder(root, cell).run / 'summary.json')
+  value = tables.read(summary, measure.path)
+  return '' if value is None else f'with {100 * value:.2f} % ({measure.name})'
+
+
 def is_complete(root: pathlib.Path, cell: tables.Cell) -> bool:
   """Returns whether a cell is finished and its `summary.json` can be read.
 
