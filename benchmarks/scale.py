@@ -156,9 +156,7 @@ def _measure(name: str) -> list[str]:
   with tempfile.TemporaryDirectory() as scratch:
     directory = run_directory.RunDirectory(scratch)
     states = client_state_store.SqliteStore(directory.client_states)
-    # Its progress is not part of the table.
-    shown = contextlib.redirect_stdout(sys.stderr)
-    with contextlib.closing(states), shown:
+    with contextlib.closing(states):
       loop.train(
           _build_process(case),
           functools.partial(

@@ -27,9 +27,9 @@ def _preset(name: str, *flags: str) -> tuple[str, ...]:
 # Published settings with fewer rounds and evaluations, in the same proportion
 # as nearly as a few minutes allow.
 RUNS = {
-    'FRL, digits': _preset('digit_pairs_frl'),
-    'MetaVers, digits': ('--algorithm=metavers',),
-    'FedMeta-Per, digits': ('--algorithm=fedmeta_per',),
+    'FRL, digits': _preset('digit_pairs_frl', '--eval_every=0'),
+    'MetaVers, digits': ('--algorithm=metavers', '--eval_every=0'),
+    'FedMeta-Per, digits': ('--algorithm=fedmeta_per', '--eval_every=0'),
     'MetaVers, CIFAR-10, 50 clients': _preset(
         'metavers_cifar10_50', '--rounds=40', '--eval_every=20'
     ),
@@ -40,7 +40,9 @@ RUNS = {
         '--validation_groups=10',
         '--eval_groups=50',
     ),
-    'CAFeMe, RMNIST, curves': _preset('cafeme_rmnist_none', '--rounds=10'),
+    'CAFeMe, RMNIST, curves': _preset(
+        'cafeme_rmnist_none', '--rounds=10', '--eval_every=0'
+    ),
 }
 
 

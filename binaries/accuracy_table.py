@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from tff_meta import spelling
 from tff_meta.training import protocols
 
 
@@ -11,8 +12,9 @@ def format_table(evaluation: Mapping[str, Mapping[str, Any]]) -> str:
   lines = []
   for name, result in evaluation.items():
     count = result.get('num_groups') or result['num_clients']
-    unit = 'groups' if 'num_groups' in result else 'clients'
-    lines.append(f'{name} ({count} {unit}, accuracy +- 95 % interval, percent)')
+    unit = 'group' if 'num_groups' in result else 'client'
+    whose = spelling.counted(count, unit)
+    lines.append(f'{name} ({whose}, accuracy +- 95 % interval, percent)')
     own = (
         protocols.FROM_SCRATCH
         if result['starts_from_scratch']

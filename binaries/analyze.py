@@ -470,6 +470,7 @@ def main() -> int:
     _check_flags()
     name = ANALYSIS.value
     root = pathlib.Path(OUTPUT_DIR.value or f'runs/analyze_{name}')
+    command_line.announce(f'Analysis {name}, written to {root}.')
     installation.import_tff()
     command_line.set_execution_context('in_process', flag_groups.DEVICE.value)
     from tff_meta.training import atomic_files

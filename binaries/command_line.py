@@ -16,6 +16,7 @@ from absl import flags
 from absl import logging
 
 from binaries import flag_files
+from tff_meta import progress
 from tff_meta.execution import native
 
 USAGE_ERROR = 2
@@ -25,7 +26,19 @@ INTERRUPTED = 130
 
 def report(line: str) -> None:
   """Prints a line on stderr, which results on stdout are kept apart from."""
-  print(line, file=sys.stderr, flush=True)
+  progress.write(line)
+
+
+def announce(line: str) -> None:
+  """Says what is going to happen while TensorFlow is loaded, for seconds.
+
+  Says nothing where it is loaded already: then it happens at once.
+
+  Args:
+    line: A sentence.
+  """
+  if 'tensorflow' not in sys.modules:
+    report(f'{line} Loading TensorFlow takes some seconds.')
 
 
 def fail(problem: object, exit_code: int) -> None:
@@ -156,6 +169,8 @@ def _parse(argv: Sequence[str]) -> list[str]:
     rest = flags.FLAGS([program, *flag_files.expand(arguments)])
   except (OSError, ValueError) as error:  # Of a flag file.
     fail(error, USAGE_ERROR)
+  except SystemExit:  # Of --help and the like, which end with absl's 1.
+    sys.exit(0)
   except flags.Error as error:
     problem = str(error).removeprefix('ERROR:: ')
     fail(f'{problem}. Tip: --helpshort lists the flags', USAGE_ERROR)

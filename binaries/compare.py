@@ -4,15 +4,22 @@
   python -m binaries.compare --experiment=fedmeta_per_mnist --scale=paper \
       --output_dir=DIR
   python -m binaries.compare --runs=RUN,RUN,...
+  python -m binaries.compare --verify=results/fedmeta_per_mnist --seeds=1
+  python -m binaries.compare --experiment=digits --rows=fed_avg \
+      --sweep=learning_rate=0.1,0.3
 
 Every cell (method, setting, seed) is a run of `binaries.train`. The same
 command continues a comparison that was stopped, by whatever: finished cells are
 not run again. DIR holds table.md, table.csv, table.json and report.html, which
 are brought up to date after every cell, and the runs. --runs makes the same of
-runs that exist, with what differs in their settings, data and code.
+runs that exist, with what differs in their settings, data and code. --verify
+runs cells of a kept comparison again, and says of each if its numbers are the
+very same. --sweep looks for hyperparameters, on validation data only.
 """
 
+from collections.abc import Mapping, Sequence
 import dataclasses
+import itertools
 import os
 import pathlib
 import shlex
@@ -28,6 +35,8 @@ from binaries import flag_groups
 from binaries import flag_kinds
 from tff_meta import plain_files
 from tff_meta import plugins
+from tff_meta import spelling
+from tff_meta.comparison import searches
 from tff_meta.comparison import tables
 
 EXPERIMENT = flags.DEFINE_string(
@@ -51,10 +60,11 @@ OUTPUT_DIR = flag_kinds.define_path(
 )
 SCALE = flags.DEFINE_enum(
     'scale',
-    'cpu',
+    None,
     list(tables.SCALES),
     'How much of it: a few rounds that show that it works (smoke), what two'
-    ' cores do in hours (cpu), or as published (paper).',
+    ' cores do in hours (cpu), or as published (paper); by default cpu or, if'
+    ' the table has no such scale, its first one.',
 )
 ROWS = flags.DEFINE_list('rows', [], 'Only these methods.')
 SETTINGS = flags.DEFINE_list('settings', [], 'Only these settings.')
@@ -76,12 +86,43 @@ KEEP = flag_kinds.define_path(
     'Where the tables and the small files of finished cells are copied to at'
     ' the end, so that every number can be traced.',
 )
+VERIFY = flag_kinds.define_path(
+    'verify',
+    None,
+    'Instead of an --experiment: the directory of a kept comparison. Its cells,'
+    ' or those of --rows, --settings and --seeds, are run again (with'
+    ' --report_only: taken from --output_dir) and compared with what was kept,'
+    ' bit by bit.',
+)
+SWEEP = flags.DEFINE_multi_string(
+    'sweep',
+    [],
+    'Values of a hyperparameter that are tried for the rows of --experiment,'
+    ' NAME=VALUE,VALUE,... or, with --search, also NAME=LOW..HIGH; given'
+    ' several times, all combinations. The best are chosen on validation data.',
+)
+SEARCH = flags.DEFINE_enum(
+    'search',
+    None,
+    list(searches.KINDS),
+    'Try not all that --sweep says but --budget combinations that are drawn at'
+    ' random (random); or three times as many, of which the best thirds go on'
+    ' to more rounds (halving).',
+)
+BUDGET = flag_kinds.define_whole_number(
+    'budget',
+    10,
+    'How much --search trains for a row, a setting and a seed, in runs of full'
+    ' length.',
+    least=1,
+)
 LIST = flags.DEFINE_bool('list', False, 'Show the experiments, end.')
 flags.declare_key_flag('data_dir')
 flags.declare_key_flag('device')
 flags.declare_key_flag('plugins')
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
+_DATA = '--data_dir=DATA'  # In commands that are kept.
 
 
 def _cost(table: tables.Table, scale_name: str) -> str:
@@ -116,9 +157,9 @@ def _print_list() -> None:
     print(f'  --rows: {", ".join(rows)}')
 
 
-def _check_have_runs(cells, table: tables.Table) -> None:
+def _check_have_runs(cells, table: tables.Table, scale_name: str) -> None:
   """Raises if a row that was asked for has no run in these settings."""
-  scale = table.scale(SCALE.value)
+  scale = table.scale(scale_name)
   with_runs = {cell.row for cell in cells}
   rows = [row for row in ROWS.value if row not in with_runs]
   if cells and not rows:
@@ -158,45 +199,101 @@ def _with_flag_files(cell: tables.Cell) -> tables.Cell:
   return dataclasses.replace(cell, flags=tuple(given))
 
 
-def _shown(root, table, cells):
-  """Returns the cells of the report: those asked for, and all begun before."""
-  from tff_meta.comparison import runner
+@dataclasses.dataclass(frozen=True)
+class _Work:
+  """What is run, and where.
 
-  scale = table.scale(SCALE.value)
-  seeds = dict.fromkeys([*scale.seeds, *(cell.seed for cell in cells)])
-  seeds |= dict.fromkeys(runner.seeds(root))
-  asked = {cell.folder for cell in cells}
-  return [
-      cell
-      for cell in tables.cells(
-          table,
-          SCALE.value,
-          rows=[r.name for r in table.rows],
-          settings=[s.name for s in table.settings],
-          seeds=list(seeds),
-      )
-      if cell.folder in asked
-      or runner.CellFolder(root, cell).outcome().state != 'not run'
-  ]
+  Attributes:
+    table: The table.
+    scale: Name of its scale.
+    cells: The runs that are asked for; of a search, those of its first rung.
+    root: The directory.
+    claim: What the directory is marked with.
+    command: What makes the report again.
+    kept: Cells of a comparison that is verified, which have their own flags.
+    search: What the runs belong to, if they are a search.
+  """
+
+  table: tables.Table
+  scale: str
+  cells: Sequence[tables.Cell]
+  root: pathlib.Path
+  claim: Mapping[str, str]
+  command: str
+  kept: Sequence[tables.Cell] = ()
+  search: searches.Search | None = None
+
+  def shown(self) -> list[tables.Cell]:
+    """Returns the cells of the report: those asked for, and all begun before.
+
+    Flag files are read in: so a cell tells what it was run with, whatever
+    becomes of the files.
+    """
+    from tff_meta.comparison import runner
+
+    seeds = [
+        *self.table.scale(self.scale).seeds,
+        *(cell.seed for cell in self.cells),
+        *runner.seeds(self.root),
+    ]
+    known = {cell.folder: cell for cell in (*self.kept, *self.cells)}
+    asked = {cell.folder for cell in self.cells}
+    return [
+        known.get(cell.folder) or _with_flag_files(cell)
+        for cell in tables.cells(
+            self.table,
+            self.scale,
+            rows=[r.name for r in self.table.rows],
+            settings=[s.name for s in self.table.settings],
+            seeds=list(dict.fromkeys(seeds)),
+        )
+        if cell.folder in asked
+        or runner.CellFolder(self.root, cell).outcome().state != 'not run'
+    ]
 
 
-def _check_data(cells, data_dir: str | None) -> None:
+def _values(cells: Sequence[tables.Cell], name: str) -> list[str]:
+  """Returns what a flag is in each of the cells, empty where it is not."""
+  found = (tables.in_force(cell.flags).get(f'--{name}', '') for cell in cells)
+  return [text.partition('=')[2] for text in found]
+
+
+def _check_names(cells: Sequence[tables.Cell]) -> None:
+  """Raises before the first run if a name in the cells' flags means nothing."""
+  from tff_meta import models
+  from tff_meta import registry
+  from tff_meta.training import hyperparameters
+
+  for text in filter(None, dict.fromkeys(_values(cells, 'plugins'))):
+    plugins.import_named(text.split(','), '--plugins of a run')
+  for name in filter(None, dict.fromkeys(_values(cells, 'model'))):
+    models.MODELS.check(name)
+  texts = zip(
+      _values(cells, 'algorithm'), _values(cells, 'hparams'), strict=True
+  )
+  for name, text in dict.fromkeys(texts):
+    if name:
+      spec = registry.get(name)
+      hyperparameters.assignments(text, spec.hparam_names(), of=name)
+      if text:
+        hyperparameters.check(type(spec.presets['paper']), text, of=name)
+
+
+def _check_data(cells: Sequence[tables.Cell]) -> None:
   """Loads each data set, so that one that is not there is one error."""
   from tff_meta import datasets
 
-  flag = '--dataset='
-  given = ([f for f in cell.flags if f.startswith(flag)] for cell in cells)
-  for name in dict.fromkeys(names[-1].removeprefix(flag) for names in given):
-    datasets.load_corpus(name, data_dir)
+  for name in filter(None, dict.fromkeys(_values(cells, 'dataset'))):
+    datasets.load_corpus(name, _data_dir())
 
 
-def _claim_kept(kept: pathlib.Path, table: tables.Table) -> None:
+def _claim_kept(kept: pathlib.Path, work: _Work) -> None:
   """Makes the directory of --keep, or raises before anything runs."""
   from tff_meta.comparison import runner
 
   try:
     plain_files.make_directory(kept, parents=True)
-    runner.claim(kept, experiment=table.name, scale=SCALE.value)
+    runner.claim(kept, **work.claim)
   except plain_files.DamagedFileError:
     raise
   except OSError as error:
@@ -206,23 +303,61 @@ def _claim_kept(kept: pathlib.Path, table: tables.Table) -> None:
     ) from None
 
 
-def _command() -> str:
-  """Returns the command that makes the report again, without places."""
-  name = os.path.basename(EXPERIMENT.value)
-  parts = [*_this_program(), f'--experiment={name}', f'--scale={SCALE.value}']
+def _command(scale: str | None) -> str:
+  """Returns the command that makes the report again.
+
+  Its places are relative to the working directory; those elsewhere are not
+  named, because the command is kept with the tables.
+  """
+  parts = _this_program('compare')
+  if VERIFY.value:
+    parts.append(f'--verify={_place(VERIFY.value)}')
+  if EXPERIMENT.value:
+    path, ending, name = EXPERIMENT.value.partition('.py')
+    experiment = f'{_place(path)}{ending}{name}' if ending else path
+    parts.append(f'--experiment={experiment}')
+  if scale is not None:
+    parts.append(f'--scale={scale}')
   for flag in (ROWS, SETTINGS, SEEDS):
     if flag.value:
       parts.append(f'--{flag.name}={",".join(flag.value)}')
+  parts += [f'--sweep={text}' for text in SWEEP.value]
+  if SEARCH.value:
+    parts += [f'--search={SEARCH.value}', f'--budget={BUDGET.value}']
   parts += _plugins()
   if _data_dir() is not None:
-    parts.append('--data_dir=DATA')
+    parts.append(_DATA)
+  if OUTPUT_DIR.value:
+    place = _place(OUTPUT_DIR.value)
+    is_elsewhere = place.startswith('ELSEWHERE')
+    parts.append(f'--output_dir={"DIR" if is_elsewhere else place}')
   return shlex.join(parts)
 
 
-def _this_program() -> list[str]:
+def _place(path: str) -> str:
+  """Returns a path as commands that are kept name it."""
+  relative = os.path.relpath(path)
+  if relative.startswith(os.pardir):
+    return os.path.join('ELSEWHERE', os.path.basename(path))
+  return relative
+
+
+def _this_program(name: str) -> list[str]:
+  """Returns the command of one of our programs, without flags."""
   if (_ROOT / 'run').exists():
-    return ['./run', 'python', '-m', 'binaries.compare']
-  return ['tff-meta-compare']  # As an installation has it.
+    return ['./run', 'python', '-m', f'binaries.{name}']
+  return [f'tff-meta-{name}']  # As an installation has it.
+
+
+def _shown_program(command: str) -> list[str]:
+  """Returns the command of a cell's program as the report shows it.
+
+  Args:
+    command: That of the comparison.
+  """
+  data_dir = [part for part in shlex.split(command) if part == _DATA]
+  program = [*_this_program('train'), *data_dir, *_plugins()]
+  return [*program, '--noreferences']
 
 
 def _data_dir() -> str | None:
@@ -235,8 +370,9 @@ def _program() -> list[str]:
   if _data_dir() is not None:
     program.append(f'--data_dir={_data_dir()}')
   program += [f'--device={flag_groups.DEVICE.value}', *_plugins()]
-  # A table has rows to compare with: no further references.
-  return [*program, '--noreferences']
+  # A table has rows to compare with: no further references. And it says what
+  # is evaluated on the way, so that its runs take as long as it says.
+  return [*program, '--noreferences', '--eval_every=0', '--noeval_new_clients']
 
 
 def _plugins() -> list[str]:
@@ -244,12 +380,12 @@ def _plugins() -> list[str]:
   return [f'--plugins={names}'] if names else []
 
 
-def _environment() -> dict[str, str]:
+def _environment(cells: Sequence[tables.Cell]) -> dict[str, str]:
   """Returns that of the training programs, which are run elsewhere."""
   from tff_meta.comparison import runner
 
   environment = runner.environment(PROCESSES.value)
-  if _plugins():
+  if _plugins() or any(_values(cells, 'plugins')):
     environment['PYTHONPATH'] = plugins.python_path()
   return environment
 
@@ -263,9 +399,19 @@ def _places(root: pathlib.Path) -> dict[str, str]:
   return places
 
 
+def _check_alone(flag: flags.FlagHolder, *others: flags.FlagHolder) -> None:
+  """Raises if a flag is given with one that means nothing beside it."""
+  given = [other.name for other in others if flags.FLAGS[other.name].present]
+  if given:
+    raise ValueError(
+        f'Expected no --{given[0]} with --{flag.name}, found both.'
+    )
+
+
 def _compare_runs() -> int:
   """Writes the report of --runs."""
-  others = (
+  _check_alone(
+      RUNS,
       EXPERIMENT,
       SCALE,
       ROWS,
@@ -275,10 +421,10 @@ def _compare_runs() -> int:
       PRINT_COMMAND,
       REPORT_ONLY,
       KEEP,
+      VERIFY,
+      SWEEP,
+      SEARCH,
   )
-  given = [flag.name for flag in others if flags.FLAGS[flag.name].present]
-  if given:
-    raise ValueError(f'Expected no --{given[0]} with --runs, found both.')
   from tff_meta.comparison import existing_runs
   from tff_meta.comparison import report
   from tff_meta.comparison import runner
@@ -287,7 +433,7 @@ def _compare_runs() -> int:
   root = pathlib.Path(OUTPUT_DIR.value or 'runs/compare_runs')
   paths = ','.join(RUNS.value)
   runner.check_claim(root, runs=paths)
-  command = shlex.join([*_this_program(), f'--runs={paths}'])
+  command = shlex.join([*_this_program('compare'), f'--runs={paths}'])
   found = existing_runs.RunsReport(existing_runs.read(RUNS.value), command)
   with run_directory.RunDirectory(root).locked():
     runner.claim(root, runs=paths)
@@ -295,6 +441,255 @@ def _compare_runs() -> int:
   print(report.markdown(found))
   print(f'Report: {root / "report.html"}')
   return 0
+
+
+def _root(default: str) -> pathlib.Path:
+  return pathlib.Path(OUTPUT_DIR.value or f'runs/{default}').resolve()
+
+
+def _table_work() -> _Work:
+  """Returns the runs of --experiment, or of a search for its rows."""
+  if not EXPERIMENT.value:
+    raise ValueError(
+        'Expected --experiment, found none. Tip: --list shows them.'
+    )
+  if SEARCH.value and not SWEEP.value:
+    raise ValueError(
+        'Expected --sweep with --search, found none: nobody knows what to vary.'
+        ' Tip: --sweep=learning_rate=0.001..0.3.'
+    )
+  if flags.FLAGS[BUDGET.name].present and not SEARCH.value:
+    raise ValueError(
+        'Expected --search with --budget, found none. Tip: --search=random;'
+        ' without, --sweep tries everything.'
+    )
+  space = searches.read_space(SWEEP.value)
+  table = experiments.get(EXPERIMENT.value)
+  scale = SCALE.value or table.default_scale
+  seeds = _seeds()
+  if space and not seeds:
+    seeds = list(table.scale(scale).seeds[:1])
+  cells = tables.cells(
+      table, scale, rows=ROWS.value, settings=SETTINGS.value, seeds=seeds
+  )
+  _check_have_runs(cells, table, scale)
+  cells = [_with_flag_files(cell) for cell in cells]
+  command = _command(scale)
+  if not space:
+    root = _root(f'compare_{table.name}_{scale}')
+    claim = {'experiment': table.name, 'scale': scale}
+    return _Work(table, scale, cells, root, claim, command)
+  if KEEP.value:
+    raise ValueError('Expected no --keep with --sweep, found both.')
+  kind = SEARCH.value or searches.GRID
+  search = searches.search(cells, table, scale, space, kind, BUDGET.value)
+  names = '_'.join(space)
+  return _Work(
+      search.table,
+      scale,
+      search.next_cells([], 0),
+      _root(f'{kind}_{table.name}_{scale}_{names}'),
+      {
+          'experiment': table.name,
+          'scale': scale,
+          'sweep': names,
+          'search': kind,
+      },
+      command,
+      search=search,
+  )
+
+
+def _verify_work() -> _Work:
+  """Returns the cells of --verify."""
+  _check_alone(VERIFY, SCALE, KEEP, SWEEP, SEARCH)
+  from tff_meta.comparison import runner
+  from tff_meta.comparison import verification
+
+  source = pathlib.Path(VERIFY.value).resolve()
+  name, scale = verification.read_claim(source)
+  table = experiments.get(EXPERIMENT.value or name)
+  if table.name != name:
+    raise ValueError(
+        f'Expected --experiment to be that of {VERIFY.value}, {name!r}, found'
+        f' {table.name!r}.'
+    )
+  root = _root(f'verify_{source.name}')
+  if root == source:
+    raise ValueError(
+        'Expected --output_dir to be another directory than --verify, found'
+        f' {VERIFY.value} for both.'
+    )
+  kept = verification.kept_cells(source, table, scale)
+  asked = tables.cells(
+      table,
+      scale,
+      rows=ROWS.value or [row.name for row in table.rows],
+      settings=SETTINGS.value or [setting.name for setting in table.settings],
+      seeds=_seeds() or runner.seeds(source),
+  )
+  folders = {cell.folder for cell in asked}
+  cells = [cell for cell in kept if cell.folder in folders]
+  if not cells:
+    raise ValueError(
+        f'Expected finished runs of these rows, settings and seeds in'
+        f' {VERIFY.value}, found none. Tip: it has the seeds'
+        f' {", ".join(map(str, runner.seeds(source)))} of'
+        f' {", ".join(dict.fromkeys(cell.row for cell in kept))}.'
+    )
+  claim = {'experiment': table.name, 'scale': scale}
+  return _Work(table, scale, cells, root, claim, _command(None), kept=kept)
+
+
+def _say_verified(work: _Work) -> bool:
+  """Says of every cell of --verify if it is identical; returns if all are."""
+  from tff_meta.comparison import verification
+  from tff_meta.training import atomic_files
+
+  source = pathlib.Path(VERIFY.value).resolve()
+  found = [
+      verification.verify(
+          source, work.root, work.table.setting(cell.setting), cell
+      )
+      for cell in work.cells
+  ]
+  content = {
+      'verified': VERIFY.value and _place(VERIFY.value),
+      'cells': [verified.to_json() for verified in found],
+  }
+  atomic_files.write_json(work.root / 'verification.json', content)
+  for verified in found:
+    print('\n'.join(verified.lines()))
+  identical = sum(verified.is_identical for verified in found)
+  print(
+      f'{identical} of {len(found)} cells are identical to'
+      f' {content["verified"]}. Written:'
+      f' {work.root / "verification.json"}'
+  )
+  return identical == len(found)
+
+
+def _say_chosen(work: _Work, search: searches.Search) -> bool:
+  """Says what a search has chosen; returns if there is a choice for all."""
+  from tff_meta.comparison import results
+  from tff_meta.training import atomic_files
+
+  choices = search.choices(results.collect(work.root, work.table, work.shown()))
+  atomic_files.write_json(work.root / 'choices.json', {'choices': choices})
+  for choice in choices:
+    hparams = ','.join(f'{k}={v}' for k, v in choice['hparams'].items())
+    print(
+        f'{choice["setting"]}, {choice["row"]}: {hparams} has'
+        f' {choice["validation_accuracy"]:.2f} %, the best of'
+        f' {choice["candidates"]} candidates on {choice["validation_on"]}.'
+    )
+    test = [*_shown_program(work.command), *choice['flags']]
+    print(f'  Its test: {shlex.join(test)}')
+  print(f'Written: {work.root / "choices.json"}')
+  return len(choices) == len(search.base)
+
+
+def _print_commands(work: _Work) -> int:
+  from tff_meta.comparison import runner
+
+  found = f'PYTHONPATH={plugins.python_path()}'
+  prefix = ['env', found] if _plugins() else []
+  for cell in work.cells:
+    command = runner.command(_program(), work.root, cell)
+    print(shlex.join([*prefix, *command]))
+  return 0
+
+
+def _check(work: _Work, kept: pathlib.Path | None) -> None:
+  """Raises if something is wrong, before anything is written."""
+  from tff_meta.comparison import record
+  from tff_meta.comparison import runner
+
+  runner.check_claim(work.root, **work.claim)
+  if kept:
+    if kept == work.root:
+      raise ValueError(
+          'Expected --keep to be another directory than --output_dir, found'
+          f' {KEEP.value} for both.'
+      )
+    runner.check_claim(kept, **work.claim)
+    record.check_target(kept, work.shown())
+  if REPORT_ONLY.value and not work.root.exists():
+    raise ValueError(
+        f'Expected a comparison in {work.root}, found no directory.'
+    )
+  if not REPORT_ONLY.value:
+    todo = _todo(work)
+    if not work.kept:  # Of an earlier version they may be other names.
+      _check_names(todo)
+    command_line.report(
+        f'Comparing {spelling.counted(len(work.cells), "run")} of'
+        f' {work.table.name}, of which {len(work.cells) - len(todo)} are'
+        ' finished. Reading their data sets.'
+    )
+    _check_data(todo)
+
+
+def _todo(work: _Work) -> list[tables.Cell]:
+  """Returns the cells that are not finished."""
+  from tff_meta.comparison import runner
+
+  return [
+      cell
+      for cell in work.cells
+      if runner.CellFolder(work.root, cell).outcome().state != 'finished'
+  ]
+
+
+def _write_report(work: _Work) -> None:
+  from tff_meta.comparison import provenance
+  from tff_meta.comparison import report
+  from tff_meta.comparison import results
+
+  shown = work.shown()
+  report.write(
+      work.root,
+      report.Comparison(
+          work.table,
+          work.scale,
+          shown,
+          results.collect(work.root, work.table, shown),
+          results.provenance(work.root, shown),
+          work.command,
+          _shown_program(work.command),
+          provenance.notes(work.root, shown),
+      ),
+  )
+
+
+def _run_search(work: _Work, running) -> _Work:
+  """Runs the rungs of a search; returns its work with all of their cells."""
+  from tff_meta.comparison import results
+
+  assert work.search is not None
+  batch = work.cells
+  for rung in itertools.count(1):
+    if not REPORT_ONLY.value:
+      running.run(batch, PROCESSES.value)
+    entries = results.collect(work.root, work.table, work.cells)
+    batch = work.search.next_cells(entries, rung)
+    if not batch or running.stopped:
+      break
+    work = dataclasses.replace(work, cells=[*work.cells, *batch])
+  return work
+
+
+def _stop_on_signals(running) -> None:
+  def stop(*_):
+    running.stop()
+    command_line.report(
+        'Stopping: running cells end their round and save; a second signal'
+        ' kills them.'
+    )
+
+  for signal_num in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    if signal.getsignal(signal_num) is not signal.SIG_IGN:  # Of nohup.
+      signal.signal(signal_num, stop)
 
 
 def main() -> int:
@@ -307,115 +702,63 @@ def main() -> int:
       return 0
     if RUNS.value:
       return _compare_runs()
-    if not EXPERIMENT.value:
-      raise ValueError(
-          'Expected --experiment, found none. Tip: --list shows them.'
-      )
-    table = experiments.get(EXPERIMENT.value)
-    cells = tables.cells(
-        table,
-        SCALE.value,
-        rows=ROWS.value,
-        settings=SETTINGS.value,
-        seeds=_seeds(),
-    )
-    _check_have_runs(cells, table)
-    default = f'runs/compare_{table.name}_{SCALE.value}'
-    root = pathlib.Path(OUTPUT_DIR.value or default).resolve()
-    kept = KEEP.value and pathlib.Path(KEEP.value).resolve()
-    program, places, data_dir = _program(), _places(root), _data_dir()
-    cells = [_with_flag_files(cell) for cell in cells]
+    work = _verify_work() if VERIFY.value else _table_work()
+    kept = pathlib.Path(KEEP.value).resolve() if KEEP.value else None
+    if PRINT_COMMAND.value:
+      return _print_commands(work)
+    _check(work, kept)
     from tff_meta.comparison import record
     from tff_meta.comparison import report
     from tff_meta.comparison import results
     from tff_meta.comparison import runner
     from tff_meta.training import run_directory
 
-    if PRINT_COMMAND.value:
-      found = f'PYTHONPATH={plugins.python_path()}'
-      prefix = ['env', found] if _plugins() else []
-      for cell in cells:
-        print(shlex.join([*prefix, *runner.command(program, root, cell)]))
-      return 0
-    runner.check_claim(root, experiment=table.name, scale=SCALE.value)
-    if kept:
-      if kept == root:
-        raise ValueError(
-            'Expected --keep to be another directory than --output_dir, found'
-            f' {KEEP.value} for both.'
-        )
-      runner.check_claim(kept, experiment=table.name, scale=SCALE.value)
-      record.check_target(kept, _shown(root, table, cells))
-    if REPORT_ONLY.value and not root.exists():
-      raise ValueError(f'Expected a comparison in {root}, found no directory.')
-    if not REPORT_ONLY.value:
-      todo = [
-          cell
-          for cell in cells
-          if runner.CellFolder(root, cell).outcome().state != 'finished'
-      ]
-      _check_data(todo, data_dir)
-
-    def write_report():
-      shown = _shown(root, table, cells)
-      report.write(
-          root,
-          report.Comparison(
-              table,
-              SCALE.value,
-              shown,
-              results.collect(root, table, shown),
-              results.provenance(root, shown),
-              _command(),
-          ),
-      )
-
-    with run_directory.RunDirectory(root).locked():
-      runner.claim(root, experiment=table.name, scale=SCALE.value)
+    stored = report.stored_command(work.root) if REPORT_ONLY.value else None
+    work = dataclasses.replace(work, command=stored or work.command)
+    with run_directory.RunDirectory(work.root).locked():
+      runner.claim(work.root, **work.claim)
       if kept:
-        _claim_kept(kept, table)
-      begun = _shown(root, table, cells)
-      runner.settle(root, [_with_flag_files(cell) for cell in begun])
+        _claim_kept(kept, work)
+      runner.settle(work.root, work.shown())
       running = runner.Runner(
-          root,
-          program,
-          environment=_environment(),
+          work.root,
+          _program(),
+          environment=_environment(work.cells),
           working_directory=_ROOT,
-          places=places,
+          places=_places(work.root),
           report=command_line.report,
-          changed=write_report,
+          changed=lambda: _write_report(work),
+          result=lambda cell: results.sentence(work.root, work.table, cell),
       )
-
-      def stop(*_):
-        running.stop()
-        command_line.report(
-            'Stopping: running cells end their round and save; a second signal'
-            ' kills them.'
-        )
-
-      for signal_num in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(signal_num) is not signal.SIG_IGN:  # Of nohup.
-          signal.signal(signal_num, stop)
+      _stop_on_signals(running)
       if not REPORT_ONLY.value:
         command_line.report(
-            f'{len(todo)} of {len(cells)} runs to do, {PROCESSES.value} at a'
-            f' time, in {root}. All of {table.name} --scale={SCALE.value}:'
-            f' {_cost(table, SCALE.value)}.'
+            f'{len(_todo(work))} of {len(work.cells)} runs to do,'
+            f' {PROCESSES.value} at a time, in {work.root}. All of'
+            f' {work.table.name} --scale={work.scale}:'
+            f' {_cost(work.table, work.scale)}.'
         )
-        running.run(cells, PROCESSES.value)
-      write_report()
+      if work.search is not None:
+        work = _run_search(work, running)
+      elif not REPORT_ONLY.value:
+        running.run(work.cells, PROCESSES.value)
+      _write_report(work)
       if kept and running.stopped:
         command_line.report(f'Nothing was copied to {kept}.')
       elif kept:
-        record.keep(root, table, SCALE.value, _shown(root, table, cells), kept)
+        record.keep(work.root, work.table, work.scale, work.shown(), kept)
       complete = REPORT_ONLY.value or all(
-          results.is_complete(root, cell) for cell in cells
+          results.is_complete(work.root, cell) for cell in work.cells
       )
-  print((root / 'table.md').read_text('utf-8'))
-  print(f'Report: {root / "report.html"}')
+  print((work.root / 'table.md').read_text('utf-8'))
+  print(f'Report: {work.root / "report.html"}')
   if running.stopped:
     command_line.report('Stopped; the same command continues the comparison.')
     return command_line.INTERRUPTED
+  if work.kept:
+    complete = _say_verified(work)
+  if work.search is not None:
+    complete = _say_chosen(work, work.search)
   return 0 if complete else command_line.FAILURE
 
 

@@ -20,6 +20,7 @@ from binaries import flag_kinds
 from tff_meta import installation
 from tff_meta import plain_files
 from tff_meta.training import protocol_names
+from tff_meta.training import run_directory
 
 RUN_DIR = flag_kinds.define_path(
     'run_dir', None, 'Directory of the run: --output_dir of binaries.train.'
@@ -41,13 +42,32 @@ def _with_flags(config):
   )
 
 
+def _an_example() -> str:
+  """Returns the newest of the runs in the default place, as a flag."""
+  runs = sorted(
+      pathlib.Path('runs').glob('*/config.json'),
+      key=lambda path: path.stat().st_mtime,
+  )
+  return f', such as --run_dir={runs[-1].parent}' if runs else ''
+
+
 def _evaluate(stack):
   """Runs the program; `stack` closes what it opens."""
   with command_line.reported_errors():
     if not RUN_DIR.value:
-      raise ValueError('Expected --run_dir, found none.')
+      raise ValueError(
+          'Expected --run_dir, found none. Tip: it is the --output_dir of'
+          f' binaries.train{_an_example()}.'
+      )
+    directory = run_directory.RunDirectory(RUN_DIR.value)
+    if directory.read_config() is None:
+      raise FileNotFoundError(
+          f'Expected a run in {RUN_DIR.value}, found no config.json there. Tip:'
+          f' --run_dir is the --output_dir of binaries.train{_an_example()}.'
+      )
     protocol_names.check(flag_groups.PROTOCOL.value)
     flag_groups.import_plugins(RUN_DIR.value)
+    command_line.announce(f'Evaluating the run in {RUN_DIR.value}.')
     installation.import_tff()
     command_line.set_execution_context('in_process', flag_groups.DEVICE.value)
     from binaries import accuracy_table
@@ -55,9 +75,7 @@ def _evaluate(stack):
     from tff_meta.training import evaluator as evaluator_lib
     from tff_meta.training import experiment as experiment_lib
     from tff_meta.training import restored_run
-    from tff_meta.training import run_directory
 
-    directory = run_directory.RunDirectory(RUN_DIR.value)
     config = restored_run.read_config(directory)
     eval_config = _with_flags(config)
     experiment = experiment_lib.prepare(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 import dataclasses
 import textwrap
 
+from binaries import command_line
 from tff_meta import datasets
 from tff_meta import installation
 from tff_meta import models
@@ -41,6 +42,7 @@ def show_hparams(algorithm: str) -> None:
     algorithm: A name in `registry.ALGORITHMS`.
   """
   spec = registry.get(algorithm)
+  command_line.announce(f'Reading the presets of {algorithm}.')
   installation.import_tff()
   presets = spec.presets
   meanings = hyperparameters.meanings(type(presets['paper']))

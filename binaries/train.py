@@ -13,6 +13,7 @@ of clients or groups for each protocol.
 import contextlib
 import dataclasses
 import pathlib
+from typing import Any
 
 from absl import flags
 
@@ -30,6 +31,7 @@ from tff_meta.training import hyperparameters
 from tff_meta.training import partitions
 from tff_meta.training import protocol_names
 from tff_meta.training import run_directory
+from tff_meta.training import trackers
 
 ALGORITHM = flags.DEFINE_string(
     'algorithm', None, 'What to train; --list shows all.'
@@ -194,10 +196,11 @@ CHECKPOINT_EVERY = flag_kinds.define_whole_number(
 )
 EVAL_EVERY = flag_kinds.define_whole_number(
     'eval_every',
-    0,
+    None,
     'Rounds from one evaluation on the way to the next, 0 for none: accuracy in'
     ' groups of meta-validation classes or of their clients, or of known'
-    ' clients.',
+    ' clients, and of new clients. By default a tenth of the rounds, on few of'
+    ' them, or what the run has that is continued.',
 )
 EVAL_FROM = flag_kinds.define_whole_number(
     'eval_from',
@@ -226,9 +229,31 @@ PATIENCE = flag_kinds.define_whole_number(
 )
 VALIDATION_GROUPS = flag_kinds.define_whole_number(
     'validation_groups',
-    20,
-    'Groups of an evaluation on the way.',
+    None,
+    'Groups of an evaluation on the way; by default 20, or 5 with neither'
+    ' --eval_every nor --select_best, or as in the run that is continued.',
     least=1,
+)
+VALIDATION_CLIENTS = flag_kinds.define_whole_number(
+    'validation_clients',
+    None,
+    'Clients of an evaluation on the way at most, of known and of new ones; by'
+    ' default all, or 20 with neither --eval_every nor --select_best, or as in'
+    ' the run that is continued.',
+    least=1,
+)
+EVAL_NEW_CLIENTS = flags.DEFINE_bool(
+    'eval_new_clients',
+    None,
+    'Whether --eval_every measures new clients, too; by default it does, or as'
+    ' in the run that is continued.',
+)
+TRACK = flags.DEFINE_list(
+    'track',
+    [],
+    'Experiment trackers that the numbers of the run go to as well: wandb,'
+    ' mlflow, or those of --plugins. Their packages are installed with'
+    ' requirements-track.txt.',
 )
 DESCRIBE = flags.DEFINE_bool(
     'describe',
@@ -282,8 +307,8 @@ def _describe(dataset) -> None:
     print(f'Written: {directory / "data.png"}')
 
 
-def _config():
-  """Returns the configuration that the flags mean."""
+def _config(**changes):
+  """Returns the configuration that the flags mean, but for changes."""
   if not ALGORITHM.value:
     raise ValueError(
         'Expected --algorithm, found none. Tip: --list shows algorithms and'
@@ -292,6 +317,7 @@ def _config():
   if OUTPUT_DIR.value == '':
     raise ValueError('Expected --output_dir to name a directory, found none.')
   plugins = _plugins()
+  trackers.check(TRACK.value)
   # What can be checked without TFF first: to import it takes seconds.
   for name, text in (
       (ALGORITHM.value, HPARAMS.value),
@@ -311,12 +337,34 @@ def _config():
     partitions.read_options(PARTITION.value, PARTITION_OPTIONS.value, None)
   if dataset.look is not None:
     dataset.look(flag_groups.DATA_DIR.value, options)
+  run_directory.RunDirectory(_output_dir()).check_can_be_made()
+  command_line.announce(
+      f'Training {ALGORITHM.value} on {_dataset()} for {ROUNDS.value} rounds,'
+      f' written to {_output_dir()}.'
+  )
   installation.import_tff()
   from tff_meta.training import run_config
 
   values = flag_groups.values(run_config.FIELDS)
+  recorded = _recorded()
+  if recorded:
+    of_the_run = run_config.settings_of_the_run(recorded)
+    values |= {k: v for k, v in of_the_run.items() if values[k] is None}
   chosen = {'dataset': _dataset(), 'plugins': plugins}
-  return run_config.resolve(**values | chosen)
+  return run_config.resolve(**values | chosen | changes)
+
+
+def _recorded() -> dict[str, Any]:
+  """Returns the configuration of the run that is continued, if it is read."""
+  with contextlib.suppress(run_directory.RunDirectoryError):
+    return run_directory.RunDirectory(_output_dir()).read_recorded()
+  return {}
+
+
+def _is_evaluated_by_default() -> bool:
+  """Whether nobody has asked for an evaluation on the way, now or before."""
+  asked = EVAL_EVERY.value or EVAL_FROM.value or SELECT_BEST.value
+  return not asked and not _recorded()
 
 
 def main() -> int:
@@ -359,6 +407,13 @@ def main() -> int:
     evaluator.check_has_groups(**flag_groups.group_sizes())
     if config.evaluation.nvar:
       evaluator_lib.check_has_known_clients(chosen)
+    if config.training.eval_every and _is_evaluated_by_default():
+      why_not = evaluator.why_no_curve()
+      if why_not is not None:
+        config = _config(eval_every=0)
+        command_line.report(
+            f'Note: no accuracy is measured on the way. {why_not}'
+        )
     experiment = dataclasses.replace(
         experiment, config=config.replace(protocols=chosen)
     )
@@ -391,6 +446,7 @@ def main() -> int:
           evaluator,
           directory,
           report=command_line.report,
+          track=TRACK.value,
       )
   except run.NothingLearnedError as error:
     command_line.fail(error, command_line.FAILURE)

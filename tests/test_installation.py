@@ -261,7 +261,12 @@ def test_a_wheel_has_all_that_it_names(installed, tmp_path):
   found = _call(env / 'bin/python', '-c', where, cwd=tmp_path).strip()
   assert pathlib.Path(found).is_relative_to(env)
   docs = env / 'share' / 'doc' / 'tff-meta'
-  assert {'README.md', 'BUILD_NOTES.md', 'docs/scale.md'} <= _files(docs)
+  assert {
+      'README.md',
+      'BUILD_NOTES.md',
+      'docs/algorithms/frl.md',
+      'docs/guide/scale.md',
+  } <= _files(docs)
   assert 'fed_avg' in _call(program['train'], '--list', cwd=tmp_path)
 
   (tmp_path / 'mine.flags').write_text(

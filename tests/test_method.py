@@ -318,6 +318,13 @@ def test_a_seed_that_is_none_is_named(seed):
             dict(channels=2 * REMEMBERING.channels),
             'one channel at most in the signal .* found counts, counts',
         ),
+        *(
+            (
+                dict(channels=[REMEMBERING.channels[0]._replace(**field)]),
+                'of the channel .counts. as one of .* found .nowhere.',
+            )
+            for field in (dict(place='nowhere'), dict(bound='nowhere'))
+        ),
     ],
 )
 def test_what_clients_send_is_declared(changes, expected):

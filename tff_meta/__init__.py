@@ -5,7 +5,7 @@ import importlib.util
 import sys
 from typing import Any
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 
 # Checked here because every other module of the package is imported after this
 # one. Neither check imports TFF, which takes seconds.

@@ -9,6 +9,8 @@ import tensorflow as tf
 from tff_meta import config_checks
 from tff_meta import episodes
 from tff_meta import optimizers
+from tff_meta import weights as weights_lib
+from tff_meta.client_works import client_work
 from tff_meta.learners import fine_tuning
 from tff_meta.learners import local_sgd
 
@@ -24,6 +26,49 @@ class Configuration:
       ValueError: If one holds what it cannot, see `config_checks.check_fields`.
     """
     config_checks.check_fields(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Averaged(Configuration):
+  """The server takes the mean of what clients make of its model.
+
+  Attributes:
+    uniform: Clients count alike; otherwise by their number of examples.
+  """
+
+  uniform: bool = False
+
+  def weight(self, examples: episodes.Examples) -> tf.Tensor:
+    """Returns what a client counts for, float32; 0 without examples.
+
+    Args:
+      examples: The client's, none of them padding.
+    """
+    return local_sgd.client_weight(tf.size(examples.y), self.uniform)
+
+  def output(
+      self,
+      received: Any,
+      trained: Any,
+      report: local_sgd.LocalReport,
+      examples: episodes.Examples,
+      **others: Any,
+  ) -> client_work.ClientOutput:
+    """Returns what a client's work results in.
+
+    Args:
+      received: The weights that the server sent.
+      trained: What the client made of them, a structure alike.
+      report: Of its training.
+      examples: The client's, see `weight`.
+      **others: Of `client_work.ClientOutput`, such as its `memory`.
+    """
+    return client_work.ClientOutput(
+        weights_lib.subtract(received, trained),
+        self.weight(examples),
+        report,
+        **others,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,16 +165,14 @@ class LocalOptimizer(Configuration):
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalTraining(LocalOptimizer):
-  """Local epochs, after which a client has a say.
+class LocalTraining(Averaged, LocalOptimizer):
+  """Local epochs, whose results are averaged.
 
   Attributes:
     epochs: Local epochs of a round.
-    uniform: Clients count alike; otherwise by their number of examples.
   """
 
   epochs: int = 1
-  uniform: bool = False
 
   def train(
       self,
@@ -143,11 +186,3 @@ class LocalTraining(LocalOptimizer):
     return self.train_for(
         self.epochs, loss_fn, weights, examples, seed, **options
     )
-
-  def weight(self, examples: episodes.Examples) -> tf.Tensor:
-    """Returns what a client counts for, float32; 0 without examples.
-
-    Args:
-      examples: The client's, none of them padding.
-    """
-    return local_sgd.client_weight(tf.size(examples.y), self.uniform)

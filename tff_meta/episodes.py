@@ -263,9 +263,9 @@ def what_is_missing(
   more = ', one of them with a query example more' if needs_query else ''
   return (
       f'an episode takes two classes with `shots` ({shots}) examples at least'
-      f'{more}, and up to `queries` ({queries or "all"}) more of each; the'
-      f' client has {len(enough)} classes with {shots} or more, and'
-      f' {np.max(class_sizes, initial=0)} examples of the largest'
+      f'{more}, and up to `queries` ({queries or "all"}) more of each; of'
+      f' classes with {shots} or more the client has {len(enough)}, and of its'
+      f' largest class {np.max(class_sizes, initial=0)} examples'
   )
 
 

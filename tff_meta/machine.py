@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import os
 import pathlib
+import re
 
 _THREADS = 'TF_NUM_INTEROP_THREADS'
 # As a container sees its own limit: version 2 of cgroups, then version 1.
@@ -15,8 +16,22 @@ _CGROUP_LIMITS = (
 # How many clients, or groups, are computed at the same time: as many as there
 # are cores, or operations that TensorFlow is told to run, but 2 to 16. What is
 # computed does not depend on it.
-_CORES = len(os.sched_getaffinity(0))
-PARALLEL = min(16, max(2, int(os.environ.get(_THREADS) or _CORES)))
+CORES = len(os.sched_getaffinity(0))
+PARALLEL = min(16, max(2, int(os.environ.get(_THREADS) or CORES)))
+
+
+def processor(cpu_info: str = '/proc/cpuinfo') -> str | None:
+  """Returns what the processor calls itself, None if it does not say.
+
+  Args:
+    cpu_info: The file in which the system describes it.
+  """
+  try:
+    text = pathlib.Path(cpu_info).read_text(errors='replace')
+  except OSError:
+    return None
+  found = re.search(r'^model name\s*:\s*(.+)$', text, re.MULTILINE)
+  return found and found[1].strip()
 
 
 def total_bytes(limit_files: Sequence[str] = _CGROUP_LIMITS) -> int:

@@ -125,6 +125,8 @@ class Method:
       of a known client before it adapts, where that is not the server's.
     gpal_rounds: `() -> few_round.GpalRounds`, a new group's rounds with global
       prototypes in the loss and without; None without GPAL.
+    phase_ends: Phase of training, such as `'warm-up'` -> its last round, which
+      pictures mark; without those that the configuration leaves out.
   """
 
   num_classes: int
@@ -152,6 +154,7 @@ class Method:
   group: Callable[[], personalizer.GroupPersonalizer] | None = None
   client_network: Callable[[Any, Any], Any] | None = None
   gpal_rounds: Callable[[], few_round.GpalRounds] | None = None
+  phase_ends: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 def with_prototypes(method: Method, model: model_lib.Model) -> Method:
@@ -290,11 +293,15 @@ def _work_of(method: Method, signal: Channel | None):
 def _channel(method: Method, place: str) -> Channel | None:
   """Returns the one channel of a place; two of a place have to be one."""
   for channel in method.channels:
-    if channel.place not in ('signal', 'update'):
-      raise ValueError(
-          f"Expected the place of {channel.name} as 'signal' or 'update', found"
-          f' {channel.place!r}.'
-      )
+    for field, known in (
+        ('place', ('signal', 'update')),
+        ('bound', ('norm', 'range')),
+    ):
+      if getattr(channel, field) not in known:
+        raise ValueError(
+            f'Expected `{field}` of the channel {channel.name!r} as one of'
+            f' {known}, found {getattr(channel, field)!r}.'
+        )
   channels = [c for c in method.channels if c.place == place]
   if len(channels) > 1:
     raise ValueError(

@@ -4,11 +4,15 @@ A plugin is a module that, when it is imported, calls any of
 
     registry.register_algorithm       models.register_model
     datasets.register_dataset         partitioners.register_partition
-    comparison.tables.register_table
+    comparison.tables.register_table  training.trackers.register_tracker
 
 It is imported by name, or an installed package announces it: an entry point of
 the group `tff_meta.plugins` is such a module, or a function without arguments
 that calls them. Every program imports plugins once, when it starts.
+
+A run records a checksum of each: of a package's files, of a module's own one;
+so name the package rather than a module in it. What a plugin has registered
+before its import fails stays registered in that process.
 """
 
 from collections.abc import Iterator, Sequence

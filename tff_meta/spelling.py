@@ -1,4 +1,4 @@
-"""Names that somebody may have meant."""
+"""Names that somebody may have meant, and how things are counted."""
 
 from collections.abc import Iterable
 import re
@@ -33,6 +33,16 @@ def tip(name: str, known: Iterable[str]) -> str:
       begun = []
     nearest = next(iter(begun + initial), None)
   return '' if nearest is None else f' Tip: did you mean {nearest!r}?'
+
+
+def counted(count: float, noun: str) -> str:
+  """Returns `1 client`, or `2 clients`.
+
+  Args:
+    count: A whole number.
+    noun: Singular, of which the plural ends with s.
+  """
+  return f'{count:.0f} {noun}' + 's' * (count != 1)
 
 
 def _letters(name: str) -> str:

@@ -6,6 +6,8 @@ A file of somebody else defines what these define: `TABLES`, a tuple of
 
 from collections.abc import Sequence
 import dataclasses
+import os
+import pathlib
 import re
 import runpy
 
@@ -17,6 +19,7 @@ from binaries.experiments import frl
 from binaries.experiments import metavers
 from tff_meta import catalog
 from tff_meta import plugins
+from tff_meta import spelling
 from tff_meta.comparison import tables
 
 TABLES = tables.TABLES
@@ -74,6 +77,13 @@ def find(name: str) -> Sequence[tables.Table]:
 
 def _read(path: str) -> Sequence[tables.Table]:
   """Returns the tables of a file, whose names no other has."""
+  file = pathlib.Path(path)
+  if not file.is_file():
+    there = [p.name for p in sorted(file.parent.glob('*.py'))]
+    tip = spelling.tip(file.name, there) or (
+        f' Tip: paths are those of {os.getcwd()}.'
+    )
+    raise ValueError(f'Expected a file of tables, found no {path}.{tip}')
   plugins.look_in_working_directory()
   with plugins.named_errors(ValueError, f'the tables of {path}'):
     found = runpy.run_path(path).get('TABLES')

@@ -9,10 +9,10 @@ The second table is the search for these rates, and for some numbers of steps
 and sizes, on validation examples.
 """
 
-from collections.abc import Mapping
 import itertools
 
 from tff_meta import registry
+from tff_meta.comparison import searches
 from tff_meta.comparison import tables
 
 _KNOWN, _GROUPS = 'Known clients', 'New groups'
@@ -162,14 +162,8 @@ _CANDIDATES = {
 }
 
 
-def _candidate(algorithm: str, hparams: Mapping[str, float]) -> tables.Row:
-  settings = [f'{name}={value:g}' for name, value in hparams.items()]
-  return tables.Row(
-      f'{algorithm} {" ".join(settings)}',
-      flags=(f'--algorithm={algorithm}', f'--hparams={",".join(settings)}'),
-  )
-
-
+_ROUNDS = 200
+_ON = searches.of_clients(_ROUNDS)
 _SEARCH = 'Validation examples'
 SEARCH = tables.Table(
     name='digits_search',
@@ -178,22 +172,14 @@ SEARCH = tables.Table(
     settings=(
         tables.Setting(
             _SEARCH,
-            measures=(
-                tables.Measure(
-                    'Last ten rounds',
-                    'last_ten_evaluations_mean/validation_clients/accuracy',
-                ),
-            ),
-            flags=(
-                *TABLE.setting(_KNOWN).flags,
-                '--validation_fraction=0.2',
-                '--eval_every=1',
-                '--eval_from=191',
-            ),
+            measures=(tables.Measure('Last ten rounds', _ON.path),),
+            flags=(*TABLE.setting(_KNOWN).flags, *_ON.flags),
         ),
     ),
     rows=tuple(
-        _candidate(algorithm, hparams)
+        searches.candidate_row(
+            tables.Row(algorithm, (f'--algorithm={algorithm}',)), hparams
+        )
         for algorithm, candidates in _CANDIDATES.items()
         for hparams in candidates
     ),
@@ -203,10 +189,10 @@ SEARCH = tables.Table(
             flags=('--rounds=4', '--eval_from=0'),
             changes='4 rounds.',
         ),
-        # Not the seed of the numbers in README.
+        # Not the seed of the table's numbers.
         'cpu': tables.Scale(seeds=(1,), hours=0.5),
     },
-    flags=('--preset=demo', '--rounds=200'),
+    flags=('--preset=demo', f'--rounds={_ROUNDS}'),
     notes=(
         'Mean accuracy of known clients on a fifth of the training images of'
         ' the digits, which they do not train on here. The presets have the'

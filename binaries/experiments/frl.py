@@ -18,6 +18,7 @@ import dataclasses
 import itertools
 
 from binaries import flag_files
+from tff_meta.comparison import searches
 from tff_meta.comparison import tables
 
 _GROUPS = 'Groups of 10 clients'
@@ -417,13 +418,11 @@ _SEARCHED = {
 }
 
 
-def _searched_row(method: str, candidate: str | None = None) -> tables.Row:
-  """Returns the row of a method or, of the search, that of a candidate."""
+def _searched_row(method: str, rates: str | None = None) -> tables.Row:
+  """Returns the row of a method, by default with the rates that were found."""
   flags, hparams = _SEARCHED[method]
-  name, rates = method, _OMNIGLOT_RATES[method]
-  if candidate is not None:
-    name, rates = f'{method} {candidate.replace(",", " ")}', candidate
-  return _omniglot_row(name, *flags, f'--hparams={hparams}{rates}')
+  rates = _OMNIGLOT_RATES[method] if rates is None else rates
+  return _omniglot_row(method, *flags, f'--hparams={hparams}{rates}')
 
 
 OMNIGLOT = tables.Table(
@@ -522,8 +521,11 @@ OMNIGLOT_UPDATES = tables.Table(
 )
 
 _LINEAR = [
-    f'inner_learning_rate={inner},meta_learning_rate={meta}'
-    f',deployment_learning_rate={deployment}'
+    {
+        'inner_learning_rate': str(inner),
+        'meta_learning_rate': str(meta),
+        'deployment_learning_rate': str(deployment),
+    }
     for inner, meta, deployment in (
         *itertools.product((0.1, 0.5), (0.1, 0.5), (0.1, 0.3)),
         (0.5, 2.0, 0.5),
@@ -533,10 +535,15 @@ _CANDIDATES = {
     'FRL linear': _LINEAR,
     'Personalized FL linear': _LINEAR,
     'Fine-tuning via FedAvg': [
-        f'learning_rate={rate},deployment_learning_rate={deployment}'
+        {
+            'learning_rate': str(rate),
+            'deployment_learning_rate': str(deployment),
+        }
         for rate, deployment in itertools.product((0.03, 0.1), (0.1, 0.3, 1.0))
     ],
 }
+_SEARCH_ROUNDS = 200
+_ON = searches.of_groups(_SEARCH_ROUNDS)
 OMNIGLOT_SEARCH = tables.Table(
     name='frl_omniglot_search',
     title='The search for the rates of the linear rows on Omniglot',
@@ -544,25 +551,21 @@ OMNIGLOT_SEARCH = tables.Table(
     settings=(
         tables.Setting(
             _GROUPS,
-            measures=(
-                tables.Measure(
-                    'Validation characters', 'best_round_validation'
-                ),
-            ),
+            measures=(tables.Measure('Validation characters', _ON.path),),
         ),
     ),
     rows=tuple(
-        _searched_row(method, candidate)
+        searches.candidate_row(_searched_row(method, ''), candidate)
         for method, candidates in _CANDIDATES.items()
         for candidate in candidates
     ),
     scales={
         'smoke': OMNIGLOT.scale('smoke'),
         'cpu': tables.Scale(
-            seeds=(1,),  # Not the one of the numbers in README.
+            seeds=(1,),  # Not the one of the table's numbers.
             flags=(
-                '--rounds=200',
-                '--eval_every=200',
+                f'--rounds={_SEARCH_ROUNDS}',
+                *_ON.flags,
                 '--protocol=new_groups',
                 '--eval_groups=2',
             ),

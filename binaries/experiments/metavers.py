@@ -89,7 +89,7 @@ _METHODS = {
             ',decay_rounds=1001'
         ),
     ),
-    # From memory, as BUILD_NOTES.md says, a single step at the test among them.
+    # From memory (docs/algorithms/per_fed_avg.md), also the step at the test.
     'Per-FedAvg': ('--algorithm=per_fed_avg', '--preset=paper', '--hparams='),
     # Ten neighbours and scale 1 are those of its code; a fifth of a client's
     # training examples is for the choice of lambda. The rest is FedAvg's.
@@ -347,8 +347,8 @@ def _nvar_setting(dataset: str, name: str) -> tables.Setting:
   return tables.Setting(
       name,
       measures=(
-          tables.Measure(_BEST, f'evaluation_best/{at}'),
-          tables.Measure(_LAST, f'evaluation/{at}'),
+          tables.Measure(_BEST, f'evaluation_best/{at}', lower_is_better=True),
+          tables.Measure(_LAST, f'evaluation/{at}', lower_is_better=True),
       ),
       flags=(flag_files.preset(f'metavers_{dataset}_100'), '--nvar'),
   )

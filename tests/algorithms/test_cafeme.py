@@ -306,7 +306,8 @@ def test_rounds_by_hand(config):
 
 def client_gradient(config, seed=0, dtype=tf.float64):
   """The loss and gradient of the first client, and its parts."""
-  model = cafeme.build_network(build_model(), config, NUM_CLASSES)
+  is_labeled = config.context_mode == 'labeled_support'
+  model = build_model(NUM_CLASSES, num_labels=NUM_CLASSES * is_labeled)
   weights = tf.nest.map_structure(
       lambda w: tf.cast(w, dtype), model.initialize([1, seed])
   )
@@ -443,9 +444,8 @@ QUERY = make_examples((3, 3, 3), 9)
 def test_fine_tuning_by_hand(config):
   """Four steps; gates of the last step's batch, all examples or the query."""
   config = dataclasses.replace(config, fine_tuning_learning_rate=1.5)
-  use = cafeme.cafeme(build_model(), config, NUM_CLASSES).known_client()
-  network = cafeme.build_network(build_model(), config, NUM_CLASSES)
-  weights = network.initialize([1, 5])
+  method = cafeme.cafeme(build_model(), config, NUM_CLASSES)
+  use, weights = method.known_client(), method.initialize([1, 5])
   oracle = Oracle(config.context_mode == 'labeled_support')
   x, y = CLIENTS[5]
   query = to_examples(QUERY)
@@ -484,10 +484,9 @@ def test_fine_tuning_by_hand(config):
 
 def test_the_published_curve_has_51_points():
   for config in (cafeme.PAPER, cafeme.RELEASE):
-    use = cafeme.cafeme(build_model(), config, 3).known_client()
-    network = cafeme.build_network(build_model(), config, 3)
-    curve = use.curve(
-        network.initialize([1, 5]),
+    method = cafeme.cafeme(build_model(), config, 3)
+    curve = method.known_client().curve(
+        method.initialize([1, 5]),
         (),
         to_examples(CLIENTS[5]),
         to_examples(QUERY),

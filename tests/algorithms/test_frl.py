@@ -241,9 +241,10 @@ def test_first_order_meta_step(monkeypatch):
   gradients are (1 - 1, 1 - 3) = (0, -2), and phi' = 0 - b mean(0, -2) = b. With
   d theta^1 / d phi = 1 - a instead of 1, it would be b / 2.
   """
-  monkeypatch.setattr(frl, 'build_classifier', lambda *_: Quadratic())
+  monkeypatch.setattr(classifiers, 'LinearClassifier', lambda *_: Quadratic())
   config = dataclasses.replace(
       frl.PAPER,
+      classifier='linear',
       rounds=1,
       batch_size=0,
       inner_learning_rate=0.5,
@@ -422,19 +423,11 @@ def state_in(config, phase):
   )
 
 
-def eager_update(config, phase, classifier=None, state=None):
+def eager_update(config, phase, state=None):
   """The update of client 1 outside of TFF."""
-  classifier = classifier or classifiers.DistanceClassifier(
-      oracle.build_model(),
-      oracle.NUM_CLASSES,
-      local_weight=config.local_weight,
-      aux_weight=config.aux_weight,
-  )
-  client_update = frl.build_client_update(
-      classifier, config, oracle.NUM_CLASSES
-  )
+  method = frl.frl(oracle.build_model(), config, oracle.NUM_CLASSES)
   data = CLIENTS[1].data()
-  return client_update(
+  return method.client_update(
       state or state_in(config, phase),
       tf.constant([5, 6]),
       client_work.ClientData(
@@ -471,7 +464,7 @@ def test_release_combines_to_1_2_times_paper(phase, preset):
   np.testing.assert_allclose(release, 1.2 * paper, rtol=1e-4, atol=3e-7)
 
 
-def test_the_stored_prototypes_are_those_uploaded_last():
+def test_the_stored_prototypes_are_those_uploaded_last(monkeypatch):
   """Bit for bit, although the client stores nothing and replays its round."""
   seen = []
 
@@ -481,6 +474,7 @@ def test_the_stored_prototypes_are_those_uploaded_last():
       seen.append(local_prototypes)
       return super().loss(weights, batch, global_prototypes, local_prototypes)
 
+  monkeypatch.setattr(classifiers, 'DistanceClassifier', Recording)
   classifier = Recording(
       oracle.build_model(), oracle.NUM_CLASSES, local_weight=1.0, aux_weight=0.2
   )
@@ -491,10 +485,10 @@ def test_the_stored_prototypes_are_those_uploaded_last():
       RELEASE,
   )
   for phase in range(RELEASE.rounds):
-    upload = eager_update(RELEASE, phase, classifier, state)
+    upload = eager_update(RELEASE, phase, state)
     state = frl.next_state(state, upload.update, classifier, RELEASE)
   seen.clear()
-  eager_update(RELEASE, RELEASE.rounds, classifier, state)
+  eager_update(RELEASE, RELEASE.rounds, state)
   # The replay trains against its batches' own prototypes; three query batches
   # follow it.
   stored = [prototypes for prototypes in seen if prototypes is not None]

@@ -95,8 +95,8 @@ def views(model, weights, group):
 def by_hand(model, config, weights, group):
   """The group's round before the last, and the client's last, step by step."""
   rounds_seed = tf.random.experimental.stateless_split(SEED)[1]
-  classifier = frl.build_classifier(model, config, 3)
-  settings = frl.deployment_settings(config)
+  rounds = frl.frl(model, config, 3).gpal_rounds()
+  classifier, settings = rounds.classifier, rounds.settings
   support = episodes.Examples(
       *map(tf.constant, (group.support_x, group.support_y, group.support_mask))
   )

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from tff_meta.analyses import projections
 from tff_meta.analyses import trajectory
-from tff_meta.baselines import pfedhn
 from tff_meta.client_works import client_work
+from tff_meta.models import hypernetwork as hypernetwork_lib
 from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
 from tff_meta.training import embeddings
@@ -198,10 +198,12 @@ def test_clients_embed_by_the_bodies_that_a_hypernetwork_makes():
   found = embeddings.embed_test_examples(experiment, *model).embeddings
   assert embeddings.embedded_by(experiment) == 'client'
 
-  hypernetwork = pfedhn.build_hypernetwork(
-      experiment.model,
-      experiment.config.hparams,
-      experiment.dataset.num_classes,
+  hparams = experiment.config.hparams
+  hypernetwork = hypernetwork_lib.Hypernetwork(
+      experiment.model.with_head(experiment.dataset.num_classes),
+      hparams.embedding_size,
+      hparams.hidden_layers,
+      hparams.hidden_units,
   )
 
   def embed(embedding, client_id):

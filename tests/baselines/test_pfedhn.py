@@ -15,6 +15,7 @@ from tff_meta import registry
 from tff_meta.baselines import pfedhn
 from tff_meta.learners import classifiers
 from tff_meta.learners import cyclic_batches
+from tff_meta.models import hypernetwork as hypernetwork_lib
 
 CLIENTS = oracle.CLIENTS
 # A client alone, as in the paper; several; one that comes back.
@@ -61,8 +62,11 @@ def method():
 
 
 def hypernetwork(config=CONFIG):
-  return pfedhn.build_hypernetwork(
-      oracle.build_model(), config, oracle.NUM_CLASSES
+  return hypernetwork_lib.Hypernetwork(
+      oracle.build_model().with_head(oracle.NUM_CLASSES),
+      config.embedding_size,
+      config.hidden_layers,
+      config.hidden_units,
   )
 
 

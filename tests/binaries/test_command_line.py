@@ -133,6 +133,59 @@ def test_an_error_without_a_place_is_given_one(capfd):
   )
 
 
+def _without_tff(name, *flags):
+  """Runs a program that cannot import TFF; returns its code and stderr."""
+  ended = _run(
+      'import sys\n'
+      f'from binaries import command_line, {name}\n'
+      'sys.modules["tensorflow_federated"] = None\n'
+      f'sys.argv = {[name, *map(str, flags)]}\n'
+      f'command_line.run({name}.main)'
+  )
+  return ended.returncode, ended.stderr.splitlines()
+
+
+def test_what_is_going_to_happen_is_said_before_tensorflow_is_loaded(tmp_path):
+  code, lines = _without_tff(
+      'train', '--algorithm=frl', f'--output_dir={tmp_path}/run'
+  )
+  assert code == command_line.FAILURE and len(lines) == 2
+  assert lines[0] == (
+      'Training frl on digit_pairs for 200 rounds, written to'
+      f' {tmp_path}/run. Loading TensorFlow takes some seconds.'
+  )
+  assert 'to import tensorflow_federated' in lines[1]
+  (tmp_path / 'config.json').write_text('{}')
+  code, lines = _without_tff('evaluate', f'--run_dir={tmp_path}')
+  assert code == command_line.FAILURE and len(lines) == 2
+  assert lines[0].startswith(f'Evaluating the run in {tmp_path}. Loading')
+
+
+def test_what_needs_no_tensorflow_is_refused_without_it():
+  code, lines = _without_tff(
+      'train', '--algorithm=frl', '--output_dir=/proc/run'
+  )
+  assert code == command_line.FAILURE and len(lines) == 1
+  assert 'to be able to write to /proc/run, found' in lines[0]
+  assert _without_tff('train', '--algorithm=frl', '--track=ml_flow') == (
+      command_line.USAGE_ERROR,
+      [
+          'Error: Expected `track` to be one of wandb, mlflow, found'
+          " 'ml_flow'. Tip: did you mean 'mlflow'?"
+      ],
+  )
+  code, lines = _without_tff('evaluate')
+  assert code == command_line.USAGE_ERROR and len(lines) == 1
+  assert 'Tip: it is the --output_dir of binaries.train' in lines[0]
+  code, lines = _without_tff('evaluate', '--run_dir=/nowhere')
+  assert code == command_line.FAILURE and len(lines) == 1
+  assert 'found no config.json there. Tip: --run_dir is' in lines[0]
+
+
+def test_help_is_no_error():
+  assert _without_tff('evaluate', '--helpshort') == (0, [])
+
+
 def test_other_errors_keep_their_traceback():
   with pytest.raises(KeyError), command_line.reported_errors():
     raise KeyError('a fault of ours')

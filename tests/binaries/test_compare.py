@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 
+import program_calls
 import pytest
 
 from binaries import experiments
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
+from tff_meta.training import sealed_json
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _TIMEOUT_SECONDS = 900  # Shared machines can be slow.
@@ -112,6 +114,18 @@ def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
       kept / folder / 'run' for folder in after
   }
 
+  verified = _compare(f'--verify={kept}', '--report_only', flags[-1])
+  assert verified.returncode == 0, verified.stderr
+  assert 'New groups, frl, seed 0: identical, all ' in verified.stdout
+  assert '2 of 2 cells are identical to' in verified.stdout
+  summary['evaluation']['new_groups']['accuracy_mean'] += 2**-50
+  changed = kept / 'new_groups/frl/seed_0/run/summary.json'
+  del summary['sha256'], summary['files']['metrics.csv']
+  changed.write_text(json.dumps(sealed_json.seal(summary)))
+  different = _compare(f'--verify={kept}', '--report_only', flags[-1])
+  assert different.returncode == 1
+  assert '1 of 2 cells are identical to' in different.stdout
+
   other = _compare(*flags[:1], '--scale=cpu', flags[-1])
   assert other.returncode == 2
   assert 'another directory' in other.stderr
@@ -164,6 +178,87 @@ def test_bad_input_is_a_line_before_anything_is_written(
   assert not (tmp_path / 'table').exists()
 
 
+def _of_errors(stderr):
+  """Whether it is one error, behind what was to be done."""
+  first, last = stderr.splitlines()
+  return first.startswith('Comparing ') and last.startswith('Error: ')
+
+
+_TABLE = """
+from tff_meta.comparison import tables
+
+MEAN = tables.Measure('Mean', 'evaluation/known_clients/accuracy_mean')
+TABLES = [
+    tables.Table(
+        name='mine_' + str(i),
+        title='Mine',
+        source='ours',
+        settings=(tables.Setting('Known', (MEAN,)),),
+        rows=(tables.Row('own', ('--dataset=digits', *flags)),),
+        scales={'smoke': tables.Scale((0,), ('--rounds=2',))},
+    )
+    for i, flags in enumerate((
+        ('--algorithm=own_one',),
+        ('--algorithm=fed_avg', '--hparams=epochs=1,learning_rate=fast'),
+    ))
+]
+"""
+
+
+def test_a_table_of_ones_own_and_a_search_are_checked_before_the_first_run(
+    tmp_path,
+):
+  (tmp_path / 'table.py').write_text(_TABLE)
+  (tmp_path / 'runs').mkdir()
+  rows = ('--experiment=digits', '--rows=fed_avg')
+  expected = {
+      # Without --scale: it is that of the table.
+      ('--experiment=table.py:mine_0',): "'own_one'. Tip: --plugins=MODULE",
+      ('--experiment=tabel.py',): "Tip: did you mean 'table.py'?",
+      ('--runs=run',): "found nothing. Tip: did you mean 'runs'?",
+      (*rows, '--sweep=learningrate=1'): "did you mean 'learning_rate'?",
+      (*rows, '--sweep=learning_rate=1,x'): "'x'. Tip: as in learning_rate=0.1",
+      (*rows, '--search=random'): 'Expected --sweep with --search',
+      (*rows, '--budget=3'): 'Expected --search with --budget',
+      ('--verify=runs',): 'Expected a comparison of a table in',
+      ('--verify=runs', '--sweep=a=1'): 'no --sweep with --verify',
+  }
+  found = program_calls.call_all('compare', list(expected), tmp_path)
+  for (flags, problem), (code, _, err) in zip(
+      expected.items(), found, strict=True
+  ):
+    assert code == 2 and problem in err and err.count('\n') == 1, (flags, err)
+  assert [p.name for p in (tmp_path / 'runs').iterdir()] == []
+  (wrong,) = program_calls.call_all(
+      'compare', [('--experiment=table.py:mine_1',)], tmp_path
+  )
+  assert "`learning_rate` to be a finite number, found 'fast'. Tip" in wrong[2]
+
+
+@pytest.mark.slow
+def test_a_search_chooses_on_validation_data_and_goes_on(tmp_path):
+  flags = (
+      '--experiment=digits',
+      '--scale=smoke',
+      '--rows=fed_avg',
+      '--settings=Known clients',
+      '--sweep=learning_rate=1e-6,0.1',
+      f'--output_dir={tmp_path}/sweep',
+  )
+  done = _compare(*flags)
+  assert done.returncode == 0, done.stderr
+  assert 'learning_rate=0.1 has ' in done.stdout
+  assert 'held-out training examples' in done.stdout
+  summaries = [
+      json.loads(p.read_text()) for p in tmp_path.rglob('summary.json')
+  ]
+  assert [s['evaluation'] for s in summaries] == [{}, {}]
+  again = _compare(
+      *flags[:-2], '--sweep=learning_rate=1e-6,0.1,0.05', flags[-1]
+  )
+  assert '1 of 3 runs to do' in again.stderr and again.returncode == 0
+
+
 def test_a_comparison_is_not_kept_where_it_is(tmp_path):
   table = tmp_path / 'table'
   done = _compare(
@@ -179,7 +274,7 @@ def test_what_cannot_be_written_to_is_refused_before_anything_runs(tmp_path):
   done = _compare(*_SMOKE, f'--output_dir={table}', f'--keep={kept}')
   assert done.returncode == 1
   assert f'Expected to be able to write to {kept} of --keep' in done.stderr
-  assert done.stderr.count('\n') == 1
+  assert _of_errors(done.stderr)
   assert not list(table.rglob('cell.json'))
 
 
@@ -192,7 +287,7 @@ def test_data_that_are_not_there_are_one_error(tmp_path):
   )
   assert done.returncode == 1
   assert str(tmp_path / 'nothing' / 'mnist') in done.stderr
-  assert done.stderr.count('\n') == 1
+  assert _of_errors(done.stderr)
   assert not (tmp_path / 'table').exists()
 
 
@@ -216,16 +311,22 @@ def _write_failed_runs(root, seeds):
 
 def test_runs_of_every_seed_are_in_the_report(tmp_path):
   _write_failed_runs(tmp_path, seeds=[0, 7, 12])
-  done = _compare(
+  asked = (
       '--experiment=digits',
       '--scale=smoke',
-      '--rows=fed_avg',
       '--settings=New groups',
       '--report_only',
       f'--output_dir={tmp_path}',
   )
-  assert done.returncode == 0, done.stderr
-  assert 'Seeds: 0, 7, 12.' in done.stdout
+  first, again = program_calls.call_all(
+      'compare', [(*asked, '--rows=fed_avg'), (*asked, '--rows=frl')]
+  )
+  assert first[0] == 0 and again[0] == 0, first[2] + again[2]
+  assert 'Seeds: 0, 7, 12.' in first[1]
+  # A report that is written again has the command that made the runs.
+  place = '--output_dir=DIR'
+  for _, table, _ in (first, again):
+    assert f"--rows=fed_avg '--settings=New groups' {place}\n" in table
 
 
 def test_what_cannot_be_kept_is_refused_before_anything_runs(tmp_path):

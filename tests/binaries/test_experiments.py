@@ -35,7 +35,9 @@ _Flat = dataclasses.make_dataclass('_Flat', run_config.FIELDS)
 def _config(cell):
   """Returns the fields of the `RunConfig` of a cell."""
   with flagsaver.flagsaver():
-    arguments = ['train', *flag_files.expand(cell.flags)]
+    # What `binaries.compare` begins with.
+    arguments = ['train', '--eval_every=0', '--noeval_new_clients']
+    arguments += flag_files.expand(cell.flags)
     assert flags.FLAGS(arguments) == ['train']
     return _Flat(**train._config().flat())
 
@@ -77,7 +79,10 @@ def _check_reports(config, path):
   where, *parts = path.split('/')
   if where in ('evaluation_best', 'best_round_validation'):
     assert config.select_best and config.eval_every <= config.rounds
-  if where == 'last_ten_evaluations_mean':
+  if path == 'last_ten_evaluations_mean/validation_groups/accuracy':
+    assert config.partition == 'few_round'
+    assert config.eval_every <= config.rounds
+  elif where == 'last_ten_evaluations_mean':
     validates = config.validation_fraction > 0
     assert parts[0] == f'{"validation" if validates else "known"}_clients'
     assert config.eval_every == 1

@@ -185,7 +185,7 @@ def test_what_is_on_a_read_only_file_system_stays_and_can_be_gone_on_from(
   remount('ro')
   code, stderr = _call(*flags)
   assert code == 1 and 'Read-only file system' in stderr
-  assert stderr.count('\n') == 1 and str(place) in stderr
+  assert len(_errors(stderr)) == 1 and str(place) in stderr
   remount('rw')
   code, _ = _call(*flags)
   assert code == 0
@@ -194,7 +194,7 @@ def test_what_is_on_a_read_only_file_system_stays_and_can_be_gone_on_from(
   assert code == 1 and 'Read-only file system' in stderr
   evaluate = ('-m', 'binaries.evaluate', f'--run_dir={place / "run"}')
   code, stderr = _call(*evaluate)
-  assert code == 1 and stderr.count('\n') == 1 and str(place) in stderr
+  assert code == 1 and len(_errors(stderr)) == 1 and str(place) in stderr
   remount('rw')
   assert _numbers(place / 'run') == whole_run
 
@@ -297,7 +297,7 @@ def test_of_two_comparisons_in_a_directory_one_is_refused(
     code, stderr = _call(*_COMPARE, f'--output_dir={directory}')
     assert code == 1
     assert str(directory) in stderr and 'another process' in stderr
-    assert stderr.count('\n') == 1
+    assert len(_errors(stderr)) == 1
     assert first.wait(_TIMEOUT_SECONDS) == 0
   assert _cells(directory) == whole_comparison
 

@@ -12,6 +12,10 @@ import sys
 from absl.testing import flagsaver
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing import (
+    plugin_event_accumulator as event_accumulator,
+)
+from tensorboard.util import tensor_util
 import tensorflow as tf
 
 from binaries import command_line
@@ -22,7 +26,10 @@ from tff_meta import models
 from tff_meta import registry
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.training import atomic_files
+from tff_meta.training import checkpoints
+from tff_meta.training import metric_writers
 from tff_meta.training import run_config
+from tff_meta.training import trackers
 
 _TINY = (
     '--algorithm=frl',
@@ -312,6 +319,129 @@ def _check_spread_asked_for_later(call, command, directory, summary):
   assert code == 2 and 'known_clients to be evaluated with --nvar' in err
 
 
+def _arrays(directory):
+  """Returns the state of the server and of the clients after a run."""
+  store = checkpoints.CheckpointStore(directory / 'checkpoints')
+  checkpoint = store.load_latest(pytest.fail)
+  return checkpoint.server_state, checkpoint.position.client_states
+
+
+class _Tracker:
+  """Keeps what it is told."""
+
+  def __init__(self, run):
+    self.run, self.rounds, self.final, self.num_closed = run, {}, {}, 0
+
+  def append(self, round_num, values):
+    self.rounds[round_num] = values
+
+  def finish(self, round_num, values):
+    self.final[round_num] = values
+
+  def flush(self):
+    pass
+
+  def close(self):
+    self.num_closed += 1
+
+
+def test_accuracy_is_measured_on_the_way_and_changes_nothing(
+    call, tmp_path, monkeypatch
+):
+  """As long as nobody says otherwise; FedPer's clients keep their heads."""
+  command = (
+      *_TINY,
+      '--algorithm=fed_per',
+      '--partition=iid',
+      '--num_clients=25',
+      '--num_new_clients=3',
+      '--rounds=20',
+  )
+  seen, opened = tmp_path / 'seen', []
+  kept = trackers.Tracker(lambda run: opened.append(_Tracker(run)) or opened[0])
+  monkeypatch.setitem(trackers.TRACKERS, 'kept', kept)
+  options = f'--output_dir={seen}', '--track=kept'
+  code, *printed = call(train, *command, *options)
+  assert (
+      code == 0 and ''.join(printed).count(': accuracy of known clients ') == 10
+  )
+  columns = metric_writers.read_metrics(seen / 'metrics.csv')
+  known = columns['known_clients/accuracy']
+  evaluated = [r for r in range(20) if not np.isnan(known[r])]
+  assert evaluated == list(range(1, 20, 2))
+  assert not np.isnan(columns['new_clients/accuracy'][19])
+  events = event_accumulator.EventAccumulator(str(seen / 'tensorboard'))
+  events.Reload()
+  shown = {
+      tag: {
+          event.step: float(tensor_util.make_ndarray(event.tensor_proto))
+          for event in events.Tensors(tag)
+      }
+      for tag in events.Tags()['tensors']
+      if 'accuracy' in tag
+  }
+  assert shown['known_clients/accuracy_percent'] == pytest.approx(
+      {r + 1: 100 * known[r] for r in evaluated}
+  )
+  summary = json.loads((seen / 'summary.json').read_text())
+  final = summary['evaluation']['new_clients']
+  for name, expected in (
+      ('final/new_clients', final),
+      ('final/new_clients/untrained', final['references']['untrained']),
+  ):
+    found = shown[f'{name}/accuracy_percent']
+    assert found == pytest.approx({20: 100 * expected['accuracy_mean']})
+  (tracker,) = opened
+  assert (tracker.run.done, tracker.run.config['seed']) == (0, 0)
+  assert list(tracker.rounds) == list(range(1, 21))
+  for told in (*tracker.rounds.items(), *tracker.final.items()):
+    for name, value in told[1].items():
+      if name in shown:
+        assert shown[name][told[0]] == pytest.approx(value)
+  assert shown.keys() <= tracker.rounds[20].keys() | tracker.final[20].keys()
+  assert tracker.num_closed == 1
+
+  unseen = tmp_path / 'unseen'
+  options = '--eval_every=0', f'--output_dir={unseen}'
+  assert call(train, *command, *options)[0] == 0
+  without = metric_writers.read_metrics(unseen / 'metrics.csv')
+  assert without == {name: columns[name] for name in without}
+  for one, other in zip(_arrays(seen), _arrays(unseen), strict=True):
+    np.testing.assert_equal(one, other)
+
+
+def test_a_continued_run_is_evaluated_as_it_was_begun(call, tmp_path):
+  command = (*_TINY, '--algorithm=fed_avg', '--noreferences')
+  for begun, expected in (
+      (['--rounds=30'], [3, 5, 20, True]),
+      (['--rounds=30', '--eval_every=0'], [0, 20, None, False]),
+      (['--rounds=30', '--eval_every=15'], [15, 20, None, True]),
+  ):
+    where = f'--output_dir={tmp_path / begun[-1]}'
+    assert call(train, *command, *begun, where)[0] == 0
+    assert call(train, *command, '--rounds=31', where)[0] == 0
+    config = json.loads((tmp_path / begun[-1] / 'config.json').read_text())
+    found = run_config.settings_of_the_run(config['config'])
+    assert list(found.values()) == expected
+  code, _, err = call(train, *command, '--rounds=31', where, '--eval_every=2')
+  assert code == 2 and 'eval_every: 15 -> 2' in err
+
+
+def test_what_tells_nothing_on_the_way_is_measured_only_if_asked_for(
+    call, tmp_path
+):
+  """New groups of FedAvg begin with random weights."""
+  command = (*_TINY, '--algorithm=fed_avg', '--partition=few_round')
+  command += ('--noreferences', '--hparams=rounds=1')
+  for begun, expected in (['--eval_every=5'], 5), ([], 0):
+    where = f'--output_dir={tmp_path / str(expected)}'
+    code, _, err = call(train, *command, *begun, where)
+    assert code == 0 and ('is measured on the way' in err) == (not expected)
+    assert call(train, *command, '--rounds=6', where)[0] == 0
+    config = (tmp_path / str(expected) / 'config.json').read_text()
+    assert json.loads(config)['config']['eval_every'] == expected
+
+
 def test_the_best_round_for_new_classes(call, tmp_path):
   """By the share of all examples of clients of validation classes."""
   directory = tmp_path / 'run'
@@ -419,7 +549,7 @@ def _check_evaluation_of_clients(call, directory, summary):
             'draws minibatches',
         ),
         (['--preset=best'], 2, 'preset'),
-        (['--hparams=alpha=1'], 2, 'Known: classifier, gpal'),
+        (['--hparams=alpha=1'], 2, 'Known: uniform, classifier, gpal'),
         (['--reference_hparams=alpha=1'], 2, 'option of fed_avg, found'),
         (['--hparams=rounds=three'], 2, '`rounds` to be a whole number'),
         (['--hparams=support_fraction=2'], 2, '`support_fraction`'),
@@ -469,7 +599,8 @@ def _check_evaluation_of_clients(call, directory, summary):
         (['--num_new_clients=2'], 2, 'no `num_new_clients`'),
         (['--eval_support_fraction=2'], 2, 'between 0 and 1'),
         (['--new_clients=bought'], 2, 'one of held_out, redealt'),
-        (['--select_best'], 2, '`eval_every` to be at least 1'),
+        (['--select_best', '--eval_every=0'], 2, '`eval_every` to be at least'),
+        (['--validation_clients=0'], 2, 'expected a whole number of at least'),
         (['--select_by=median'], 2, 'select_by'),
         (['--patience=2'], 2, '`select_best` with `patience` 2'),
         (['--select_by=micro'], 2, "`select_best` with `select_by` 'micro'"),
@@ -483,7 +614,7 @@ def _check_evaluation_of_clients(call, directory, summary):
             2,
             '--validation_fraction',
         ),
-        (['--partition=iid', '--eval_every=1'], 2, '`eval_every` to be 0'),
+        (['--partition=iid', '--eval_every=1'], 2, 'found nobody: '),
         (
             [
                 '--algorithm=metavers',
@@ -544,9 +675,11 @@ def test_a_run_that_learns_nothing_shows_no_accuracy(call, tmp_path):
       f'--output_dir={directory}',
   )
   code, out, err = call(train, *flags)
-  warning, error = err.splitlines()[-2:]
+  lines = err.splitlines()
+  (warning,) = (line for line in lines if line.startswith('Warning'))
+  error = lines[-1]
 
-  assert code == 1 and 'round 2/2  loss nan' in out
+  assert code == 1 and 'round 2/2  loss nan' in err
   assert warning.startswith('Warning: 3 clients of round 1 sent numbers that')
   assert error.startswith('Error: In none of 2 rounds has a client trained')
   assert '6 sent numbers that are not finite, 0 had labels of' in error

@@ -320,7 +320,7 @@ def test_a_run_without_a_good_checkpoint_ends_and_loses_nothing(
 
   assert _start(directory).wait(_TIMEOUT_SECONDS) == 1
 
-  lines = _log(directory).splitlines()
+  lines = _log(directory).splitlines()[1:]
   assert lines[0].startswith(f'Checkpoint {damaged} cannot be used')
   assert lines[1].startswith('Error: Expected one of the 1 checkpoints')
   assert len(lines) == 2 and 'Nothing was changed. Tip: put the' in lines[1]
@@ -332,7 +332,7 @@ def test_a_run_without_a_good_checkpoint_ends_and_loses_nothing(
   _finish(directory)
 
   _assert_same_run(directory, whole)
-  lines = _log(directory).splitlines()[2:]
+  lines = _log(directory).splitlines()[4:]
   assert lines[0].startswith(f'Starting over: {directory} holds no checkpoint')
   multiple = f'{_ROUNDS} rounds are no multiple of the 4 rounds of an episode'
   assert multiple in lines[1]

@@ -174,6 +174,10 @@ def test_what_differs_is_said_and_nothing_else(paths):
   assert 'Code: not the same in all runs, see below (fields: 1).' in header
   assert 'Attention: the code of 2 is not exactly known' in header
   assert 'runs on digits with seed 0 had different data.' in header
+  assert (
+      'seeds of fed_avg (1, 2) on digits are runs of different code' in header
+  )
+  assert header.count('mean and interval') == 1
   assert 'with seed 1' not in header
   (_, where), (_, lines) = whole.notes()
   assert where[1].startswith('2: ') and 'seed 1, 3 rounds' in where[1]

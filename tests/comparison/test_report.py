@@ -1,19 +1,24 @@
 """Reports show ours beside published numbers, and no number where none is."""
 
 import csv
+import dataclasses
 import io
 import json
+import re
 
 import numpy as np
 import pytest
 
 from tff_meta.comparison import figures
+from tff_meta.comparison import provenance
 from tff_meta.comparison import record
 from tff_meta.comparison import report
 from tff_meta.comparison import results
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
+from tff_meta.comparison import verdicts
 
+_PICTURE = 'data:image/svg+xml;base64,'
 _MEASURES = (
     tables.Measure(
         'micro',
@@ -135,7 +140,7 @@ def test_names_are_shown_as_they_are(tmp_path):
   )
 
   page = (tmp_path / 'report.html').read_text()
-  assert page.count('<img ') == 4  # Pictures with all these names.
+  assert page.count('<img ') == 5  # Pictures with all these names.
   assert '<script' not in page and page.count('&lt;script&gt;') > 8
   assert '<img alt="' in page and '"=' not in page
   markdown = (tmp_path / 'table.md').read_text()
@@ -207,18 +212,89 @@ def test_the_page_has_all_pictures_and_no_markup_of_others(
 ):
   report.write(tmp_path, comparison)
   page = (tmp_path / 'report.html').read_text()
-  assert page.count('data:image/png;base64,') == 4
+  assert page.count(_PICTURE) == 5
   assert 'The loss that' in page and 'runs 3 are shown' not in page
   assert 'no &lt;data&gt;' in page and '<data>' not in page
   assert 'Table &lt;2&gt;' in page
-  for loaded in ('src="http', 'href=', '<script'):
+  for loaded in ('src="http', 'href="http', '<link', '<script', 'url('):
     assert loaded not in page
+
+
+def test_numbers_lead_to_their_runs_and_commands(tmp_path, comparison):
+  shown = dataclasses.replace(comparison, program=['train', '--device=cpu'])
+  report.write(tmp_path, shown)
+  page = (tmp_path / 'report.html').read_text()
+  places = set(re.findall(' id="([^"]*)"', page))
+  links = re.findall('href="([^"]*)"', page)
+  within = [link[1:] for link in links if link.startswith('#')]
+  assert set(within) <= places and len(within) == 1 + 3
+  folders = [link for link in links if not link.startswith('#')]
+  assert set(folders) == {f'{cell.folder}/' for cell in comparison.cells}
+  assert (
+      'train --device=cpu --algorithm=good --seed=2'
+      ' --output_dir=DIR/50_clients/good/seed_2/run</pre>'
+  ) in page
+
+
+def test_best_numbers_are_bold_and_only_a_smoke_run_has_a_banner(
+    tmp_path, comparison
+):
+  bad = next(c for c in comparison.cells if (c.row, c.seed) == ('Bad', 3))
+  _finish(tmp_path, bad, 0.9)
+  for scale in ('cpu', 'smoke'):
+    table = dataclasses.replace(
+        _TABLE, scales={scale: _TABLE.scale('cpu')}, rows=_TABLE.rows[:2]
+    )
+    entries = results.collect(tmp_path, table, comparison.cells)
+    report.write(
+        tmp_path,
+        dataclasses.replace(
+            comparison, table=table, scale=scale, entries=entries
+        ),
+    )
+    page = (tmp_path / 'report.html').read_text()
+    assert '<strong>90.00</strong>' in page
+    assert '<strong>83.00' not in page
+    assert ('class="banner"' in page) == (scale == 'smoke')
+
+
+def test_paired_differences_are_seed_by_seed(tmp_path):
+  cells = tables.cells(_TABLE, 'cpu')
+  for cell in cells:
+    numbers = {'Good': (0.8, 0.9, 0.7), 'Bad': (0.76, 0.84, 0.65)}[cell.row]
+    _finish(tmp_path, cell, numbers[cell.seed - 1])
+  found = _comparison(tmp_path, cells)
+  (pair,) = results.paired_with_best(
+      [e for e in found.entries if e.measure == 'micro']
+  )
+  assert (pair.row, pair.other) == ('Bad', 'Good')
+  assert pair.values == pytest.approx({1: -4.0, 2: -6.0, 3: -5.0})
+  assert pair.mean == pytest.approx(-5.0)
+  # t(0.975, 2) = 4.3027; the differences have a standard deviation of 1.
+  assert pair.half_width == pytest.approx(4.3027 / np.sqrt(3), rel=1e-4)
+
+
+def test_the_verdict_is_of_published_numbers_or_of_the_lead(tmp_path):
+  cells = tables.cells(_TABLE, 'cpu')
+  for cell in cells:
+    _finish(tmp_path, cell, {'Good': 0.83, 'Bad': 0.80}[cell.row])
+  entries = results.collect(tmp_path, _TABLE, cells)
+  first = [e for e in entries if e.measure == 'micro']
+  assert verdicts.verdict([('50 clients', first)]) == (
+      'Ours minus published: Good in 50 clients (+3.00), in percentage points.'
+  )
+  ours = [dataclasses.replace(e, published=None) for e in first]
+  assert '3.00 points before Bad, more than the' in verdicts.verdict(
+      [('50 clients', ours)]
+  )
+  lower = [dataclasses.replace(e, lower_is_better=True) for e in ours]
+  assert 'Bad has 80.00 %' in verdicts.verdict([('50 clients', lower)])
 
 
 def test_no_two_rows_of_a_table_look_the_same():
   names = [f'row {i}' for i in range(40)]
   styles = figures.row_styles(names)
-  looks = {(s['color'], s['linestyle']) for s in styles.values()}
+  looks = {(s['color'], s['marker']) for s in styles.values()}
   assert len(looks) == len(names)
   assert figures.row_styles(names[:3])['row 2'] == styles['row 2']
 
@@ -395,7 +471,7 @@ def test_what_is_kept_is_a_comparison_and_can_be_kept_again(
   report.write(kept, copied)
   pages = [(d / 'report.html').read_text() for d in (tmp_path, kept)]
   # Without the picture of losses, of which rounds are missing.
-  assert [p.count('data:image/png;base64,') for p in pages] == [4, 3]
+  assert [p.count(_PICTURE) for p in pages] == [5, 4]
   assert ['The loss that' in page for page in pages] == [True, False]
   assert 'Of 3 runs 2 are shown' in pages[0]
   record.keep(kept, _TABLE, 'cpu', good, again)
@@ -422,6 +498,48 @@ def test_runs_of_several_codes_or_data_are_pointed_out(tmp_path, comparison):
   )
   found = ' '.join(results.provenance(tmp_path, comparison.cells))
   assert 'different data in 50 clients, seed 3' in found
+
+
+@pytest.mark.parametrize(
+    'options, commit, cause',
+    [
+        (
+            {'alpha': 2},
+            'c2',
+            'partition_options.alpha is 1 for Good, 2 for Bad',
+        ),
+        ({'alpha': 1}, 'c2', 'the code .* is not: c1 for Good; c2 for Bad'),
+        ({'alpha': 1}, 'c1', "the data set's files must have been others"),
+    ],
+)
+def test_why_data_differ_is_said(tmp_path, options, commit, cause):
+  cells = [cell for cell in tables.cells(_TABLE, 'cpu') if cell.seed == 1]
+  for cell, partition_options, git_commit, fingerprint in (
+      (cells[0], {'alpha': 1}, 'c1', 'one'),
+      (cells[1], options, commit, 'two'),
+  ):
+    _finish(tmp_path, cell, 0.5)
+    config = {
+        'config': {
+            'partition_options': partition_options,
+            'rounds': len(commit),
+        },
+        'data': {
+            'fingerprint': fingerprint,
+            'num_classes': 2,
+            'class_names': ['cat', 'dog'],
+            'input_shape': [8, 8],
+        },
+        'git_commit': git_commit,
+    }
+    path = runner.CellFolder(tmp_path, cell).run / 'config.json'
+    path.write_text(json.dumps(config))
+  code, facts, data = provenance.notes(tmp_path, cells)
+  assert (code.title == 'Code of the runs: one version') == (commit == 'c1')
+  assert '2 classes (cat, dog), examples of shape [8, 8]' in facts.lines[0]
+  assert data.title == 'Methods had different data in 50 clients, seed 1'
+  assert data.lines[:2] == ['one: Good', 'two: Bad']
+  assert re.search(cause, data.lines[2])
 
 
 def test_a_finished_cell_without_its_files_has_no_number(tmp_path, comparison):

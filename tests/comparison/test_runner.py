@@ -4,12 +4,14 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import sys
 import threading
 import time
 
 import pytest
 
+from tff_meta import progress
 from tff_meta.comparison import results
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
@@ -45,7 +47,7 @@ def _cell(does, seed=1):
   return tables.Cell(does, 'here', seed, (f'--does={does}', f'--seed={seed}'))
 
 
-def _runner(root, changed=lambda: None, report=lambda line: None):
+def _runner(root, changed=lambda: None, report=lambda line: None, **options):
   return runner.Runner(
       root,
       [sys.executable, '-c', _PROGRAM],
@@ -54,6 +56,7 @@ def _runner(root, changed=lambda: None, report=lambda line: None):
       places={str(root): 'DIR'},
       report=report,
       changed=changed,
+      **options,
   )
 
 
@@ -68,6 +71,31 @@ def test_finished_cells_are_not_run_again(tmp_path):
   for cell in cells:
     assert runner.CellFolder(tmp_path, cell).outcome().state == 'finished'
     assert _starts(tmp_path, cell) == 1
+
+
+def test_what_runs_and_what_came_out_is_told(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(progress, '_SECONDS_BETWEEN_LINES', 0.0)
+  monkeypatch.setattr(progress, '_SECONDS_BETWEEN_LOOKS', 0.01)
+  table = tables.Table(
+      name='t',
+      title='T',
+      source='ours',
+      settings=(tables.Setting('Here', (tables.Measure('Mean', 'a'),)),),
+      rows=(tables.Row('works', ('--does=works',)),),
+      scales={'cpu': tables.Scale((1, 2))},
+  )
+  lines = []
+  running = _runner(
+      tmp_path,
+      report=lines.append,
+      result=lambda cell: results.sentence(tmp_path, table, cell),
+  )
+  running.run(tables.cells(table, 'cpu'), 1)
+  end = r'\[2/2\] here/works/seed_2: finished after 0:\d\d:\d\d with 25.00 % '
+  assert re.fullmatch(end + r'\(Mean\)', lines[-1])
+  err = capsys.readouterr().err
+  assert re.search(r'run 0/2  .*  here/works/seed_1: It printed nothing', err)
+  assert re.search(r'run 1/2  .* left  here/works/seed_2: ', err)
 
 
 def test_a_failing_cell_says_why_and_the_others_go_on(tmp_path):

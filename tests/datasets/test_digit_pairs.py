@@ -61,7 +61,7 @@ def test_no_image_of_a_digit_is_in_two_parts(corpus):
 
 def test_it_is_always_the_same_and_scaled_like_digits(corpus):
   assert corpus.fingerprint() == digit_pairs.load().fingerprint()
-  # On every machine: README's numbers are of these very pairs.
+  # On every machine: The results' numbers are of these very pairs.
   assert corpus.fingerprint() == 'ca1a70e895ffeaac'
   assert corpus.input_shape == (8, 16, 1)
   x = corpus.preprocess(corpus.train.x)

@@ -74,6 +74,32 @@ def test_a_round_without_a_loss_is_a_gap_in_the_line():
   assert drawn['groups/loss'] == ([1, 4], [4.0, 2.0], ('o-',))
 
 
+def test_the_best_round_and_ends_of_phases_are_marked():
+  """The first of two largest values; a phase that the run ends with is none."""
+  metrics = {
+      'round': [1, 2, 3, 4],
+      'train/accuracy': [0.9, 0.9, 0.9, 0.9],
+      'a/accuracy': [_NAN, 0.25, 0.5, 0.5],
+      'a/accuracy_micro': [_NAN, 0.75, 0.5, 0.25],
+  }
+  phases = {'warm-up': 2, 'rest': 4}
+
+  def marks(best_by=None):
+    figure = learning_curve._figure(metrics, 'a run', 1, phases, best_by)
+    (axes,) = figure.axes
+    lines = {line.get_label(): line for line in axes.lines}
+    assert list(lines['a'].get_ydata()) == [25, 50, 50]
+    assert list(lines['training'].get_ydata()) == 4 * [90]
+    assert list(lines['warm-up ends after round 2'].get_xdata()) == [2.5, 2.5]
+    (best,) = (name for name in lines if 'best' in name)
+    (x,), (y,) = lines[best].get_data()
+    assert len(lines) == 4
+    return best, x, y
+
+  assert marks() == ('best: 50.00 % in round 3', 3, 50)
+  assert marks('a/accuracy_micro') == ('best: 75.00 % in round 2', 2, 25)
+
+
 def test_means_are_over_the_window(tmp_path):
   """Within episodes of two the loss jumps; over them it does not change."""
   rounds = list(range(1, 9))

@@ -146,7 +146,7 @@ def test_no_evaluation_before_the_first_that_is_wanted(
   assert [line.split(',')[2] for line in timings[1:]] == _ROUNDS * ['0.5']
   columns = metric_writers.read_metrics(tmp_path / 'run' / 'metrics.csv')
   assert np.isfinite(columns['slope']).tolist() == 5 * [False] + [True, False]
-  printed = capsys.readouterr().out.splitlines()
+  printed = capsys.readouterr().err.splitlines()
   shown = [line for line in printed if 'slope' in line]
   assert shown == [f'round 6: slope {columns["slope"][5]:.4f}']
 
@@ -304,10 +304,10 @@ def test_every_reason_not_to_train_is_reported_once(
   )
   starts = (
       'Warning: 2 clients of round 2 sent numbers',
-      'Warning: 1 clients of round 2 have no examples',
-      'Warning: 1 clients of round 3 have examples, but learn nothing from'
+      'Warning: 1 client of round 2 had no examples',
+      'Warning: 1 client of round 3 had examples, but learned nothing from'
       ' them, it lacks a class.',
-      'Warning: 4 clients of round 4 have examples, but learn nothing from'
+      'Warning: 4 clients of round 4 had examples, but learned nothing from'
       ' them.',
   )
   assert len(lines) == len(starts)
@@ -457,7 +457,7 @@ def test_labels_of_no_class_are_reported_once(stateful, tmp_path):
       report=lines.append,
   )
   (line,) = lines
-  assert line.startswith('Warning: 1 clients of round') and 'labels' in line
+  assert line.startswith('Warning: 1 client of round') and 'labels' in line
 
 
 def _client_states(root):

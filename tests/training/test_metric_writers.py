@@ -1,5 +1,6 @@
 import collections
 import hashlib
+import json
 import math
 import os
 
@@ -179,6 +180,42 @@ def test_tensorboard_shows_a_continued_run_once(tmp_path, hours_back):
       for e in events.Tensors('loss')
   ]
   assert shown == [(1, 1.0), (2, 2.0), (3, 103.0)]
+
+
+def test_people_read_percentages(tmp_path):
+  shown = metric_writers.for_people(
+      {'a/accuracy': 0.25, 'b/accuracy_micro': np.float32(0.5), 'c/loss': 2}
+  )
+  assert shown == {
+      'a/accuracy_percent': 25,
+      'b/accuracy_micro_percent': 50,
+      'c/loss': 2,
+  }
+  measured = {'new_x/accuracy': 0.25, 'new_x/accuracy_micro': 0.5}
+  assert metric_writers.sentence(measured | {'y/accuracy': 1.0}) == (
+      'accuracy of new x 25.00 % (micro 50.00 %), y 100.00 %'
+  )
+  assert metric_writers.sentence({'slope': 0.25}) == 'slope 0.2500'
+
+
+def test_tensorboard_shows_the_configuration_and_its_hyperparameters(tmp_path):
+  from tensorboard.backend.event_processing import plugin_event_accumulator
+  from tensorboard.plugins.hparams import metadata
+  from tensorboard.util import tensor_util
+
+  config = {'seed': 3, 'hparams': {'gamma': 0.5, 'ways': None}, 'rows': [1]}
+  metric_writers.TensorBoardWriter(tmp_path, 0, config).close()
+  events = plugin_event_accumulator.EventAccumulator(str(tmp_path))
+  events.Reload()
+  (text,) = events.Tensors('config')
+  shown = tensor_util.make_ndarray(text.tensor_proto).item()
+  assert json.loads(shown) == config
+  content = events.SummaryMetadata(metadata.SESSION_START_INFO_TAG)
+  start = metadata.parse_session_start_info_plugin_data(
+      content.plugin_data.content
+  )
+  found = {name: value.number_value for name, value in start.hparams.items()}
+  assert found == {'seed': 3, 'hparams.gamma': 0.5}
 
 
 def test_changed_metrics_are_found(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 import tree
 
 from binaries import accuracy_table
+from tff_meta import registry
 from tff_meta.data import groups as groups_lib
 from tff_meta.evaluation import normalized_variance
 from tff_meta.training import checkpoints
@@ -275,18 +276,16 @@ def test_evaluation_on_the_way_is_the_known_clients_or_their_validation(
 ):
   weights = process.get_model_weights(process.initialize())
   evaluation = evaluator_lib.Evaluator(experiment).on_the_way(process)
-  assert evaluation.names == (
-      'known_clients/accuracy',
-      'known_clients/accuracy_micro',
-  )
+  column = 'known_clients/accuracy'
+  assert evaluation.names == (column, column + '_micro')
   assert evaluation.best_by is None
   final, _ = _evaluate(
       evaluator_lib.Evaluator(experiment), 'known_clients', *models
   )
   measured = evaluation.measure(weights, states)
   assert measured == {
-      'known_clients/accuracy': final['accuracy_mean'],
-      'known_clients/accuracy_micro': final['accuracy_micro'],
+      column: final['accuracy_mean'],
+      column + '_micro': final['accuracy_micro'],
   }
 
   validated = prepare(
@@ -300,6 +299,8 @@ def test_evaluation_on_the_way_is_the_known_clients_or_their_validation(
   evaluation = evaluator_lib.Evaluator(validated).on_the_way(process)
   column = 'validation_clients/accuracy'
   assert evaluation.names[0] == evaluation.best_by == column
+  new = 'new_clients/accuracy'
+  assert evaluation.names[2:] == (new, new + '_micro')
   clients = [
       validated.dataset.client(client_id)
       for client_id in validated.dataset.client_ids()
@@ -321,6 +322,48 @@ def test_evaluation_on_the_way_is_the_known_clients_or_their_validation(
   share = np.average(expected, weights=sizes)
   assert abs(share - np.mean(expected)) > 1e-3
   assert found[column + '_micro'] == pytest.approx(share)
+
+
+def test_new_clients_are_measured_on_the_way_and_few_of_many(models, states):
+  """Every second of six known ones, and both new ones, as at the end."""
+  few = prepare(rounds=9, eval_every=None, validation_clients=3)
+  process = few.build_process()
+  evaluator = evaluator_lib.Evaluator(few)
+  evaluation = evaluator.on_the_way(process)
+  weights = process.get_model_weights(process.initialize())
+  measured = evaluation.measure(weights, states)
+  assert tuple(measured) == evaluation.names
+  _, known = _evaluate(evaluator, 'known_clients', *models)
+  expected = known.accuracies[[0, 2, 4]].mean()
+  assert measured['known_clients/accuracy'] == pytest.approx(expected)
+  assert abs(expected - known.accuracies.mean()) > 1e-3
+  new, _ = _evaluate(evaluator, 'new_clients', *models)
+  assert measured['new_clients/accuracy'] == new['accuracy_mean']
+  assert evaluator.why_no_curve() is None
+
+
+@pytest.mark.parametrize(
+    'changes, why',
+    [
+        (dict(algorithm='fed_avg', **_FEW_ROUND), 'begins with random'),
+        (dict(algorithm='fed_avg_proto', way=4, **_FEW_ROUND), '4 meta_valid'),
+        (dict(test_fraction=0.0), 'offers nothing'),
+    ],
+    ids=str,
+)
+def test_nobody_is_measured_on_the_way_where_that_tells_nothing(changes, why):
+  evaluator = evaluator_lib.Evaluator(prepare(eval_every=None, **changes))
+  assert why in evaluator.why_no_curve()
+
+
+def test_no_round_is_selected_by_new_clients(monkeypatch):
+  spec = dataclasses.replace(registry.get('fed_per'), uses=('new_client',))
+  monkeypatch.setitem(registry.ALGORITHMS, 'fed_per', spec)
+  shown = evaluator_lib.Evaluator(prepare(eval_every=1))
+  assert shown.check_on_the_way() == 'new_clients/accuracy'
+  selecting = prepare(eval_every=1, select_best=True, validation_fraction=0.2)
+  with pytest.raises(ValueError, match='offers nothing'):
+    evaluator_lib.Evaluator(selecting).check_on_the_way()
 
 
 def test_the_best_round_is_that_of_the_chosen_mean():
@@ -420,7 +463,7 @@ def test_there_must_be_something_to_select_on():
   with pytest.raises(ValueError, match='--validation_fraction'):
     evaluator.check_on_the_way()
   nothing = evaluator_lib.Evaluator(prepare(eval_every=1, test_fraction=0.0))
-  with pytest.raises(ValueError, match='`eval_every` to be 0, found 1'):
+  with pytest.raises(ValueError, match='found nobody: .*offers nothing'):
     nothing.check_on_the_way()
   groups = evaluator_lib.Evaluator(prepare(algorithm='frl', **_FEW_ROUND))
   assert groups.check_on_the_way() == 'validation_groups/accuracy'

@@ -73,6 +73,34 @@ def test_what_is_given_is_kept():
   assert (config.evaluation.way, config.evaluation.group_clients) == (4, 6)
 
 
+@pytest.mark.parametrize(
+    'changes, expected',
+    [
+        (dict(rounds=200), (18, 5, 20, True)),  # Episodes have three rounds.
+        (dict(rounds=2), (2, 5, 20, True)),
+        (dict(rounds=40, algorithm='fed_avg', hparams=''), (4, 5, 20, True)),
+        (dict(rounds=200, select_best=True), (18, 20, None, True)),
+        (dict(eval_every=7), (7, 20, None, True)),
+        (dict(eval_every=7, eval_new_clients=False), (7, 20, None, False)),
+        (dict(eval_every=0), (0, 20, None, False)),
+        (dict(protocols=('none',)), (0, 20, None, False)),
+        (dict(validation_clients=3, validation_groups=4), (3, 4, 3, True)),
+    ],
+    ids=str,
+)
+def test_ten_evaluations_on_the_way_are_cheap_unless_asked_for(
+    changes, expected
+):
+  asked = dict(eval_every=None, validation_groups=None) | changes
+  config = _resolve(**asked)
+  settings = run_config.settings_of_the_run(config.to_json())
+  assert tuple(settings.values()) == expected
+  of_before = config.to_json()
+  del of_before['validation_clients'], of_before['eval_new_clients']
+  settings = run_config.settings_of_the_run(of_before)
+  assert tuple(settings.values()) == (*expected[:2], None, False)
+
+
 def test_an_algorithm_that_has_to_know_learns_the_number_of_clients():
   scaffold = dict(algorithm='scaffold', num_clients=7)
   assert _resolve(hparams='', **scaffold).hparams.num_clients == 7
@@ -196,6 +224,7 @@ def test_the_model_of_an_algorithm_goes_before_that_of_the_data(monkeypatch):
             dict(eval_every=3, eval_from=4),
             '`eval_every` 3 to evaluate a round .* none',
         ),
+        (dict(validation_clients=0), '`validation_clients` of at least 1'),
         (dict(select_by='median'), '`select_by` to be one of macro, micro'),
         (dict(patience=-1), '`patience` to be at least 0'),
         (dict(patience=3), '`select_best` with `patience` 3'),
@@ -270,7 +299,14 @@ def test_a_configuration_of_an_earlier_version_is_read():
       protocols=(),
   )
   values = config.to_json()
-  for name in ('nvar', 'deal_test_images', 'aggregation', 'batched_clients'):
+  for name in (
+      'nvar',
+      'deal_test_images',
+      'aggregation',
+      'batched_clients',
+      'eval_new_clients',
+      'validation_clients',
+  ):
     del values[name]
   del values['dataset_options']['rotation_interpolation']
   del values['hparams']['uniform']

@@ -113,12 +113,36 @@ def test_config_is_read_or_its_trouble_named(tmp_path):
     directory.read_config()
 
 
+@pytest.mark.parametrize(
+    'name, why',
+    [
+        ('new', None),
+        ('a/b/new', None),
+        ('.', None),
+        ('file/new', 'to be a directory, found a file. Tip: remove it'),
+        ('link', 'to be a directory, found a link to nothing'),
+        ('/proc/new', 'write to /proc/new, found .* in /proc'),
+    ],
+)
+def test_where_nothing_can_be_written_is_known_at_once(tmp_path, name, why):
+  (tmp_path / 'file').write_text('')
+  (tmp_path / 'link').symlink_to('nowhere')
+  before = sorted(tmp_path.iterdir())
+  directory = run_directory.RunDirectory(tmp_path / name)
+  if why is None:
+    directory.check_can_be_made()
+  else:
+    with pytest.raises(run_directory.RunDirectoryError, match=why):
+      directory.check_can_be_made()
+  assert sorted(tmp_path.iterdir()) == before
+
+
 def test_differences_name_the_fields():
   old = {'seed': 1, 'hparams': {'a': 1.0, 'b': None}, 'gone': 'x'}
   new = {'seed': 1, 'hparams': {'a': 2.0, 'b': None}, 'more': [1]}
   assert run_directory.differences(old, new) == [
       'hparams.a: 1.0 -> 2.0',
-      'gone: "x" -> null',
-      'more: null -> [1]',
+      'gone: "x" -> nothing',
+      'more: nothing -> [1]',
   ]
   assert not run_directory.differences(old, old)

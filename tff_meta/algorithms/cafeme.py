@@ -10,7 +10,7 @@ the server averages. A client is used after some dozens of fine-tuning steps.
 Source: Anna Vettoruzzo, Mohamed-Rafik Bouguelia and Thorsteinn Rögnvaldsson,
 "Personalized Federated Learning with Contextual Modulation and Meta-Learning",
 2023, https://arxiv.org/abs/2312.15191, Algorithms 1 and 2.
-Deviations: BUILD_NOTES.md, CAFeMe.
+Deviations: docs/algorithms/cafeme.md.
 """
 
 import collections
@@ -30,7 +30,6 @@ from tff_meta.learners import adaptation
 from tff_meta.learners import cyclic_batches
 from tff_meta.learners import fine_tuning
 from tff_meta.learners import local_sgd
-from tff_meta.learners import personalizer
 from tff_meta.losses import cross_entropy
 from tff_meta.models import model as model_lib
 from tff_meta.models import modulated_cnn
@@ -119,33 +118,6 @@ class Personalized(NamedTuple):
 
   weights: model_lib.Weights
   eta: tf.Tensor
-
-
-def build_network(
-    model: model_lib.Model, config: CafemeConfig, num_classes: int
-) -> modulated_cnn.ModulatedModel:
-  """The network in the variant that the configuration asks for.
-
-  Args:
-    model: A `ModulatedModel`.
-    config: The configuration.
-    num_classes: C, of the head and of labels in a context.
-
-  Returns:
-    A `ModulatedModel`.
-
-  Raises:
-    ValueError: If the model has no modulator.
-  """
-  if not isinstance(model, modulated_cnn.ModulatedModel):
-    raise ValueError(
-        'Expected `model` with a modulator, as CAFeMe needs it, found'
-        f' {model.name!r}. Tip: use `modulated_cnn`.'
-    )
-  is_labeled = config.context_mode == 'labeled_support'
-  return model.rebuild(
-      num_classes, gating=config.gating, num_labels=num_classes * is_labeled
-  )
 
 
 def modulated_loss(
@@ -242,7 +214,15 @@ def cafeme(
   Raises:
     ValueError: If the model has no modulator.
   """
-  network = build_network(model, config, num_classes)
+  if not isinstance(model, modulated_cnn.ModulatedModel):
+    raise ValueError(
+        'Expected `model` with a modulator, as CAFeMe needs it, found'
+        f' {model.name!r}. Tip: use `modulated_cnn`.'
+    )
+  is_labeled = config.context_mode == 'labeled_support'
+  network = model.rebuild(
+      num_classes, gating=config.gating, num_labels=num_classes * is_labeled
+  )
   optimizer = optimizers.build_optimizer('adam', config.outer_learning_rate)
   keeps_adam = config.client_adam_state == 'persist'
   keeps_position = config.batch_position == 'persist'
@@ -297,26 +277,6 @@ def cafeme(
   if keeps_position:
     reaches['loss'] = 'itself'  # It says which batches are next.
 
-  def client():
-    return build_client(network, config)
-
-  return method.Method(
-      num_classes,
-      network.initialize,
-      client_update,
-      memory=initial_memory if keeps_adam or keeps_position else None,
-      memory_reaches=reaches,
-      known_client=client,
-      new_client=client,
-  )
-
-
-def build_client(
-    network: modulated_cnn.ModulatedModel, config: CafemeConfig
-) -> personalizer.ClientPersonalizer:
-  """A client that fine-tunes the whole network, and modulates what came out."""
-  is_labeled = config.context_mode == 'labeled_support'
-
   def to_personalized(weights, context):
     eta = network.modulate(weights['body'], context.x, context.y, context.mask)
     return Personalized(weights, eta)
@@ -329,11 +289,22 @@ def build_client(
       logits = network.logits(personalized, batch.x, batch.mask)
     return tf.argmax(logits, axis=1, output_type=tf.int32)
 
-  return fine_tuning.build_client_personalizer(
-      config.fine_tuning(),
-      network.input_shape,
-      lambda w, batch: modulated_loss(network, w, batch, batch),
-      predict,
-      to_personalized if is_labeled else None,
-      context_is_all=config.query_context == 'support',
+  def client():
+    return fine_tuning.build_client_personalizer(
+        config.fine_tuning(),
+        network.input_shape,
+        lambda w, batch: modulated_loss(network, w, batch, batch),
+        predict,
+        to_personalized if is_labeled else None,
+        context_is_all=config.query_context == 'support',
+    )
+
+  return method.Method(
+      num_classes,
+      network.initialize,
+      client_update,
+      memory=initial_memory if keeps_adam or keeps_position else None,
+      memory_reaches=reaches,
+      known_client=client,
+      new_client=client,
   )

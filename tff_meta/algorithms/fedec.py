@@ -11,7 +11,7 @@ initialisation on its own examples.
 Source: Peng Lan, Donglai Chen, Chong Xie, Keshu Chen, Jinyuan He, Juntao Zhang,
 Yonghong Chen and Yan Xu, "Elastically-Constrained Meta-Learner for Federated
 Learning", 2023, https://arxiv.org/abs/2306.16703. No code was released.
-Deviations: BUILD_NOTES.md, FedEC.
+Deviations: docs/algorithms/fedec.md.
 """
 
 import dataclasses

@@ -14,7 +14,7 @@ Personalization Layer in Federated Learning", ACIIDS 2022; FedMeta: Fei Chen, Mi
 Luo, Zhenhua Dong, Zhenguo Li and Xiuqiang He, "Federated Meta-Learning with
 Fast Convergence and Efficient Communication", 2018,
 https://arxiv.org/abs/1802.07876.
-Deviations: BUILD_NOTES.md, FedMeta-Per.
+Deviations: docs/algorithms/fedmeta_per.md.
 """
 
 import collections

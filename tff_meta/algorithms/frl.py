@@ -16,7 +16,7 @@ the initial model. The driver keeps the cohort for these R + 1 rounds.
 Source: Younghyun Park, Dong-Jun Han, Do-Yeon Kim, Jun Seo and Jaekyun Moon,
 "Few-Round Learning for Federated Learning", NeurIPS 2021,
 https://proceedings.neurips.cc/paper/2021/hash/f065d878ccfb4cc4f4265a4ff8bafa9a-Abstract.html
-Deviations: BUILD_NOTES.md, FRL.
+Deviations: docs/algorithms/frl.md.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from tff_meta import method
 from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.aggregators import prototypes as prototypes_lib
-from tff_meta.client_works import client_work as client_work_lib
+from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import few_round
 from tff_meta.learners import local_sgd
@@ -42,7 +42,7 @@ from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class FrlConfig(configurations.Configuration):
+class FrlConfig(configurations.Averaged):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
@@ -73,7 +73,6 @@ class FrlConfig(configurations.Configuration):
     meta_prototypes: What the query is compared with locally: prototypes of the
       `'query'` batch itself, or those `'stored_support'` ones that the client
       uploaded in the last round.
-    uniform: Clients count alike; otherwise by their number of examples.
     support_fraction: Share of every class's examples that is support.
     deployment_learning_rate: alpha at deployment.
     deployment_batch_size: Examples of a minibatch at deployment.
@@ -97,7 +96,6 @@ class FrlConfig(configurations.Configuration):
       'single_full_query'
   )
   meta_prototypes: Literal['query', 'stored_support'] = 'query'
-  uniform: bool = False
   support_fraction: float = 0.5
   deployment_learning_rate: float = 1e-4
   deployment_batch_size: int = 60
@@ -159,10 +157,8 @@ class FrlState(NamedTuple):
   previous: Any
 
 
-def build_classifier(
-    model: model_lib.Model, config: FrlConfig, num_classes: int
-) -> classifiers.Classifier:
-  """Returns what is trained, for that many classes."""
+def _classifier(model, config, num_classes):
+  """What is trained, for that many classes."""
   if config.classifier == 'linear':
     return classifiers.LinearClassifier(model, num_classes)
   return classifiers.DistanceClassifier(
@@ -175,16 +171,7 @@ def build_classifier(
   )
 
 
-def deployment_settings(config: FrlConfig) -> few_round.RoundSettings:
-  """Returns how the clients of a new group train."""
-  return _round_settings(
-      config, config.deployment_learning_rate, config.deployment_batch_size
-  )
-
-
-def _round_settings(
-    config: FrlConfig, learning_rate: float, batch_size: int
-) -> few_round.RoundSettings:
+def _round_settings(config, learning_rate, batch_size):
   return few_round.RoundSettings(
       optimizer=optimizers.build_optimizer('sgd', learning_rate),
       batch_size=batch_size,
@@ -258,100 +245,6 @@ def meta_steps(
   return phi_k, local_sgd.LocalReport(loss_sum, num_examples)
 
 
-def build_client_update(
-    classifier: classifiers.Classifier, config: FrlConfig, num_classes: int
-):
-  """A client's work in any phase: `(FrlState, seed, data) -> output`.
-
-  The split of the client's data into support and query depends on the run's
-  seed, the episode and the client's salt, so it stays fixed for the R + 1
-  rounds of an episode; it is made per class.
-  """
-  settings = _round_settings(
-      config, config.inner_learning_rate, config.batch_size
-  )
-
-  def client_update(state, run_seed, data):
-    fold_in = tf.random.experimental.stateless_fold_in
-    episode_seed = fold_in(run_seed, state.episode)
-    seed = fold_in(episode_seed, data.salt)
-    split_seed = fold_in(seed, 0)
-    # Once for an episode, as in the released code.
-    examples = episodes.augmented(data.examples, split_seed)
-    support, query = episodes.split_support_query(
-        examples,
-        config.support_fraction,
-        split_seed,
-        num_classes,
-    )
-    round_seed = fold_in(seed, 1 + state.phase)
-
-    def train():
-      upload = few_round.client_round(
-          classifier,
-          settings,
-          state.theta,
-          state.prototypes,
-          support,
-          round_seed,
-      )
-      update = prototypes_lib.ModelAndPrototypes(
-          weights_lib.subtract(state.theta, upload.weights), upload.prototypes
-      )
-      learned = classifiers.learns_from(
-          classifier,
-          support,
-          state.prototypes,
-          batch_size=config.batch_size,
-      )
-      return update, upload.weight, upload.report, learned
-
-    def meta():
-      stored = None
-      if config.meta_prototypes == 'stored_support':
-        theta, prototypes = state.previous
-        last = few_round.client_round(
-            classifier,
-            settings,
-            theta,
-            prototypes,
-            support,
-            fold_in(seed, config.rounds),
-        )
-        stored = last.prototypes
-
-      def loss_fn(weights, batch):
-        return classifier.loss(weights, batch, state.prototypes, stored)
-
-      phi_k, report = meta_steps(
-          loss_fn, config, state.phi, state.theta, query, round_seed
-      )
-      weight = local_sgd.client_weight(
-          tf.size(support.y) + tf.size(query.y), config.uniform
-      )
-      update = prototypes_lib.ModelAndPrototypes(
-          weights_lib.subtract(state.phi, phi_k), classifier.no_prototypes()
-      )
-      is_full = config.meta_update == 'single_full_query'
-      learned = classifiers.learns_from(
-          classifier,
-          query,
-          state.prototypes,
-          stored and stored.present,
-          batch_size=0 if is_full else config.batch_size,
-      )
-      return update, weight, report, learned
-
-    update, weight, report, learned = tf.cond(
-        state.phase < config.rounds, train, meta
-    )
-    return client_work_lib.ClientOutput(
-        update, weight, report, learned=learned, change=update.model
-    )
-
-  return client_update
-
-
 def start_episode(
     phi: Any,
     episode: tf.Tensor,
@@ -396,7 +289,87 @@ def frl(
   model are phi. A new group does R rounds from them, and then classifies by the
   nearest global prototype.
   """
-  classifier = build_classifier(model, config, num_classes)
+  classifier = _classifier(model, config, num_classes)
+  settings = _round_settings(
+      config, config.inner_learning_rate, config.batch_size
+  )
+
+  def client_update(state, run_seed, data):
+    """A client's work in any phase.
+
+    The split of its data into support and query, per class, depends on the
+    run's seed, the episode and its salt, so that it is the same in the R + 1
+    rounds of an episode.
+    """
+    fold_in = tf.random.experimental.stateless_fold_in
+    seed = fold_in(fold_in(run_seed, state.episode), data.salt)
+    split_seed, round_seed = fold_in(seed, 0), fold_in(seed, 1 + state.phase)
+    # Augmented once for an episode, as in the released code.
+    support, query = episodes.split_support_query(
+        episodes.augmented(data.examples, split_seed),
+        config.support_fraction,
+        split_seed,
+        num_classes,
+    )
+
+    def local_round(theta, prototypes, seed):
+      return few_round.client_round(
+          classifier, settings, theta, prototypes, support, seed
+      )
+
+    def train():
+      upload = local_round(state.theta, state.prototypes, round_seed)
+      change = weights_lib.subtract(state.theta, upload.weights)
+      learned = classifiers.learns_from(
+          classifier, support, state.prototypes, batch_size=config.batch_size
+      )
+      return (
+          prototypes_lib.ModelAndPrototypes(change, upload.prototypes),
+          upload.weight,
+          upload.report,
+          learned,
+      )
+
+    def meta():
+      stored = None
+      if config.meta_prototypes == 'stored_support':
+        theta, prototypes = state.previous
+        last = local_round(theta, prototypes, fold_in(seed, config.rounds))
+        stored = last.prototypes
+
+      def loss_fn(weights, batch):
+        return classifier.loss(weights, batch, state.prototypes, stored)
+
+      phi_k, report = meta_steps(
+          loss_fn, config, state.phi, state.theta, query, round_seed
+      )
+      weight = local_sgd.client_weight(
+          tf.size(support.y) + tf.size(query.y), config.uniform
+      )
+      change = weights_lib.subtract(state.phi, phi_k)
+      is_full = config.meta_update == 'single_full_query'
+      learned = classifiers.learns_from(
+          classifier,
+          query,
+          state.prototypes,
+          stored and stored.present,
+          batch_size=0 if is_full else config.batch_size,
+      )
+      none = classifier.no_prototypes()
+      return (
+          prototypes_lib.ModelAndPrototypes(change, none),
+          weight,
+          report,
+          learned,
+      )
+
+    update, weight, report, learned = tf.cond(
+        state.phase < config.rounds, train, meta
+    )
+    return client_work.ClientOutput(
+        update, weight, report, learned=learned, change=update.model
+    )
+
   num_rows = num_classes if config.classifier == 'distance' else 0
   size = model.embedding_size
   spec = tf.TensorSpec
@@ -410,7 +383,6 @@ def frl(
       ),
       place='update',
   )
-  client_update = build_client_update(classifier, config, num_classes)
 
   def compose(model, seed, aggregator):
     @tff.tensorflow.computation
@@ -419,11 +391,11 @@ def frl(
       return start_episode(phi, tf.constant(0), classifier, config)
 
     state_type = initial_state.type_signature.result
-    work = client_work_lib.build_client_work(
+    work = client_work.build_client_work(
         state_type,
         model,
         client_update,
-        client_work_lib.run_seed(seed),
+        client_work.run_seed(seed),
         num_classes=num_classes,
     )
     result_type = work.process.next.type_signature.result.result.member
@@ -448,10 +420,14 @@ def frl(
         ),
     )
 
+  deployment = _round_settings(
+      config, config.deployment_learning_rate, config.deployment_batch_size
+  )
+
   def group():
     config_checks.check_at_least_one(config, 'rounds')
     return few_round.build_group_personalizer(
-        classifier, deployment_settings(config), config.rounds
+        classifier, deployment, config.rounds
     )
 
   def gpal_rounds():
@@ -467,14 +443,10 @@ def frl(
           f' {config.rounds} and {config.aux_weight}.'
       )
     variants = (
-        build_classifier(
-            model, dataclasses.replace(config, gpal=gpal), num_classes
-        )
+        _classifier(model, dataclasses.replace(config, gpal=gpal), num_classes)
         for gpal in (config.gpal, False, True)
     )
-    return few_round.GpalRounds(
-        config.rounds, deployment_settings(config), *variants
-    )
+    return few_round.GpalRounds(config.rounds, deployment, *variants)
 
   return method.Method(
       num_classes,

@@ -11,7 +11,7 @@ gradient step.
 
 Source: Jin Hyuk Lim, SeungBum Ha and Sung Whan Yoon, "MetaVers: Meta-Learned
 Versatile Representations for Personalized Federated Learning", WACV 2024.
-Deviations: BUILD_NOTES.md, MetaVers.
+Deviations: docs/algorithms/metavers.md.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from tff_meta import episodes
 from tff_meta import method
 from tff_meta import optimizers
 from tff_meta.aggregators import margins as margins_lib
-from tff_meta.client_works import client_work as client_work_lib
+from tff_meta.client_works import client_work
 from tff_meta.learners import local_sgd
 from tff_meta.losses import centroid_triplet
 from tff_meta.losses import prototypical
@@ -210,14 +210,61 @@ def episode_loss(
   return gamma * ce + (1 - gamma) * triplet, uploaded
 
 
-def build_client_update(
-    model: model_lib.Model, config: MetaVersConfig, num_classes: int
-):
-  """A client's work: `(weights, ClientInput) -> ClientOutput`.
+def _is_over_any_example(y, is_support, message, config, num_classes):
+  """Whether `episode_loss` is; otherwise it is 0, and so is its gradient."""
+  member = tf.one_hot(y, num_classes) * is_support[:, tf.newaxis]
+  present = tf.cast(tf.reduce_sum(member, 0) > 0, tf.float32)
+  has_ce = prototypical.num_scored(y, 1 - is_support, present) > 0
+  has_triplets = tf.reduce_sum(present) > 1  # An episode has support of all.
+  if config.loss == 'ce':
+    return has_ce
+  if config.loss == 'triplet':
+    return has_triplets
+  return has_ce | (has_triplets & message.is_hybrid & (config.gamma < 1))
 
-  One episode and one gradient. All clients that have an episode count alike,
-  those of one class, whose gradient is that of the weight decay, included.
+
+def _margins(config):
+  """What the clients' margins are, and what becomes of them."""
+  if config.margin_rule == 'eq7':
+    rule = margins_lib.eq7(
+        config.margin_window, config.warm_start, config.initial_margin
+    )
+  else:
+    rule = margins_lib.raw_window(config.margin_window, config.initial_margin)
+  scalar = tf.TensorSpec([])
+  return method.Channel(
+      'margins',
+      margins_lib.Margin(scalar, scalar),
+      margins_lib.MarginsFactory(rule),
+      bound='range',
+  )
+
+
+def _server_optimizer(config):
+  """What the server does with the mean update, see `local_update`."""
+  if config.local_update == 'model':
+    return optimizers.build_optimizer('sgd', 1.0)
+  rate = config.learning_rate
+  optimizer = optimizers.build_optimizer(config.optimizer, rate)
+  if not config.halving_rounds:
+    return optimizer
+
+  def halved(round_num):
+    num_halvings = tf.cast(round_num // config.halving_rounds, tf.float32)
+    return rate * 0.5**num_halvings
+
+  return tff.learning.optimizers.schedule_learning_rate(optimizer, halved)
+
+
+def metavers(
+    model: model_lib.Model, config: MetaVersConfig, num_classes: int
+) -> method.Method:
+  """MetaVers; a round is one episode and one gradient of every client.
+
+  All clients that have an episode count alike, those of one class, whose
+  gradient is that of the weight decay, included.
   """
+  model = model.without_head()
 
   def client_update(weights, client):
     support, query = episodes.n_way_k_shot(
@@ -244,7 +291,7 @@ def build_client_update(
         lambda g, w: rate * (g + config.weight_decay * w), gradient, weights
     )
     count = tf.reduce_sum(tf.ones_like(is_support))
-    return client_work_lib.ClientOutput(
+    return client_work.ClientOutput(
         update,
         tf.cast(count > 0, tf.float32),
         local_sgd.LocalReport(loss * count, count),
@@ -254,27 +301,8 @@ def build_client_update(
         ),
     )
 
-  return client_update
-
-
-def _is_over_any_example(y, is_support, message, config, num_classes):
-  """Whether `episode_loss` is; otherwise it is 0, and so is its gradient."""
-  member = tf.one_hot(y, num_classes) * is_support[:, tf.newaxis]
-  present = tf.cast(tf.reduce_sum(member, 0) > 0, tf.float32)
-  has_ce = prototypical.num_scored(y, 1 - is_support, present) > 0
-  has_triplets = tf.reduce_sum(present) > 1  # An episode has support of all.
-  if config.loss == 'ce':
-    return has_ce
-  if config.loss == 'triplet':
-    return has_triplets
-  return has_ce | (has_triplets & message.is_hybrid & (config.gamma < 1))
-
-
-def build_server_state(
-    config: MetaVersConfig,
-) -> client_work_lib.ClientWorkState:
-  """The global margin and the phase, from the clients' margins."""
-  return client_work_lib.ClientWorkState(
+  # The global margin and the phase, from the clients' margins.
+  state = client_work.ClientWorkState(
       initialize=lambda: ServerState(
           tf.constant(0), tf.constant(config.initial_margin)
       ),
@@ -283,48 +311,6 @@ def build_server_state(
       ),
       next=lambda state, margin: ServerState(state.round_num + 1, margin),
   )
-
-
-def build_margins(config: MetaVersConfig) -> method.Channel:
-  """What the clients' margins are, and what becomes of them."""
-  if config.margin_rule == 'eq7':
-    rule = margins_lib.eq7(
-        config.margin_window, config.warm_start, config.initial_margin
-    )
-  else:
-    rule = margins_lib.raw_window(config.margin_window, config.initial_margin)
-  scalar = tf.TensorSpec([])
-  return method.Channel(
-      'margins',
-      margins_lib.Margin(scalar, scalar),
-      margins_lib.MarginsFactory(rule),
-      bound='range',
-  )
-
-
-def build_server_optimizer(
-    config: MetaVersConfig,
-) -> tff.learning.optimizers.Optimizer:
-  """What the server does with the mean update, see `local_update`."""
-  if config.local_update == 'model':
-    return optimizers.build_optimizer('sgd', 1.0)
-  rate = config.learning_rate
-  optimizer = optimizers.build_optimizer(config.optimizer, rate)
-  if not config.halving_rounds:
-    return optimizer
-
-  def halved(round_num):
-    num_halvings = tf.cast(round_num // config.halving_rounds, tf.float32)
-    return rate * 0.5**num_halvings
-
-  return tff.learning.optimizers.schedule_learning_rate(optimizer, halved)
-
-
-def metavers(
-    model: model_lib.Model, config: MetaVersConfig, num_classes: int
-) -> method.Method:
-  """MetaVers; a round is one episode and one gradient of every client."""
-  model = model.without_head()
 
   def what_is_missing(class_sizes):
     return episodes.what_is_missing(
@@ -338,10 +324,15 @@ def metavers(
   trained = method.Method(
       num_classes,
       model.initialize,
-      build_client_update(model, config, num_classes),
-      state=lambda seed: build_server_state(config),
-      channels=(build_margins(config),),
-      server_optimizer=build_server_optimizer(config),
+      client_update,
+      state=lambda seed: state,
+      channels=(_margins(config),),
+      server_optimizer=_server_optimizer(config),
       what_is_missing=what_is_missing,
+      phase_ends=(
+          {'warm-up': config.warm_up_rounds}
+          if config.loss == 'hybrid' and config.gamma < 1
+          else {}
+      ),
   )
   return method.with_prototypes(trained, model)

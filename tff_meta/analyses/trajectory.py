@@ -6,12 +6,12 @@ client after each of its updates in 30 and in 100 rounds.
 
 import collections
 from collections.abc import Sequence
-import contextlib
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow_federated as tff
 
+from tff_meta import progress as progress_lib
 from tff_meta.analyses import pictures
 from tff_meta.analyses import projections
 from tff_meta.training import checkpoints
@@ -21,7 +21,6 @@ from tff_meta.training import embeddings
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import loop
 from tff_meta.training import metric_writers
-from tff_meta.training import progress as progress_lib
 
 
 class Trajectory(NamedTuple):
@@ -97,8 +96,13 @@ class Recording:
         client_id: {} for client_id in self._watched
     }
     state = process.initialize()
-    progress = progress_lib.Progress(0, len(self._cohorts))
-    with contextlib.closing(progress):
+    with progress_lib.Progress(
+        'round',
+        len(self._cohorts),
+        'rounds',
+        first='the first one is traced, which takes longest',
+        stays=True,
+    ) as progress:
       for round_num, cohort in self._cohorts.items():
         clients = [(c, dataset.tff_client_data(c)) for c in cohort]
         output = loop.next_round(process, state, round_num, clients, states)
@@ -109,7 +113,8 @@ class Recording:
           x = dataset.client(client_id).train.x
           features[client_id][round_num] = embed(body, x).numpy().mean(0)
         metrics = metric_writers.flatten_metrics(output.metrics)
-        progress.update(round_num, metrics.get('train/loss'))
+        loss = metrics.get('train/loss')
+        progress.update(round_num, '' if loss is None else f'loss {loss:.4f}')
     return [
         Trajectory(client_id, tuple(means), np.stack(list(means.values())))
         for client_id, means in features.items()

@@ -13,7 +13,7 @@ function of v only, so that v's gradient is alpha times that of the mixture.
 Source: Yuyang Deng, Mohammad Mahdi Kamani and Mehrdad Mahdavi, "Adaptive
 Personalized Federated Learning", 2020, https://arxiv.org/abs/2003.13461,
 Algorithm 1.
-Deviations: BUILD_NOTES.md, APFL.
+Deviations: docs/algorithms/apfl.md.
 """
 
 import collections
@@ -24,7 +24,6 @@ import tensorflow as tf
 from tff_meta import configurations
 from tff_meta import method
 from tff_meta import weights as weights_lib
-from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.models import model as model_lib
 
@@ -104,10 +103,11 @@ def apfl(
         client.examples,
         client.seed,
     )
-    return client_work.ClientOutput(
-        weights_lib.subtract(weights, trained['server']),
-        config.weight(client.examples),
+    return config.output(
+        weights,
+        trained['server'],
         report,
+        client.examples,
         memory=trained['own'],
     )
 

@@ -12,7 +12,7 @@ Source: the released code of Anna Vettoruzzo, Mohamed-Rafik Bouguelia and
 Thorsteinn Rögnvaldsson, "Personalized Federated Learning with Contextual
 Modulation and Meta-Learning" (CAFeMe), 2023, where it is called FedRep; see
 `fed_rep` for Collins et al., ICML 2021.
-Deviations: BUILD_NOTES.md, FedPer, FedRep, FedBABU.
+Deviations: docs/algorithms/cafeme_fed_rep.md.
 """
 
 import collections

@@ -14,21 +14,17 @@ server's model (`client_optimizer_state`).
 Source: Tian Li, Shengyuan Hu, Ahmad Beirami and Virginia Smith, "Ditto: Fair
 and Robust Federated Learning Through Personalization", ICML 2021,
 https://arxiv.org/abs/2012.04221.
-Deviations: BUILD_NOTES.md, Ditto.
+Deviations: docs/algorithms/ditto.md.
 """
 
 import collections
 import dataclasses
 from typing import Literal
 
-import tensorflow as tf
-
 from tff_meta import config_checks
 from tff_meta import configurations
 from tff_meta import method
 from tff_meta import optimizers
-from tff_meta import weights as weights_lib
-from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import fine_tuning
 from tff_meta.learners import local_sgd
@@ -37,7 +33,7 @@ from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class DittoConfig(configurations.FineTuned):
+class DittoConfig(configurations.Averaged, configurations.FineTuned):
   """Configuration; the defaults are the `paper` preset.
 
   A new client is fine-tuned, on the server's model.
@@ -58,7 +54,6 @@ class DittoConfig(configurations.FineTuned):
       the personal model is one of local training. Times
       `personal_learning_rate` it is below 2: steps beyond the double distance
       diverge.
-    uniform: Clients count alike; otherwise by their number of examples.
   """
 
   optimizer: Literal['sgd', 'adam'] = 'sgd'
@@ -160,10 +155,11 @@ def ditto(
         **minibatches,
         **local_sgd.length_of(config.personal_epochs, config.local_unit),
     )
-    return client_work.ClientOutput(
-        weights_lib.subtract(weights, trained),
-        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
+    return config.output(
+        weights,
+        trained,
         report,
+        client.examples,
         memory=memory_of(personal, state),
     )
 

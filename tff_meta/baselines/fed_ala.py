@@ -11,7 +11,7 @@ training never saw has nothing to mix and uses the server's model.
 Source: Jianqing Zhang, Yang Hua, Hao Wang, Tao Song, Zhengui Xue, Ruhui Ma and
 Haibing Guan, "FedALA: Adaptive Local Aggregation for Personalized Federated
 Learning", AAAI 2023, https://arxiv.org/abs/2212.01197, Algorithm 1.
-Deviations: BUILD_NOTES.md, FedALA.
+Deviations: docs/algorithms/fed_ala.md.
 """
 
 import collections
@@ -24,8 +24,6 @@ from tff_meta import config_checks
 from tff_meta import configurations
 from tff_meta import episodes
 from tff_meta import method
-from tff_meta import weights as weights_lib
-from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import personal_layers
 from tff_meta.models import model as model_lib
@@ -227,10 +225,11 @@ def fed_ala(
         client.examples,
         client.seed,
     )
-    return client_work.ClientOutput(
-        weights_lib.subtract(weights, trained),
-        config.weight(client.examples),
+    return config.output(
+        weights,
+        trained,
         report,
+        client.examples,
         memory=memory_of(trained, shares, kept['rounds'] + 1),
     )
 

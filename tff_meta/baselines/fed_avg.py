@@ -12,7 +12,7 @@ Aguera y Arcas, "Communication-Efficient Learning of Deep Networks from
 Decentralized Data", AISTATS 2017, https://arxiv.org/abs/1602.05629; as a
 baseline: Park et al., "Few-Round Learning for Federated Learning", NeurIPS
 2021, section 4.
-Deviations: BUILD_NOTES.md, FedAvg.
+Deviations: docs/algorithms/fed_avg.md.
 """
 
 import dataclasses
@@ -23,8 +23,6 @@ from tff_meta import config_checks
 from tff_meta import configurations
 from tff_meta import method
 from tff_meta import optimizers
-from tff_meta import weights as weights_lib
-from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import few_round
 from tff_meta.learners import fine_tuning
@@ -87,11 +85,7 @@ def fed_avg(
     trained, report = config.train(
         classifier.loss, weights, client.examples, client.seed
     )
-    return client_work.ClientOutput(
-        weights_lib.subtract(weights, trained),
-        config.weight(client.examples),
-        report,
-    )
+    return config.output(weights, trained, report, client.examples)
 
   def client():
     return classifiers.build_client_personalizer(classifier)

@@ -10,7 +10,7 @@ Source: Jaehoon Oh, SangMook Kim and Se-Young Yun, "FedBABU: Towards Enhanced
 Representation for Federated Image Classification", ICLR 2022,
 https://arxiv.org/abs/2106.06042; ten steps of fine-tuning and prototypes: Lim
 et al. (MetaVers), tables 2 and 3.
-Deviations: BUILD_NOTES.md, FedBABU.
+Deviations: docs/algorithms/fed_babu.md.
 """
 
 import dataclasses
@@ -21,7 +21,6 @@ import tensorflow as tf
 from tff_meta import configurations
 from tff_meta import method
 from tff_meta import optimizers
-from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.models import model as model_lib
@@ -97,11 +96,7 @@ def fed_babu(
         ),
         trainable=('body',),
     )
-    return client_work.ClientOutput(
-        weights_lib.subtract(weights, trained),
-        config.weight(client.examples),
-        report,
-    )
+    return config.output(weights, trained, report, client.examples)
 
   def client():
     tuning = dataclasses.replace(

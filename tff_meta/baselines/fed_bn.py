@@ -14,7 +14,7 @@ its steps, of which a pure function has no room.
 Source: Xiaoxiao Li, Meirui Jiang, Xiaofei Zhang, Michael Kamp and Qi Dou,
 "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
 ICLR 2021, https://arxiv.org/abs/2102.07623, Algorithm 1.
-Deviations: BUILD_NOTES.md, FedBN.
+Deviations: docs/algorithms/fed_bn.md.
 """
 
 import collections
@@ -24,8 +24,6 @@ import tensorflow as tf
 
 from tff_meta import configurations
 from tff_meta import method
-from tff_meta import weights as weights_lib
-from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import personal_layers
 from tff_meta.models import model as model_lib
@@ -121,12 +119,7 @@ def fed_bn(
         client.examples,
         client.seed,
     )
-    return client_work.ClientOutput(
-        weights_lib.subtract(weights, shared),
-        config.weight(client.examples),
-        report,
-        memory=kept,
-    )
+    return config.output(weights, shared, report, client.examples, memory=kept)
 
   def start_new(weights, memory):
     del memory  # Training never saw the client.

@@ -12,7 +12,7 @@ with a pass of fine-tuning before the test is their FedPerMeta.
 Source: Manoj Ghuhan Arivazhagan, Vinay Aggarwal, Aaditya Kumar Singh and Sunav
 Choudhary, "Federated Learning with Personalization Layers", 2019,
 https://arxiv.org/abs/1912.00818.
-Deviations: BUILD_NOTES.md, FedPer.
+Deviations: docs/algorithms/fed_per.md.
 """
 
 import dataclasses
@@ -20,8 +20,6 @@ from typing import Literal
 
 from tff_meta import configurations
 from tff_meta import method
-from tff_meta import weights as weights_lib
-from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import personal_head
 from tff_meta.models import model as model_lib
@@ -91,10 +89,11 @@ def fed_per(
         client.examples,
         client.seed,
     )
-    return client_work.ClientOutput(
-        weights_lib.subtract(weights, server_part(trained)),
-        config.weight(client.examples),
+    return config.output(
+        weights,
+        server_part(trained),
         report,
+        client.examples,
         memory=trained['head'],
     )
 

@@ -14,7 +14,7 @@ prototypes: there is no use for it.
 Source: Yue Tan, Guodong Long, Lu Liu, Tianyi Zhou, Qinghua Lu, Jing Jiang and
 Chengqi Zhang, "FedProto: Federated Prototype Learning across Heterogeneous
 Clients", AAAI 2022, https://arxiv.org/abs/2105.00243, Algorithm 1.
-Deviations: BUILD_NOTES.md, FedProto.
+Deviations: docs/algorithms/fed_proto.md.
 """
 
 import collections

@@ -12,7 +12,7 @@ It also lets slow clients do less work, which is not here.
 Source: Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar
 and Virginia Smith, "Federated Optimization in Heterogeneous Networks", MLSys
 2020, https://arxiv.org/abs/1812.06127, Algorithm 2.
-Deviations: BUILD_NOTES.md, FedProx.
+Deviations: docs/algorithms/fed_prox.md.
 """
 
 import dataclasses
@@ -20,8 +20,6 @@ import dataclasses
 from tff_meta import config_checks
 from tff_meta import configurations
 from tff_meta import method
-from tff_meta import weights as weights_lib
-from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.losses import proximal
 from tff_meta.models import model as model_lib
@@ -70,11 +68,7 @@ def fed_prox(
     trained, report = config.train(
         pulled_loss, received, client.examples, client.seed
     )
-    return client_work.ClientOutput(
-        weights_lib.subtract(received, trained),
-        config.weight(client.examples),
-        report,
-    )
+    return config.output(received, trained, report, client.examples)
 
   def use():
     return classifiers.build_client_personalizer(classifier)

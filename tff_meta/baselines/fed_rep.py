@@ -12,7 +12,7 @@ Source: Liam Collins, Hamed Hassani, Aryan Mokhtari and Sanjay Shakkottai,
 "Exploiting Shared Representations for Personalized Federated Learning", ICML
 2021, https://arxiv.org/abs/2102.07078; prototypes: Lim et al. (MetaVers), table
 3.
-Deviations: BUILD_NOTES.md, FedRep.
+Deviations: docs/algorithms/fed_rep.md.
 """
 
 import dataclasses
@@ -22,15 +22,13 @@ import tensorflow as tf
 from tff_meta import configurations
 from tff_meta import method
 from tff_meta import weights as weights_lib
-from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
-from tff_meta.learners import local_sgd
 from tff_meta.learners import personal_head
 from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class FedRepConfig(configurations.LocalOptimizer):
+class FedRepConfig(configurations.Averaged, configurations.LocalOptimizer):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
@@ -38,7 +36,6 @@ class FedRepConfig(configurations.LocalOptimizer):
       start anew every round.
     head_epochs: Epochs of a round on the head, first.
     body_epochs: Epochs of a round on the body, then.
-    uniform: Clients count alike; otherwise by their number of examples.
     known_client_epochs: Epochs on its own head before a known client is tested;
       0 keeps that of its last round.
     new_client_epochs: The same for a new client, whose head is random at first.
@@ -93,10 +90,11 @@ def fed_rep(
         trainable=('body',),
     )
     uploaded, head = personal_head.split(trained)
-    return client_work.ClientOutput(
-        weights_lib.subtract(weights, uploaded),
-        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
+    return config.output(
+        weights,
+        uploaded,
         weights_lib.add(of_head, of_body),
+        client.examples,
         memory=head,
     )
 

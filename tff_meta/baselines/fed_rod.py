@@ -11,7 +11,7 @@ known client uses both heads, a client that training never saw the generic one.
 Source: Hong-You Chen and Wei-Lun Chao, "On Bridging Generic and Personalized
 Federated Learning for Image Classification", ICLR 2022,
 https://arxiv.org/abs/2107.00778, Algorithm 1, with the linear personal head.
-Deviations: BUILD_NOTES.md, FedRoD.
+Deviations: docs/algorithms/fed_rod.md.
 """
 
 import collections
@@ -22,7 +22,6 @@ import tensorflow as tf
 from tff_meta import configurations
 from tff_meta import method
 from tff_meta import weights as weights_lib
-from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import personalizer
 from tff_meta.losses import cross_entropy
@@ -111,12 +110,7 @@ def fed_rod(
     start = collections.OrderedDict(weights, own=client.memory.value)
     trained, report = config.train(loss, start, client.examples, client.seed)
     own = trained.pop('own')
-    return client_work.ClientOutput(
-        weights_lib.subtract(weights, trained),
-        config.weight(client.examples),
-        report,
-        memory=own,
-    )
+    return config.output(weights, trained, report, client.examples, memory=own)
 
   def known_client():
     def start(weights, memory):

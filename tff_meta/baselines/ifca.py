@@ -9,7 +9,7 @@ it as it is, or fine-tunes it first (IFCA-FT in CAFeMe's tables).
 Source: Avishek Ghosh, Jichan Chung, Dong Yin and Kannan Ramchandran, "An
 Efficient Framework for Clustered Federated Learning", NeurIPS 2020,
 https://arxiv.org/abs/2006.04088, Algorithm 1, option II (model averaging).
-Deviations: BUILD_NOTES.md, IFCA.
+Deviations: docs/algorithms/ifca.md.
 """
 
 import dataclasses

@@ -17,7 +17,7 @@ that choice have. The store that is used then has all examples.
 Source: Othmane Marfoq, Giovanni Neglia, Laetitia Kameni and Richard Vidal,
 "Personalized Federated Learning through Local Memorization", ICML 2022,
 https://arxiv.org/abs/2111.09360.
-Deviations: BUILD_NOTES.md, kNN-Per.
+Deviations: docs/algorithms/knn_per.md.
 """
 
 import dataclasses
@@ -29,8 +29,6 @@ from tff_meta import config_checks
 from tff_meta import configurations
 from tff_meta import episodes
 from tff_meta import method
-from tff_meta import weights as weights_lib
-from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import personalizer
 from tff_meta.losses import prototypical
@@ -108,11 +106,7 @@ def knn_per(
   def client_update(weights, client):
     kept, _ = _hold_out(client.examples, config.hold_out_every)
     trained, report = config.train(classifier.loss, weights, kept, client.seed)
-    return client_work.ClientOutput(
-        weights_lib.subtract(weights, trained),
-        config.weight(client.examples),
-        report,
-    )
+    return config.output(weights, trained, report, client.examples)
 
   def client():
     return _build_client(model, config, num_classes)

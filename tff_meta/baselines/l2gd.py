@@ -19,7 +19,7 @@ server's.
 
 Source: Filip Hanzely and Peter Richtarik, "Federated Learning of a Mixture of
 Global and Local Models", 2020, https://arxiv.org/abs/2002.05516, Algorithm 1.
-Deviations: BUILD_NOTES.md, L2GD.
+Deviations: docs/algorithms/l2gd.md.
 """
 
 import dataclasses

@@ -12,7 +12,7 @@ layers afterwards is zero, as everybody's update has one type.)
 Source: Paul Pu Liang, Terrance Liu, Liu Ziyin, Ruslan Salakhutdinov and
 Louis-Philippe Morency, "Think Locally, Act Globally: Federated Learning with
 Local and Global Representations", 2020, https://arxiv.org/abs/2001.01523.
-Deviations: BUILD_NOTES.md, LG-FedAvg.
+Deviations: docs/algorithms/lg_fed_avg.md.
 """
 
 import collections
@@ -143,4 +143,5 @@ def lg_fed_avg(
       new_client=lambda: classifiers.build_client_personalizer(
           classifier, train=train_new
       ),
+      phase_ends={'averaging all layers': config.averaged_rounds},
   )

@@ -9,7 +9,7 @@ a classifier, which classifies by the nearest mean of the client's examples.
 
 Source: "Local" in FedEC's Table 2, which gives no number of epochs, and in
 MetaVers' tables (100 episodes).
-Deviations: BUILD_NOTES.md, Local.
+Deviations: docs/algorithms/local.md.
 """
 
 import dataclasses

@@ -14,7 +14,7 @@ Source: Neel Guha, Ameet Talwalkar and Virginia Smith, "One-Shot Federated
 Learning", 2019, https://arxiv.org/abs/1902.11175; as a baseline: Park et al.,
 "Few-Round Learning for Federated Learning", NeurIPS 2021, Tables 1 to 3,
 "Fine-tuning via one-shot FL".
-Deviations: BUILD_NOTES.md, Fine-tuning via one-shot FL.
+Deviations: docs/algorithms/one_shot_ft.md.
 """
 
 import dataclasses
@@ -26,8 +26,6 @@ from tff_meta import configurations
 from tff_meta import episodes
 from tff_meta import method
 from tff_meta import optimizers
-from tff_meta import weights as weights_lib
-from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import few_round
 from tff_meta.learners import personalizer
@@ -104,11 +102,7 @@ def one_shot_ft(
     trained, report = config.train(
         classifier.loss, weights, client.examples, client.seed
     )
-    return client_work.ClientOutput(
-        weights_lib.subtract(weights, trained),
-        config.weight(client.examples),
-        report,
-    )
+    return config.output(weights, trained, report, client.examples)
 
   return method.Method(
       num_classes,

@@ -8,7 +8,7 @@ gradients, or left out. A client is used after fine-tuning.
 Source: Alireza Fallah, Aryan Mokhtari and Asuman Ozdaglar, "Personalized
 Federated Learning with Theoretical Guarantees: A Model-Agnostic Meta-Learning
 Approach", NeurIPS 2020, https://arxiv.org/abs/2002.07948.
-Deviations: BUILD_NOTES.md, Per-FedAvg.
+Deviations: docs/algorithms/per_fed_avg.md.
 """
 
 from collections.abc import Callable

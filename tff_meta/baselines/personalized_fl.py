@@ -10,7 +10,7 @@ Source: the rows "Personalized FL" of Park et al., "Few-Round Learning for
 Federated Learning", NeurIPS 2021, Tables 1 to 3; the preparation is that of
 Fallah, Mokhtari and Ozdaglar, "Personalized Federated Learning with Theoretical
 Guarantees", NeurIPS 2020, https://arxiv.org/abs/2002.07948.
-Deviations: BUILD_NOTES.md, Personalized FL.
+Deviations: docs/algorithms/personalized_fl.md.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class PersonalizedFlConfig(configurations.Configuration):
+class PersonalizedFlConfig(configurations.Averaged):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
@@ -42,7 +42,6 @@ class PersonalizedFlConfig(configurations.Configuration):
     inner_learning_rate: alpha, of the local epochs.
     meta_learning_rate: beta, of the update of the initial model.
     weight_decay: Coupled L2 coefficient of both.
-    uniform: Clients count alike; otherwise by their number of examples.
     support_fraction: Share of every class's examples that is support.
     prototype_source: Weights that embed a group's prototypes, as in FRL: those
       `'downloaded'` in the round or the client's `'updated'` ones.
@@ -57,7 +56,6 @@ class PersonalizedFlConfig(configurations.Configuration):
   inner_learning_rate: float = 1e-4
   meta_learning_rate: float = 1e-3
   weight_decay: float = 0.0
-  uniform: bool = False
   support_fraction: float = 0.5
   prototype_source: Literal['downloaded', 'updated'] = 'downloaded'
   rounds: int = 3

@@ -12,7 +12,7 @@ between rounds.
 Source: Idan Achituve, Aviv Shamsian, Aviv Navon, Gal Chechik and Ethan Fetaya,
 "Personalized Federated Learning with Gaussian Processes", NeurIPS 2021,
 https://arxiv.org/abs/2106.15482.
-Deviations: BUILD_NOTES.md, pFedGP.
+Deviations: docs/algorithms/pfedgp.md.
 """
 
 import dataclasses

@@ -15,7 +15,7 @@ model is h(v; phi) as it is; a new client fits a v of its own and leaves phi.
 Source: Aviv Shamsian, Aviv Navon, Ethan Fetaya and Gal Chechik, "Personalized
 Federated Learning using Hypernetworks", ICML 2021,
 https://arxiv.org/abs/2103.04628, Algorithm 1.
-Deviations: BUILD_NOTES.md, pFedHN.
+Deviations: docs/algorithms/pfedhn.md.
 """
 
 import collections
@@ -103,24 +103,6 @@ DEMO = dataclasses.replace(
 )
 
 
-def build_hypernetwork(
-    model: model_lib.Model, config: PFedHNConfig, num_classes: int
-) -> hypernetwork_lib.Hypernetwork:
-  """Returns h.
-
-  Args:
-    model: The network whose weights it makes.
-    config: Says how large it is.
-    num_classes: Outputs of that network.
-  """
-  return hypernetwork_lib.Hypernetwork(
-      model.with_head(num_classes),
-      config.embedding_size,
-      config.hidden_layers,
-      config.hidden_units,
-  )
-
-
 def pfedhn(
     model: model_lib.Model, config: PFedHNConfig, num_classes: int
 ) -> method.Method:
@@ -139,7 +121,12 @@ def pfedhn(
   decay.
   """
   classifier = classifiers.LinearClassifier(model, num_classes)
-  hypernetwork = build_hypernetwork(model, config, num_classes)
+  hypernetwork = hypernetwork_lib.Hypernetwork(
+      model.with_head(num_classes),
+      config.embedding_size,
+      config.hidden_layers,
+      config.hidden_units,
+  )
 
   def memory_of(embedding, velocity):
     return collections.OrderedDict(embedding=embedding, velocity=velocity)

@@ -11,7 +11,7 @@ new, is what the same R local rounds make of the server's model.
 Source: Canh T. Dinh, Nguyen H. Tran and Tuan Dung Nguyen, "Personalized
 Federated Learning with Moreau Envelopes", NeurIPS 2020,
 https://arxiv.org/abs/2006.08848, Algorithm 1.
-Deviations: BUILD_NOTES.md, pFedMe.
+Deviations: docs/algorithms/pfedme.md.
 """
 
 import dataclasses
@@ -24,7 +24,6 @@ from tff_meta import configurations
 from tff_meta import episodes
 from tff_meta import method
 from tff_meta import weights as weights_lib
-from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import local_sgd
 from tff_meta.losses import proximal
@@ -32,7 +31,7 @@ from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class PFedMeConfig(configurations.Configuration):
+class PFedMeConfig(configurations.Averaged):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
@@ -47,7 +46,6 @@ class PFedMeConfig(configurations.Configuration):
       steps beyond the double distance diverge.
     weight_decay: Coupled L2 coefficient, of the personal model.
     batch_size: Examples of a minibatch, at least 1.
-    uniform: Clients count alike; otherwise by their number of examples.
   """
 
   learning_rate: float = 0.005
@@ -58,7 +56,6 @@ class PFedMeConfig(configurations.Configuration):
   proximal_weight: float = 15.0
   weight_decay: float = 0.001
   batch_size: int = 20
-  uniform: bool = False
 
   def __post_init__(self):
     super().__post_init__()
@@ -95,11 +92,7 @@ def pfedme(
     trained, _, report = _train(
         classifier, config, weights, client.examples, client.seed
     )
-    return client_work.ClientOutput(
-        weights_lib.subtract(weights, trained),
-        local_sgd.client_weight(tf.size(client.examples.y), config.uniform),
-        report,
-    )
+    return config.output(weights, trained, report, client.examples)
 
   def personal_model(weights, examples, seed):
     # Adaptation's examples may be padded; minibatches are drawn from all.

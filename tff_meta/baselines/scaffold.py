@@ -13,7 +13,7 @@ Source: Sai Praneeth Karimireddy, Satyen Kale, Mehryar Mohri, Sashank J. Reddi,
 Sebastian U. Stich and Ananda Theertha Suresh, "SCAFFOLD: Stochastic Controlled
 Averaging for Federated Learning", ICML 2020, https://arxiv.org/abs/1910.06378,
 Algorithm 1.
-Deviations: BUILD_NOTES.md, SCAFFOLD.
+Deviations: docs/algorithms/scaffold.md.
 """
 
 import collections
@@ -33,7 +33,7 @@ from tff_meta.models import model as model_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class ScaffoldConfig(configurations.Configuration):
+class ScaffoldConfig(configurations.Averaged):
   """Configuration; the defaults are the `paper` preset.
 
   Attributes:
@@ -143,10 +143,11 @@ def scaffold(
     mean = tf.nest.map_structure(
         lambda new, old: tf.where(num_steps > 0, new, old), mean, own
     )
-    return client_work.ClientOutput(
-        weights_lib.subtract(weights, trained),
-        local_sgd.client_weight(tf.size(examples.y), config.uniform),
+    return config.output(
+        weights,
+        trained,
         report,
+        examples,
         signal=weights_lib.subtract(mean, own),
         memory=mean,
     )

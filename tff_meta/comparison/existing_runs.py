@@ -1,21 +1,25 @@
 """A report of runs that exist, wherever they are, and of what differs."""
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 from typing import Any
 
+from tff_meta import plain_files
+from tff_meta import spelling
 from tff_meta.comparison import figures
+from tff_meta.comparison import page
 from tff_meta.comparison import report
 from tff_meta.comparison import results
+from tff_meta.comparison import run_records
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
 from tff_meta.training import metric_writers
-from tff_meta.training import run_config
 from tff_meta.training import run_directory
 from tff_meta.training import sealed_json
 
@@ -27,6 +31,7 @@ _PARTS = {
     'git_commit': 'Code',
     'versions': 'Environment',
     'environment': 'Environment',
+    'platform': 'Environment',
 }
 _ORDER = tuple(dict.fromkeys(['Settings', *_PARTS.values()]))
 _SHOWN = 100  # Characters of a value, which may be anything.
@@ -92,6 +97,7 @@ def read(paths: Sequence[str]) -> list[Run]:
   runs: list[Run] = []
   for number, path in enumerate(paths, 1):
     directory = run_directory.RunDirectory(path)
+    _check_is_there(directory.root)
     record = directory.read_config()
     summary = None
     with contextlib.suppress(FileNotFoundError):
@@ -100,26 +106,33 @@ def read(paths: Sequence[str]) -> list[Run]:
       lacking = directory.config if record is None else directory.summary
       raise ValueError(
           f'Expected a finished run in {path}, found no {lacking.name} there.'
+          f'{_tip(directory, lacking)}'
       )
     if any(directory.root.samefile(run.path) for run in runs):
       raise ValueError(f'Expected each run once, found {path} twice.')
     _check(path, record, summary)
-    record |= {'config': _as_of_now(record['config'])}
+    record |= {'config': run_records.as_of_now(record['config'])}
     runs.append(Run(number, directory.root, record, summary))
   return runs
 
 
-def _as_of_now(config: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a configuration as this version of the library writes it.
+def _check_is_there(root: pathlib.Path) -> None:
+  """Raises if there is no such directory, with a name that may be meant."""
+  if not root.is_dir():
+    others = [p.name for p in root.parent.glob('*') if p.is_dir()]
+    raise ValueError(
+        f'Expected a finished run in {root}, found'
+        f' {plain_files.describe(root)}.{spelling.tip(root.name, others)}'
+    )
 
-  As far as it can be read: one with names that nobody registers any more, or
-  without a field that there is no default of, stays as it is.
-  """
-  config = dict(config)
-  with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-    config = run_config.upgrade(config)
-    config = run_config.from_json(config).to_json()
-  return config
+
+def _tip(directory: run_directory.RunDirectory, lacking: pathlib.Path) -> str:
+  """Returns what to do about a directory that lacks a file of a run."""
+  if runner.is_comparison(directory.root):
+    return ' Tip: it is a comparison, whose runs are in folders called run.'
+  if lacking == directory.summary:
+    return ' Tip: the command that trains it goes on to its end.'
+  return ' Tip: it is the --output_dir of binaries.train.'
 
 
 def _check(path, record, summary) -> None:
@@ -149,36 +162,18 @@ def differences(runs: Sequence[Run]) -> dict[str, dict[int, Any]]:
     Field of config.json (`rounds_done` is of summary.json) -> number of a run
     -> value, without runs that have no such field.
   """
-  flat = {
-      run.number: dict(_flatten(run.record)) | {'rounds_done': run.rounds}
-      for run in runs
+  found = run_records.differences(
+      [dict(run.record) | {'rounds_done': run.rounds} for run in runs]
+  )
+  return {
+      field: {runs[i].number: value for i, value in found[field].items()}
+      for field in sorted(found, key=lambda field: _ORDER.index(_part(field)))
   }
-  fields = dict.fromkeys(field for of_run in flat.values() for field in of_run)
-  found = {
-      field: {n: of_run[field] for n, of_run in flat.items() if field in of_run}
-      for field in fields
-  }
-  differing = {
-      field: values
-      for field, values in found.items()
-      if len(values) < len(runs)
-      or any(value != flat[runs[0].number][field] for value in values.values())
-  }
-  ordered = sorted(differing, key=lambda field: _ORDER.index(_part(field)))
-  return {field: differing[field] for field in ordered}
 
 
 def _part(field: str) -> str:
   """Returns which of `_ORDER` a field is of."""
   return _PARTS.get(field.partition('.')[0], 'Settings')
-
-
-def _flatten(record, prefix='') -> Iterator[tuple[str, Any]]:
-  for name, value in record.items():
-    if isinstance(value, Mapping):
-      yield from _flatten(value, f'{prefix}{name}.')
-    else:
-      yield f'{prefix}{name}', value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,15 +217,36 @@ class RunsReport(report.Report):
           f'Attention: the code of {", ".join(unknown)} is not exactly known:'
           ' no commit is recorded, or one with changes.'
       )
+    sentences += self._mixed_rows()
     fingerprints = collections.defaultdict(set)
     for run in self.runs:
-      data = dict(_flatten(run.record)).get('data.fingerprint')
+      data = dict(run_records.flatten(run.record)).get('data.fingerprint')
       fingerprints[run.dataset, run.seed].add(json.dumps(data))
     return sentences + [
         f'Attention: runs on {dataset} with seed {seed} had different data.'
         for (dataset, seed), found in fingerprints.items()
         if len(found) > 1
     ]
+
+  def _mixed_rows(self) -> list[str]:
+    """Returns a sentence on every row whose mean is over several codes."""
+    sentences = []
+    for setting in self._settings():
+      for row, runs in self._rows(setting).items():
+        found = run_records.differences(
+            [
+                {n: run.record.get(n) for n in _PARTS if n != 'data'}
+                for run in runs
+            ]
+        )
+        parts = dict.fromkeys(_part(field) for field in found)
+        if parts:
+          sentences.append(
+              f'Attention: the seeds of {row} on {setting} are runs of'
+              f' different {" and ".join(parts).lower()}, so that its mean and'
+              ' interval are not of the seed alone.'
+          )
+    return sentences
 
   def notes(self) -> list[tuple[str, Sequence[str]]]:
     """Returns which run is where, and what differs."""
@@ -283,8 +299,22 @@ class RunsReport(report.Report):
     return figures.of_runs(
         {row: [run.path for run in runs] for row, runs in rows.items()},
         self._settings()[setting],
-        figures.row_styles(list(rows)),
+        self.row_styles(),
     )
+
+  def run_links(
+      self, root: pathlib.Path, setting: str, row: str
+  ) -> list[page.RunLink]:
+    """Returns the runs of a row; their commands are not recorded."""
+    return [
+        page.RunLink(
+            run.seed,
+            f'{run.rounds} rounds, run {run.number}',
+            pathlib.Path(os.path.relpath(run.path, root)).as_posix() + '/',
+            '',
+        )
+        for run in self._rows(setting)[row]
+    ]
 
   def _settings(self) -> dict[str, tables.Setting]:
     """Returns data set -> what was measured on it."""

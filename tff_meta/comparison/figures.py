@@ -1,7 +1,12 @@
-"""Pictures of a comparison: learning curves, clients, steps of adaptation."""
+"""Pictures of a comparison: numbers, learning curves, clients, adaptation.
+
+They are SVG without a background, whose ink is dark on a light page and light
+on a dark one. A row of a table has the same colour and marker in all of them.
+"""
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import io
 import math
 import pathlib
@@ -17,6 +22,46 @@ from tff_meta.training import metric_writers
 
 _UNITS = ('clients', 'groups')
 _LEGEND_INCHES = 0.19  # Of a line.
+# Told apart by people who do not see all colours, on white and on black.
+# Source: Paul Tol, Colour Schemes, SRON technical note, 2021, "bright".
+_COLOURS = (
+    '#4477aa',
+    '#ee6677',
+    '#228833',
+    '#ccbb44',
+    '#66ccee',
+    '#aa3377',
+    '#999999',
+)
+_MARKERS = 'o', 's', '^', 'D', 'v', 'P'  # No divisor of 7: 42 pairs.
+_INK = '#010203'  # What becomes the colour of the page's text.
+_INK_STYLE = (
+    '<style>svg { color: #1c2430; } @media (prefers-color-scheme: dark)'
+    ' { svg { color: #dfe5ee; } }</style>'
+)
+_PAGE_STYLE = {
+    **dict.fromkeys(
+        (
+            'axes.edgecolor',
+            'axes.labelcolor',
+            'axes.titlecolor',
+            'boxplot.boxprops.color',
+            'boxplot.capprops.color',
+            'boxplot.flierprops.markeredgecolor',
+            'boxplot.whiskerprops.color',
+            'grid.color',
+            'text.color',
+            'xtick.color',
+            'ytick.color',
+        ),
+        _INK,
+    ),
+    'axes.facecolor': 'none',
+    'figure.facecolor': 'none',
+    'grid.alpha': 0.15,
+    'svg.fonttype': 'none',  # Text stays text.
+    'svg.hashsalt': 'tff_meta',  # The same picture has the same bytes.
+}
 
 
 class Picture(NamedTuple):
@@ -24,7 +69,7 @@ class Picture(NamedTuple):
 
   Attributes:
     caption: What is seen.
-    base64: A PNG.
+    base64: An SVG.
   """
 
   caption: str
@@ -81,35 +126,136 @@ def of_runs(
     Those pictures that there is something to see in.
   """
   protocol, suffix = _protocol(setting)
-  pictures = [
-      _accuracy_curves(runs, styles),
-      _losses(runs, styles),
-      _distribution(runs, styles, protocol, suffix),
-      _adaptation(runs, styles, protocol, suffix),
-  ]
+  with _style():
+    pictures = [
+        _accuracy_curves(runs, styles),
+        _losses(runs, styles),
+        _distribution(runs, styles, protocol, suffix),
+        _adaptation(runs, styles, protocol, suffix),
+    ]
   return [picture for picture in pictures if picture is not None]
 
 
 def row_styles(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-  """Chooses how rows are drawn, so that no two of up to 40 look the same.
+  """Chooses how rows are drawn, so that no two of up to 42 look the same.
 
   Args:
     names: Of all rows of a table, so that a row looks the same in all settings.
 
   Returns:
-    Row -> `color` and `linestyle` for matplotlib: ten colours, the same ten
-    lighter, then all of them dashed.
+    Row -> `color` and `marker` for matplotlib.
   """
-  # Each colour of tab20 is followed by the same one lighter.
-  paired = _pyplot().get_cmap('tab20').colors
-  colours = paired[::2] + paired[1::2]
   return {
       name: {
-          'color': colours[i % len(colours)],
-          'linestyle': '-' if i < len(colours) else '--',
+          'color': _COLOURS[i % len(_COLOURS)],
+          'marker': _MARKERS[i % len(_MARKERS)],
       }
       for i, name in enumerate(names)
   }
+
+
+def of_numbers(
+    entries: Sequence[results.Entry], styles: Mapping[str, Mapping[str, Any]]
+) -> Picture | None:
+  """Draws ours against published or, where nothing is, ours alone.
+
+  Args:
+    entries: Of the first measure of every setting.
+    styles: From `row_styles`, of these rows at least.
+
+  Returns:
+    None if there is nothing to see.
+  """
+  ours = [entry for entry in entries if entry.mean is not None]
+  compared = [entry for entry in ours if entry.published is not None]
+  with _style():
+    if compared:
+      return _against_published(compared, styles)
+    return _side_by_side(ours, styles) if ours else None
+
+
+def _against_published(entries, styles) -> Picture:
+  plt = _pyplot()
+  figure, axes = plt.subplots(figsize=(4.6, 4.2), layout='constrained')
+  settings = list(dict.fromkeys(entry.setting for entry in entries))
+  for entry in entries:
+    axes.errorbar(
+        entry.published.value,
+        entry.mean,
+        entry.half_width,
+        **styles[entry.row],
+        markerfacecolor=(
+            styles[entry.row]['color']
+            if entry.setting == settings[0]
+            else 'none'
+        ),
+        markersize=7,
+        linewidth=1,
+        alpha=0.9,
+    )
+  ends = [entry.mean for entry in entries]
+  ends += [entry.published.value for entry in entries]
+  margin = 0.08 * (max(ends) - min(ends)) or 1
+  limits = min(ends) - margin, max(ends) + margin
+  axes.plot(limits, limits, color=_INK, linewidth=0.8, alpha=0.6)
+  axes.set(
+      xlim=limits,
+      ylim=limits,
+      xlabel='published, percent',
+      ylabel='ours, percent',
+      aspect='equal',
+  )
+  axes.grid()
+  hollow = ''
+  if len(settings) > 1:
+    hollow = f' Full markers: {settings[0]}; hollow ones: the other settings.'
+  return _picture(
+      plt,
+      figure,
+      f'Ours against published ({entries[0].measure}): on the line they are'
+      ' equal, above it ours is more. Bars: 95 % intervals over'
+      f' seeds.{hollow}',
+  )
+
+
+def _side_by_side(entries, styles) -> Picture:
+  plt = _pyplot()
+  settings = list(dict.fromkeys(entry.setting for entry in entries))
+  rows = list(dict.fromkeys(entry.row for entry in entries))[::-1]
+  across = min(2, len(settings))
+  down = math.ceil(len(settings) / across)
+  figure, grid = plt.subplots(
+      down,
+      across,
+      figsize=(5.4, down * (0.7 + 0.2 * len(rows))),
+      layout='constrained',
+      squeeze=False,
+      sharey=True,
+  )
+  for axes, setting in zip(grid.flat, settings, strict=False):
+    for entry in entries:
+      if entry.setting == setting:
+        axes.errorbar(
+            entry.mean,
+            rows.index(entry.row),
+            xerr=entry.half_width,
+            **styles[entry.row],
+            markersize=6,
+            linewidth=1,
+        )
+    axes.set_title(escapes.picture_text(setting), fontsize='medium')
+    axes.set_xlabel('percent')
+    axes.set_yticks(range(len(rows)), [escapes.picture_text(r) for r in rows])
+    axes.set_ylim(-0.7, len(rows) - 0.3)
+    axes.grid(axis='x')
+  for axes in grid.flat[len(settings) :]:
+    axes.set_axis_off()
+  return _picture(
+      plt,
+      figure,
+      f'{entries[0].measure}: means over seeds. Bars: 95 % intervals where'
+      ' there is more than one seed.',
+  )
 
 
 def _protocol(setting: tables.Setting) -> tuple[str, str]:
@@ -232,7 +378,7 @@ def _distribution(runs, styles, protocol, suffix) -> Picture | None:
     return None
   plt = _pyplot()
   figure, axes = plt.subplots(
-      figsize=(9, 0.8 + 0.42 * len(accuracies)), layout='constrained'
+      figsize=(8, 0.8 + 0.36 * len(accuracies)), layout='constrained'
   )
   names = list(accuracies)[::-1]
   boxes = axes.boxplot(
@@ -241,13 +387,18 @@ def _distribution(runs, styles, protocol, suffix) -> Picture | None:
       tick_labels=[escapes.picture_text(name) for name in names],
       patch_artist=True,
       widths=0.6,
-      medianprops={'color': 'black'},
-      flierprops={'marker': '.', 'markersize': 3, 'alpha': 0.5},
+      medianprops={'color': _INK},
+      flierprops={
+          'marker': '.',
+          'markersize': 3,
+          'alpha': 0.5,
+          'markeredgecolor': _INK,
+      },
   )
   for box, name in zip(boxes['boxes'], names, strict=True):
     box.set(facecolor=styles[name]['color'], alpha=0.55)
   axes.set_xlabel('accuracy, percent')
-  axes.grid(axis='x', alpha=0.3)
+  axes.grid(axis='x')
   return _picture(
       plt,
       figure,
@@ -292,8 +443,8 @@ def _lines(
   if not curves:
     return None
   plt = _pyplot()
-  height = max(3.8, 0.4 + _LEGEND_INCHES * len(curves))
-  figure, axes = plt.subplots(figsize=(9, height), layout='constrained')
+  height = max(3.6, 0.4 + _LEGEND_INCHES * len(curves))
+  figure, axes = plt.subplots(figsize=(8, height), layout='constrained')
   for row, (x, values) in curves.items():
     y = values.mean(0)
     if len(values) > 1 and not smooth:
@@ -310,29 +461,38 @@ def _lines(
       window = max(1, len(y) // 50)
       y = np.convolve(y, np.ones(window) / window, 'valid')
       x = x[window - 1 :]
-    step = max(1, math.ceil(len(x) / 400))
-    marker = 'o' if len(x) < 40 else ''
+    step = max(1, math.ceil(len(x) / 300))
+    shown = x[::step]
     axes.plot(
-        x[::step],
+        shown,
         scale * y[::step],
         **styles[row],
         label=escapes.picture_text(row),
-        marker=marker,
-        markersize=3,
+        markevery=max(1, len(shown) // 10),
+        markersize=4.5,
         linewidth=1.4,
     )
   axes.set(xlabel=x_label, ylabel=y_label)
   axes.xaxis.get_major_locator().set_params(integer=True)
-  axes.grid(alpha=0.3)
+  axes.grid()
   figure.legend(loc='outside right upper', fontsize='small', frameon=False)
   return _picture(plt, figure, caption)
 
 
 def _picture(plt, figure, caption) -> Picture:
-  buffer = io.BytesIO()
-  figure.savefig(buffer, format='png', dpi=110)
+  buffer = io.StringIO()
+  figure.savefig(buffer, format='svg', metadata={'Date': None})
   plt.close(figure)
-  return Picture(caption, base64.b64encode(buffer.getvalue()).decode())
+  content = buffer.getvalue().replace(_INK, 'currentColor')
+  content = content.replace('<defs>', f'{_INK_STYLE}<defs>', 1)
+  return Picture(caption, base64.b64encode(content.encode()).decode())
+
+
+@contextlib.contextmanager
+def _style() -> Iterator[None]:
+  """Draws pictures for a page that is light or dark, as its reader likes."""
+  with _pyplot().rc_context(_PAGE_STYLE):
+    yield
 
 
 def _pyplot():

@@ -7,24 +7,29 @@ has no number says why.
 from collections.abc import Sequence
 import csv
 import dataclasses
-import html
 import io
 import itertools
 import pathlib
+import shlex
 from typing import Any
 
 from tff_meta import escapes
+from tff_meta import plain_files
+from tff_meta.comparison import cell_texts
 from tff_meta.comparison import figures
+from tff_meta.comparison import page
+from tff_meta.comparison import provenance as provenance_lib
 from tff_meta.comparison import results
+from tff_meta.comparison import runner
 from tff_meta.comparison import tables
 from tff_meta.training import atomic_files
+from tff_meta.training import sealed_json
 
 NUMBERS = (
     'Numbers are percent: the mean over seeds, with its 95 % interval where'
     ' there is more than one seed; in parentheses a spread within a run, as it'
     ' says there'
 )
-_NONE = '–'
 
 
 class Report:
@@ -34,15 +39,23 @@ class Report:
     title: One line.
     entries: All numbers, setting by setting and row by row.
     command: What makes the report again.
+    numbers: What numbers are, for readers of the page.
+    banner: What every reader has to know first; empty for nothing.
   """
 
   title: str
   entries: Sequence[results.Entry]
   command: str
+  numbers: str = f'{NUMBERS}.'
+  banner: str = ''
 
   def header(self) -> list[str]:
     """Returns sentences on what was run."""
     raise NotImplementedError
+
+  def page_header(self) -> list[str]:
+    """Returns those of `header` that the page shows at once."""
+    return self.header()
 
   def notes(self) -> list[tuple[str, Sequence[str]]]:
     """Returns titles with sentences that stand below the tables."""
@@ -55,6 +68,20 @@ class Report:
   def pictures(self, root: pathlib.Path, setting: str) -> list[figures.Picture]:
     """Draws the runs of a setting; `root` is where the report is."""
     raise NotImplementedError
+
+  def run_links(
+      self, root: pathlib.Path, setting: str, row: str
+  ) -> list[page.RunLink]:
+    """Returns the runs of a row; `root` is where the report is."""
+    raise NotImplementedError
+
+  def row_styles(self) -> dict[str, dict[str, Any]]:
+    """Returns how rows are drawn in all pictures, see `figures`."""
+    return figures.row_styles(list(dict.fromkeys(e.row for e in self.entries)))
+
+  def provenance_notes(self) -> Sequence[provenance_lib.Note]:
+    """Returns what the page says, folded, of the runs' code and data."""
+    return ()
 
   def sections(self) -> list[tuple[str, Sequence[str]]]:
     """Returns `notes`, and what has no number, if there is any."""
@@ -102,6 +129,9 @@ class Comparison(Report):
     entries: From `results.collect`.
     provenance: From `results.provenance`.
     command: What makes the report again.
+    program: Command of the training program, which cells add their flags to;
+      empty if it is not to be shown.
+    details: From `provenance.notes`.
   """
 
   table: tables.Table
@@ -110,8 +140,14 @@ class Comparison(Report):
   entries: Sequence[results.Entry]
   provenance: Sequence[str]
   command: str
+  program: Sequence[str] = ()
+  details: Sequence[provenance_lib.Note] = ()
 
   def header(self) -> list[str]:
+    """Returns sentences on what was run, and of what code and data."""
+    return [*self.page_header(), *self.provenance]
+
+  def page_header(self) -> list[str]:
     """Returns sentences on what was run."""
     scale = self.table.scale(self.scale)
     seeds = sorted({cell.seed for cell in self.cells})
@@ -146,13 +182,33 @@ class Comparison(Report):
             if self.table.spread
             else []
         ),
-        *self.provenance,
     ]
 
   @property
   def title(self) -> str:  # type: ignore[override]  # Nobody sets it.
     """That of the table."""
     return self.table.title
+
+  @property
+  def numbers(self) -> str:  # type: ignore[override]  # Nobody sets it.
+    """With what stands behind published numbers."""
+    spread = self.table.spread
+    behind = (
+        f' Behind a published number stands its {spread}.' if spread else ''
+    )
+    if self.table.source == 'ours':
+      return f'{NUMBERS}.'
+    return f'{NUMBERS}; differences are ours minus published.{behind}'
+
+  @property
+  def banner(self) -> str:  # type: ignore[override]  # Nobody sets it.
+    """Says of the smoke scale that it is no experiment."""
+    if self.scale != 'smoke':
+      return ''
+    return (
+        'This is the smoke scale, a few rounds that show that everything runs.'
+        ' Its numbers say nothing about the methods.'
+    )
 
   def notes(self) -> list[tuple[str, Sequence[str]]]:
     """Returns those of the table."""
@@ -166,6 +222,35 @@ class Comparison(Report):
     """Draws the finished cells."""
     return figures.of_setting(root, self.table, self.cells, setting)
 
+  def row_styles(self) -> dict[str, dict[str, Any]]:
+    """Returns those of all rows of the table, run here or not."""
+    return figures.row_styles([row.name for row in self.table.rows])
+
+  def run_links(
+      self, root: pathlib.Path, setting: str, row: str
+  ) -> list[page.RunLink]:
+    """Returns the row's cells, each with the flags that it was run with."""
+    links = []
+    for cell in self.cells:
+      if (cell.setting, cell.row) != (setting, row):
+        continue
+      outcome = runner.CellFolder(root, cell).outcome()
+      ran = dataclasses.replace(cell, flags=outcome.flags or cell.flags)
+      command = runner.command(self.program, pathlib.Path('DIR'), ran)
+      links.append(
+          page.RunLink(
+              cell.seed,
+              outcome.state,
+              f'{cell.folder}/',
+              shlex.join(command) if self.program else '',
+          )
+      )
+    return links
+
+  def provenance_notes(self) -> Sequence[provenance_lib.Note]:
+    """Returns which cell is of which code and data."""
+    return self.details
+
 
 def write(root: pathlib.Path, report: Report) -> None:
   """Writes `table.md`, `table.csv`, `table.json` and `report.html`.
@@ -174,7 +259,7 @@ def write(root: pathlib.Path, report: Report) -> None:
     root: The directory, where a comparison's runs are read, too.
     report: What to write.
   """
-  page = _html(root, report)  # First: this is where something may fail.
+  html = page.render(root, report)  # First: here something may fail.
   atomic_files.write_bytes(root / 'table.md', markdown(report).encode())
   atomic_files.write_bytes(root / 'table.csv', _csv(report))
   atomic_files.write_json(
@@ -186,7 +271,23 @@ def write(root: pathlib.Path, report: Report) -> None:
           'entries': [entry.to_json() for entry in report.entries],
       },
   )
-  atomic_files.write_bytes(root / 'report.html', page.encode())
+  atomic_files.write_bytes(root / 'report.html', html.encode())
+
+
+def stored_command(root: pathlib.Path) -> str | None:
+  """Returns the command that `table.json` has, None if it has none.
+
+  Args:
+    root: The directory of a report that was written before.
+  """
+  try:
+    content = sealed_json.parse(
+        plain_files.read_bytes(root / 'table.json', plain_files.MAX_JSON_BYTES)
+    )
+  except (OSError, ValueError):
+    return None
+  command = content.get('command')
+  return command if isinstance(command, str) else None
 
 
 def markdown(report: Report) -> str:
@@ -228,42 +329,13 @@ def _grid(rows: list[list[results.Entry]]) -> list[list[str]]:
   for row in rows:
     line = [row[0].row]
     for entry, has_published in zip(row, published, strict=True):
-      line.append(_ours(entry))
-      line += [_published(entry), _difference(entry)] if has_published else []
-    finished = len(row[0].values)
-    seeds = f'{finished} of {len(row[0].states)}' if row[0].states else _NONE
-    is_known = row[0].states and row[0].hours is not None
-    hours = f'{row[0].hours:.2f}' if is_known else _NONE
-    body.append([*line, seeds, hours])
+      line.append(
+          f'{cell_texts.ours(entry)} {cell_texts.spread(entry)}'.strip()
+      )
+      if has_published:
+        line += [cell_texts.published(entry), cell_texts.difference(entry)]
+    body.append([*line, cell_texts.seeds(row[0]), cell_texts.hours(row[0])])
   return [header, *body]
-
-
-def _ours(entry: results.Entry) -> str:
-  if not entry.states:
-    return 'not run here'
-  if entry.mean is None:
-    # Never a number where there is none: say how the seeds stand.
-    states = dict.fromkeys(entry.states.values())
-    return ', '.join('no number' if s == 'finished' else s for s in states)
-  text = f'{entry.mean:.2f}'
-  if entry.half_width is not None:
-    text += f' ± {entry.half_width:.2f}'
-  if entry.spread is not None:
-    text += f' (± {entry.spread:.2f}, {entry.spread_name})'
-  return text
-
-
-def _published(entry: results.Entry) -> str:
-  if entry.published is None:
-    return _NONE
-  spread = entry.published.spread
-  return f'{entry.published.value:g}' + (
-      '' if spread is None else f' ± {spread:g}'
-  )
-
-
-def _difference(entry: results.Entry) -> str:
-  return _NONE if entry.difference is None else f'{entry.difference:+.2f}'
 
 
 def _first_measures(entries):
@@ -283,79 +355,3 @@ def _csv(report: Report) -> bytes:
   writer.writeheader()
   writer.writerows(rows)
   return text.getvalue().encode()
-
-
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1c2430; margin: 0 auto;
-  max-width: 1290px; padding: 1.5rem; }
-h1 { font-size: 1.5rem; margin-bottom: .3rem; }
-h2 { font-size: 1.15rem; margin-top: 2.2rem; border-bottom: 1px solid #d5dbe3; }
-h3 { font-size: 1rem; margin-bottom: .2rem; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 14px;
-  font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .4rem; text-align: right; vertical-align: top;
-  white-space: nowrap;
-  border-bottom: 1px solid #e4e8ee; }
-th:first-child, td:first-child { text-align: left; }
-th { border-bottom: 2px solid #9aa6b5; font-weight: 600; }
-th, small { white-space: normal; }
-small, td.published { color: #5a6675; }
-td.none { color: #a03030; }
-figure { margin: 1rem 0; }
-img { max-width: 100%; height: auto; }
-figcaption { color: #5a6675; font-size: .9rem; }
-code { background: #f1f4f8; padding: .1rem .3rem; overflow-wrap: anywhere; }
-"""
-
-
-def _html(root: pathlib.Path, report: Report) -> str:
-  """Returns a page that needs no other file."""
-  parts = [
-      '<!doctype html><html lang="en"><head><meta charset="utf-8">',
-      '<meta name="viewport" content="width=device-width, initial-scale=1">',
-      f'<title>{html.escape(report.title)}</title>',
-      f'<style>{_STYLE}</style></head><body>',
-      f'<h1>{html.escape(report.title)}</h1>',
-      _list(report.header()),
-      f'<p><code>{html.escape(report.command)}</code></p>',
-  ]
-  for setting, rows in report.by_setting():
-    parts.append(f'<h2>{html.escape(setting)}</h2>')
-    parts.append(_html_table(rows))
-    for picture in report.pictures(root, setting):
-      caption = html.escape(picture.caption)
-      parts.append(
-          f'<figure><img alt="{caption}" src="data:image/png;base64,'
-          f'{picture.base64}"><figcaption>{caption}</figcaption></figure>'
-      )
-  for title, sentences in report.sections():
-    parts += [f'<h2>{title}</h2>', _list(sentences)]
-  return '\n'.join([*parts, '</body></html>\n'])
-
-
-def _html_table(rows) -> str:
-  header, *body = _grid(rows)
-  lines = ['<div class="wide"><table><tr>']
-  lines += [f'<th>{html.escape(name)}</th>' for name in header]
-  lines.append('</tr>')
-  for cells in body:
-    lines.append('<tr>')
-    for name, cell in zip(header, cells, strict=True):
-      if name == 'Method':
-        lines.append(f'<td>{html.escape(cell)}</td>')
-        continue
-      kind = 'published' if name == 'published' else ''
-      if name not in ('seeds', 'hours') and not any(c.isdigit() for c in cell):
-        kind = 'published' if cell == _NONE else 'none'
-      # A run's own spread goes below: the table fits a laptop's screen.
-      number, bracket, spread = html.escape(cell).partition(' (')
-      text = number + (f'<br><small>({spread}</small>' if bracket else '')
-      lines.append(f'<td class="{kind}">{text}</td>')
-    lines.append('</tr>')
-  return ''.join([*lines, '</table></div>'])
-
-
-def _list(sentences) -> str:
-  items = ''.join(f'<li>{html.escape(s)}</li>' for s in sentences)
-  return f'<ul>{items}</ul>'

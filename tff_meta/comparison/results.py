@@ -1,7 +1,7 @@
 """What came out of the cells of a comparison, beside the published numbers."""
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import math
 import pathlib
@@ -31,6 +31,7 @@ class Entry:
     states: Seed -> how its cell stands; empty if the row is not run here.
     problems: Seed -> why its cell failed, or why a finished one has no number.
     hours: Wall clock of all its cells; None if unknown.
+    lower_is_better: Whether the least number is the best one.
   """
 
   row: str
@@ -43,6 +44,7 @@ class Entry:
   states: Mapping[int, runner.State]
   problems: Mapping[int, str]
   hours: float | None
+  lower_is_better: bool = False
 
   @property
   def mean(self) -> float | None:
@@ -59,10 +61,7 @@ class Entry:
   @property
   def half_width(self) -> float | None:
     """Half of the 95 % interval of the mean over seeds (Student's t)."""
-    if self.std is None:
-      return None
-    n = len(self.values)
-    return float(stats.t.ppf(0.975, n - 1)) * self.std / math.sqrt(n)
+    return _half_width(list(self.values.values()))
 
   @property
   def difference(self) -> float | None:
@@ -101,6 +100,96 @@ class Entry:
         'missing': self.missing,
         'hours': self.hours,
     }
+
+
+def _half_width(values: Sequence[float]) -> float | None:
+  """Returns half of a mean's 95 % interval, None for fewer than two values."""
+  n = len(values)
+  if n < 2:
+    return None
+  std = statistics.stdev(values)
+  return float(stats.t.ppf(0.975, n - 1)) * std / math.sqrt(n)
+
+
+def mean(entry: Entry) -> float | None:
+  """Returns our number."""
+  return entry.mean
+
+
+def published(entry: Entry) -> float | None:
+  """Returns the paper's number."""
+  return None if entry.published is None else entry.published.value
+
+
+def best(
+    entries: Iterable[Entry], number: Callable[[Entry], float | None]
+) -> list[Entry]:
+  """Returns the entries of the best number, to two decimals; none without any.
+
+  Args:
+    entries: Of one measure in one setting.
+    number: `mean` or `published`.
+  """
+  found = [
+      (-value if entry.lower_is_better else value, entry)
+      for entry in entries
+      for value in [number(entry)]
+      if value is not None
+  ]
+  top = max((round(value, 2) for value, _ in found), default=None)
+  return [entry for value, entry in found if round(value, 2) == top]
+
+
+@dataclasses.dataclass(frozen=True)
+class Paired:
+  """How far a row is from another one, seed by seed; in percentage points.
+
+  Attributes:
+    row: Name of the row.
+    other: Name of the other.
+    values: Seed that both have -> number of the row minus that of the other.
+  """
+
+  row: str
+  other: str
+  values: Mapping[int, float]
+
+  @property
+  def mean(self) -> float:
+    """The mean over seeds."""
+    return statistics.fmean(self.values.values())
+
+  @property
+  def half_width(self) -> float | None:
+    """Half of the mean's 95 % interval (Student's t), None for one seed."""
+    return _half_width(list(self.values.values()))
+
+
+def paired_with_best(entries: Sequence[Entry]) -> list[Paired]:
+  """Returns the differences of all other rows from the best one.
+
+  Args:
+    entries: Of one measure in one setting.
+
+  Returns:
+    In their order; rows without a seed in common with the best one are left
+    out.
+  """
+  first = next(iter(best(entries, mean)), None)
+  if first is None:
+    return []
+  return [
+      Paired(entry.row, first.row, differences)
+      for entry in entries
+      for differences in [
+          {
+              seed: value - first.values[seed]
+              for seed, value in entry.values.items()
+              if seed in first.values
+          }
+      ]
+      if entry is not first and differences
+  ]
 
 
 def collect(
@@ -192,9 +281,24 @@ def of_row(
             states={seed: o.state for seed, o in outcomes.items()},
             problems=problems,
             hours=hours,
+            lower_is_better=measure.lower_is_better,
         )
     )
   return entries
+
+
+def sentence(root: pathlib.Path, table: tables.Table, cell: tables.Cell) -> str:
+  """Returns the first number of a finished cell, empty if it has none.
+
+  Args:
+    root: The comparison's directory.
+    table: The table.
+    cell: The cell.
+  """
+  measure = table.setting(cell.setting).measures[0]
+  summary = read_json(runner.CellFolder(root, cell).run / 'summary.json')
+  value = tables.read(summary, measure.path)
+  return '' if value is None else f'with {100 * value:.2f} % ({measure.name})'
 
 
 def is_complete(root: pathlib.Path, cell: tables.Cell) -> bool:

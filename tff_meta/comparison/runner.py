@@ -23,6 +23,7 @@ import time
 from typing import Any, get_args, Literal
 
 from tff_meta import plain_files
+from tff_meta import progress
 from tff_meta.comparison import tables
 from tff_meta.execution import native
 from tff_meta.training import atomic_files
@@ -35,10 +36,11 @@ RUN_AGAIN = (
     'Tip: remove its cell.json, or its whole folder if config.json is lost, and'
     ' the next comparison there runs it again.'
 )
-_CLAIM = 'comparison.json'
+CLAIM = 'comparison.json'
 _POLL_SECONDS = 0.2
 _SECONDS_BETWEEN_WRITES = 30
 _SECONDS_TO_SAVE = 600
+_LONGEST_LINE = 2**16
 
 
 class ComparisonError(ValueError):
@@ -122,7 +124,7 @@ def seeds(root: pathlib.Path) -> list[int]:
 
 def is_comparison(root: pathlib.Path) -> bool:
   """Returns whether a directory is that of a comparison."""
-  return (root / _CLAIM).exists()
+  return (root / CLAIM).exists()
 
 
 def check_claim(root: pathlib.Path, **what: str) -> None:
@@ -136,7 +138,7 @@ def check_claim(root: pathlib.Path, **what: str) -> None:
   Raises:
     ComparisonError: If it is another's, or holds other files, or is a file.
   """
-  path = root / _CLAIM
+  path = root / CLAIM
   if os.path.lexists(root) and not root.is_dir():
     raise ComparisonError(
         f'Expected {root} to be a directory, found'
@@ -159,7 +161,7 @@ def check_claim(root: pathlib.Path, **what: str) -> None:
   if found != what:
     raise ComparisonError(
         f'Expected {root} to hold a comparison of {_flags(what)}, found'
-        f' {_flags(found)} in {_CLAIM}. Tip: ask for that, or give another'
+        f' {_flags(found)} in {CLAIM}. Tip: ask for that, or give another'
         ' directory.'
     )
 
@@ -175,7 +177,7 @@ def claim(root: pathlib.Path, **what: str) -> None:
     ComparisonError: As `check_claim`.
   """
   check_claim(root, **what)
-  atomic_files.write_json(root / _CLAIM, what)
+  atomic_files.write_json(root / CLAIM, what)
 
 
 def _flags(content) -> str:
@@ -228,6 +230,7 @@ class Runner:
       places: Mapping[str, str],
       report: Callable[[str], None],
       changed: Callable[[], None],
+      result: Callable[[tables.Cell], str] = lambda _: '',
   ):
     """Prepares.
 
@@ -241,6 +244,7 @@ class Runner:
       report: Called with a line when a cell begins or ends.
       changed: Called after a cell has ended, not by two threads at once; an
         error in it is reported and stops nothing.
+      result: Cell -> what came out of it, in a few words, once it is finished.
     """
     self._root = root
     self._program = list(program)
@@ -249,6 +253,8 @@ class Runner:
     self._places = dict(places)
     self._report = report
     self._changed = changed
+    self._result = result
+    self._running: dict[str, pathlib.Path] = {}  # Folder of a cell -> log.
     self._lock = threading.Lock()
     self._stopped = threading.Event()
     self._killed = threading.Event()
@@ -282,6 +288,7 @@ class Runner:
     ]
     numbered = iter(list(enumerate(todo, 1)))
     errors: list[BaseException] = []
+    ended: list[tables.Cell] = []
 
     def work():
       try:
@@ -291,18 +298,29 @@ class Runner:
           if cell is None:
             return
           self._run_cell(cell, f'[{number}/{len(todo)}] {cell.folder}')
+          with self._lock:
+            ended.append(cell)
+            shown.update(len(ended))
       except Exception as error:  # Raised again in the caller's thread.
         errors.append(error)
 
     threads = [
         threading.Thread(target=work) for _ in range(min(processes, len(todo)))
     ]
-    for thread in threads:
-      thread.start()
-    for thread in threads:
-      thread.join()
+    with progress.Progress(
+        'run', len(todo), 'runs', status=self._now_running
+    ) as shown:
+      for thread in threads:
+        thread.start()
+      for thread in threads:
+        thread.join()
     if errors:
       raise errors[0]
+
+  def _now_running(self) -> str:
+    """Returns what the running programs have printed last."""
+    running = list(self._running.items())
+    return '; '.join(f'{name}: {_last_line(log)}' for name, log in running)
 
   def _run_cell(self, cell: tables.Cell, label: str) -> None:
     folder = CellFolder(self._root, cell)
@@ -315,7 +333,11 @@ class Runner:
       folder.write(Outcome(state, seconds, problem, cell.flags))
 
     write('running')
-    exit_code = self._execute(cell, folder, lambda: write('running'))
+    self._running[cell.folder] = folder.log
+    try:
+      exit_code = self._execute(cell, folder, lambda: write('running'))
+    finally:
+      del self._running[cell.folder]
     state: State = 'finished'
     problem = ''
     if exit_code and self.stopped:
@@ -327,7 +349,9 @@ class Runner:
     elif exit_code:
       state, problem = 'failed', self._without_places(_last_line(folder.log))
     write(state, problem)
-    self._report(f'{label}: {state} {problem}'.rstrip())
+    told = problem or (self._result(cell) if state == 'finished' else '')
+    took = progress.duration(time.monotonic() - started)
+    self._report(f'{label}: {state} after {took} {told}'.rstrip())
     with self._lock:
       try:
         self._changed()
@@ -424,6 +448,11 @@ def environment(processes: int) -> dict[str, str]:
 
 
 def _last_line(log: pathlib.Path) -> str:
-  lines = log.read_text('utf-8', errors='replace').split('\n')
+  try:
+    with open(log, 'rb') as file:
+      file.seek(max(0, os.fstat(file.fileno()).st_size - _LONGEST_LINE))
+      lines = file.read().decode('utf-8', errors='replace').split('\n')
+  except FileNotFoundError:
+    lines = []
   lines = [line.strip() for line in lines if line.strip()]
   return lines[-1] if lines else 'It printed nothing.'

@@ -46,12 +46,14 @@ class Measure:
     spread_path: Where the spread is that the paper prints beside it (also a
       share), or None.
     spread_name: What that spread is.
+    lower_is_better: Whether the least number is the best one.
   """
 
   name: str
   path: str
   spread_path: str | None = None
   spread_name: str = 'std over clients'
+  lower_is_better: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,6 +167,11 @@ class Table:
   def setting(self, name: str) -> Setting:
     """Returns the setting of a name."""
     return next(s for s in self.settings if s.name == name)
+
+  @property
+  def default_scale(self) -> str:
+    """The scale `cpu`, or the first one of a table without it."""
+    return 'cpu' if 'cpu' in self.scales else next(iter(self.scales), 'cpu')
 
   def scale(self, name: str) -> Scale:
     """Returns the scale of a name.

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
-import tqdm
 
 from tff_meta import episodes
 from tff_meta import machine
+from tff_meta import progress
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import federated_dataset
 from tff_meta.data import groups as groups_lib
@@ -52,12 +52,15 @@ class ClientProtocol:
       all of `part`; otherwise the share, in (0, 1), of `part` to adapt on,
       floor(fraction * n) examples at random, the rest being tested on.
     seed: Of that split and of the adaptation.
+    most: How many clients at most, evenly spaced among those that could be
+      tested; None for all.
   """
 
   role: str
   part: str
   support_fraction: float | None
   seed: int
+  most: int | None = None
 
   def __post_init__(self):
     fraction = self.support_fraction
@@ -67,13 +70,24 @@ class ClientProtocol:
           f' part, found {fraction}.'
       )
 
+  def client_ids(
+      self, dataset: federated_dataset.FederatedDataset
+  ) -> list[str]:
+    """Returns who is tested; who has nothing to be tested on is left out."""
+    ids = [
+        client_id
+        for client_id in dataset.client_ids(self.role)
+        if dataset.num_examples(client_id, self.part)
+    ]
+    if self.most is None or self.most >= len(ids):
+      return ids
+    return [ids[i * len(ids) // self.most] for i in range(self.most)]
+
   def tasks(
       self, dataset: federated_dataset.FederatedDataset
   ) -> Iterator[ClientTask]:
-    """Yields the clients; those with nothing to be tested on are left out."""
-    for client_id in dataset.client_ids(self.role):
-      if not dataset.num_examples(client_id, self.part):
-        continue
+    """Yields the clients of `client_ids`."""
+    for client_id in self.client_ids(dataset):
       client, salt = dataset.client(client_id), dataset.salt(client_id)
       support, query = client.train, getattr(client, self.part)
       if self.support_fraction is not None:
@@ -305,6 +319,7 @@ def evaluate_clients(
     seed: int,
     bank: Any = (),
     restrict_f1: bool = False,
+    num_tasks: int | None = None,
 ) -> client_metrics.Report:
   """Adapts to each client and tests it.
 
@@ -316,6 +331,8 @@ def evaluate_clients(
     seed: As for `ask_clients`.
     bank: As for `ask_clients`.
     restrict_f1: See `client_metrics.macro_f1`.
+    num_tasks: How many clients there are, to tell how far it is; None if nobody
+      knows.
 
   Returns:
     The report of every client.
@@ -324,16 +341,17 @@ def evaluate_clients(
     ValueError: If there is no client.
   """
   weights, bank = tf.nest.map_structure(tf.convert_to_tensor, (weights, bank))
-  clients = (
-      (memory_of(task.client_id), task)
-      for task in tqdm.tqdm(tasks, unit='client', leave=False, disable=None)
-  )
-  answers = []
-  for together in group_evaluation.batches(clients):
-    memories, own = zip(*together, strict=True)
-    answers += ask_clients(
-        client_test, weights, memories, own, seed=seed, bank=bank
-    )
+  clients = ((memory_of(task.client_id), task) for task in tasks)
+  answers: list[client_metrics.Answers] = []
+  with progress.Progress(
+      'clients tested', num_tasks, 'clients', first=group_evaluation.TRACED
+  ) as shown:
+    for together in group_evaluation.batches(clients):
+      memories, own = zip(*together, strict=True)
+      answers += ask_clients(
+          client_test, weights, memories, own, seed=seed, bank=bank
+      )
+      shown.update(len(answers))
   if not answers:
     raise ValueError(
         'Expected clients with examples to be tested on, found none. Tip: hold'

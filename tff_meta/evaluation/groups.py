@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tqdm
 
 from tff_meta import episodes
 from tff_meta import machine
+from tff_meta import progress
 from tff_meta.data import groups as groups_lib
 from tff_meta.evaluation import client_metrics
 from tff_meta.learners import personalizer as personalizer_lib
@@ -22,6 +22,9 @@ from tff_meta.learners import personalizer as personalizer_lib
 # How many at most one call of a traced function adapts to, and their bytes.
 _MOST_TOGETHER = 64
 _MOST_BYTES = 64 * 2**20
+
+# What is told of a test until the first batch is done.
+TRACED = 'the first ones are traced'
 
 
 def batches(items: Iterable[Any]) -> Iterator[list[Any]]:
@@ -152,36 +155,39 @@ def evaluate_groups(
   weights = tf.nest.map_structure(tf.convert_to_tensor, weights)
   drawn = (
       (index, protocol.sample(pools, index))
-      for index in tqdm.trange(
-          protocol.num_groups, unit='group', leave=False, disable=None
-      )
+      for index in range(protocol.num_groups)
   )
-  answers = []
-  for together in batches(drawn):
-    indices, groups = zip(*together, strict=True)
-    arguments = tf.nest.map_structure(
-        lambda *leaves: tf.constant(np.stack(leaves)),
-        *(group._replace(classes=()) for group in groups),
-    )
-    seeds = tf.constant([[protocol.seed, index] for index in indices])
-    specs = tf.nest.map_structure(
-        lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype),
-        (arguments, seeds),
-    )
-    group_test.get_concrete_function(
-        tf.nest.map_structure(tf.TensorSpec.from_tensor, weights), *specs
-    )
-    labels = group_test(weights, arguments, seeds).numpy()
-    for index, group, predicted in zip(indices, groups, labels, strict=True):
-      asked = group.query_mask > 0
-      answers.append(
-          client_metrics.Answers(
-              id=f'group_{index}',
-              num_support=int(group.support_mask.sum()),
-              labels=group.query_y[asked],
-              before=None,
-              after=predicted[asked],
-              curve=None,
-          )
+  answers: list[client_metrics.Answers] = []
+  shown = progress.Progress(
+      'groups tested', protocol.num_groups, 'groups', first=TRACED
+  )
+  with shown:
+    for together in batches(drawn):
+      indices, groups = zip(*together, strict=True)
+      arguments = tf.nest.map_structure(
+          lambda *leaves: tf.constant(np.stack(leaves)),
+          *(group._replace(classes=()) for group in groups),
       )
+      seeds = tf.constant([[protocol.seed, index] for index in indices])
+      specs = tf.nest.map_structure(
+          lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype),
+          (arguments, seeds),
+      )
+      group_test.get_concrete_function(
+          tf.nest.map_structure(tf.TensorSpec.from_tensor, weights), *specs
+      )
+      labels = group_test(weights, arguments, seeds).numpy()
+      for index, group, predicted in zip(indices, groups, labels, strict=True):
+        asked = group.query_mask > 0
+        answers.append(
+            client_metrics.Answers(
+                id=f'group_{index}',
+                num_support=int(group.support_mask.sum()),
+                labels=group.query_y[asked],
+                before=None,
+                after=predicted[asked],
+                curve=None,
+            )
+        )
+      shown.update(len(answers))
   return client_metrics.report(answers, unit='group')

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
+from tff_meta import registry
 from tff_meta.evaluation import accuracy
 from tff_meta.evaluation import client_metrics
 from tff_meta.training import atomic_files
@@ -16,7 +17,7 @@ from tff_meta.training import protocol_names
 from tff_meta.training import protocols
 from tff_meta.training import run_config
 
-# The first that has whom to test is measured during training.
+# The first that has whom to test is measured during training, and new clients.
 _ON_THE_WAY = (
     protocols.NEW_GROUPS,
     protocols.NEW_CLASS_CLIENTS,
@@ -102,11 +103,28 @@ class Evaluator:
             f' {self._config.data.dataset!r} with partition'
             f' {self._config.data.partition!r} offers:'
             f' {", ".join(self.offered) or "none"}; found {name!r}.'
-            + ' Tip: with a `test_fraction` of 0 clients have no test examples.'
-            * (self._config.data.test_fraction == 0)
+            f'{self._tip(name)}'
         )
       self.protocols[name].check()
     return tuple(names)
+
+  def _tip(self, name: str) -> str:
+    """Returns what to do to be offered a protocol."""
+    protocol = self.protocols[name]
+    if not protocol.has_use:
+      others = [
+          spec.name
+          for spec in registry.ALGORITHMS.values()
+          if protocol.use in spec.uses
+      ]
+      return f' Tip: algorithms that have it are {", ".join(others)}.'
+    if protocol.has_groups:
+      return f' Tip: --partition={run_config.FEW_ROUND} has new classes.'
+    if self._config.data.test_fraction == 0:
+      return ' Tip: with a `test_fraction` of 0 clients have no test examples.'
+    if name == protocols.NEW_CLIENTS and self._config.data.num_new_clients == 0:
+      return ' Tip: --num_new_clients=5 keeps five clients out of training.'
+    return ''
 
   def evaluate_all(
       self,
@@ -211,22 +229,52 @@ class Evaluator:
       ValueError: If the algorithm and the data set offer nothing for it, or
         there is nothing to select the best round on.
     """
-    _, column, _ = self._choose_on_the_way()
+    _, column, _ = self._choose_on_the_way()[0]
     return column
+
+  def why_no_curve(self) -> str | None:
+    """Returns why nobody is measured on the way unless that is asked for.
+
+    None if somebody is. Who begins with random weights is not: what is trained
+    makes no difference to the result, which would be the same every time.
+    """
+    try:
+      first, _, _ = self._choose_on_the_way()[0]
+    except ValueError as error:
+      return str(error)
+    if not first.starts_from_scratch:
+      return None
+    return (
+        f'In {first.name} {self._config.algorithm} begins with random weights,'
+        ' whatever was trained.'
+    )
 
   def _choose_on_the_way(
       self,
-  ) -> tuple[protocols.Protocol, str, protocols.Test]:
-    """Returns whom to test, the column of metrics.csv, and the test."""
+  ) -> list[tuple[protocols.Protocol, str, protocols.Test]]:
+    """Returns whom to test, the columns of metrics.csv, and the tests.
+
+    The first is what the best round is looked for by.
+    """
+    chosen: list[tuple[protocols.Protocol, str, protocols.Test]] = []
     for name in _ON_THE_WAY:
       found = self.protocols[name].on_the_way()
       if found is not None:
-        return self.protocols[name], *found
+        chosen.append((self.protocols[name], *found))
+        break
+    new_clients = self.protocols[protocols.NEW_CLIENTS]
+    found = new_clients.on_the_way()
+    selects = self._config.training.select_best and not chosen
+    if found is not None and not selects:
+      if not (chosen and new_clients.starts_from_scratch):
+        chosen.append((new_clients, *found))
+    if chosen:
+      return chosen
     raise ValueError(
-        'Expected `eval_every` to be 0, found'
-        f' {self._config.training.eval_every}: {self._config.algorithm!r} with'
-        f' partition {self._config.data.partition!r} offers nothing to'
-        ' evaluate.'
+        'Expected somebody to evaluate on the way, found nobody:'
+        f' {self._config.algorithm!r} with partition'
+        f' {self._config.data.partition!r} offers nothing. Tip:'
+        ' --eval_every=0.'
     )
 
   def on_the_way(
@@ -238,8 +286,9 @@ class Evaluator:
     `new_class_clients`, but of meta-validation classes, so that nothing is
     chosen on the classes of the final test. Without groups it is known clients:
     those with validation examples adapt on their train part and are tested on
-    them; where nobody has any, they are tested as in `known_clients`. The first
-    column is a mean over groups or clients, the second over their examples.
+    them; where nobody has any, they are tested as in `known_clients`. New
+    clients are tested, too, if the configuration says so. The first column of
+    each is a mean over groups or clients, the second over their examples.
 
     Args:
       process: What is trained.
@@ -247,21 +296,23 @@ class Evaluator:
     Raises:
       ValueError: As `check_on_the_way`.
     """
-    protocol, macro, test = self._choose_on_the_way()
-    micro = macro + _MICRO
+    chosen = self._choose_on_the_way()
 
     def measure(weights, client_states):
       memories = client_memories.ClientMemories(process, client_states)
-      report = test(protocols.Model(weights.trainable, memories))
-      return {
-          macro: protocol.accuracies(report).mean,
-          micro: report.accuracy.micro,
-      }
+      model = protocols.Model(weights.trainable, memories)
+      measured = {}
+      for protocol, column, test in chosen:
+        report = test(model)
+        measured[column] = protocol.accuracies(report).mean
+        measured[column + _MICRO] = report.accuracy.micro
+      return measured
 
+    names = [n for _, macro, _ in chosen for n in (macro, macro + _MICRO)]
     training = self._config.training
-    best_by = {'macro': macro, 'micro': micro}[training.select_by]
+    best_by = names[('macro', 'micro').index(training.select_by)]
     return loop.Evaluation(
-        (macro, micro), measure, best_by if training.select_best else None
+        tuple(names), measure, best_by if training.select_best else None
     )
 
 

@@ -13,8 +13,10 @@ from tff_meta import composition
 from tff_meta import datasets
 from tff_meta import method as method_lib
 from tff_meta import models
+from tff_meta import progress
 from tff_meta import registry
 from tff_meta.data import client_sampling
+from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import federated_dataset
 from tff_meta.data import partitioners
 from tff_meta.models import model as model_lib
@@ -141,30 +143,12 @@ def prepare(
     ValueError: If the configuration is impossible with the data.
   """
   data = config.data
-  corpus = datasets.load_corpus(
-      data.dataset, data.data_dir, download, **data.dataset_options
-  )
-  if not data.deal_test_images:
-    corpus = corpus.without_test_part()
-  if data.partition == run_config.FEW_ROUND:
-    dataset = federated_dataset.FederatedDataset.few_round(
-        corpus, data.num_clients, config.seed, **data.partition_options
+  with progress.Progress(f'reading the data set {data.dataset}'):
+    corpus = datasets.load_corpus(
+        data.dataset, data.data_dir, download, **data.dataset_options
     )
-  else:
-    deal = partitioners.PARTITIONERS[data.partition]
-    held_out = data.num_new_clients * (data.new_clients == 'held_out')
-    dataset = federated_dataset.FederatedDataset.from_corpus(
-        corpus,
-        functools.partial(deal, **data.partition_options),
-        data.num_clients + held_out,
-        config.seed,
-        partition_by=getattr(deal, 'partition_by', 'label'),
-        validation_fraction=data.validation_fraction,
-        test_fraction=data.test_fraction,
-        stratify=data.stratify,
-        num_test_clients=data.num_new_clients,
-        new_clients=data.new_clients,
-    )
+  with progress.Progress('dealing examples to clients'):
+    dataset = _deal(config, corpus)
   if network is None:
     model = models.build(config.model, dataset.input_shape, None)
   else:
@@ -175,3 +159,30 @@ def prepare(
     )
     model = dataclasses.replace(model, augment=augment)
   return Experiment(config, dataset, model)
+
+
+def _deal(
+    config: run_config.RunConfig, corpus: corpus_lib.Corpus
+) -> federated_dataset.FederatedDataset:
+  """Returns the clients that the examples of a data set are dealt to."""
+  data = config.data
+  if not data.deal_test_images:
+    corpus = corpus.without_test_part()
+  if data.partition == run_config.FEW_ROUND:
+    return federated_dataset.FederatedDataset.few_round(
+        corpus, data.num_clients, config.seed, **data.partition_options
+    )
+  deal = partitioners.PARTITIONERS[data.partition]
+  held_out = data.num_new_clients * (data.new_clients == 'held_out')
+  return federated_dataset.FederatedDataset.from_corpus(
+      corpus,
+      functools.partial(deal, **data.partition_options),
+      data.num_clients + held_out,
+      config.seed,
+      partition_by=getattr(deal, 'partition_by', 'label'),
+      validation_fraction=data.validation_fraction,
+      test_fraction=data.test_fraction,
+      stratify=data.stratify,
+      num_test_clients=data.num_new_clients,
+      new_clients=data.new_clients,
+  )

@@ -36,6 +36,17 @@ def override(config: _ConfigT, text: str) -> _ConfigT:
   return dataclasses.replace(config, **values)
 
 
+def check(kind: type, text: str, of: str) -> None:
+  """Raises a ValueError, as `parse`, if a dataclass has no such fields.
+
+  Args:
+    kind: The dataclass.
+    text: As for `parse`.
+    of: Whose names these are, for errors.
+  """
+  parse(text, typing.get_type_hints(kind), of)
+
+
 def parse_options(
     function: Callable[..., Any], num_leading: int, text: str
 ) -> dict[str, Any]:
@@ -160,7 +171,7 @@ def assignments(text: str, known: Collection[str], of: str) -> dict[str, str]:
     ValueError: If a name is not `known` or comes twice.
   """
   values = {}
-  for assignment in _split(text):
+  for assignment in split(text):
     name, equals, value = (x.strip() for x in assignment.partition('='))
     if not equals:
       raise ValueError(
@@ -178,8 +189,8 @@ def assignments(text: str, known: Collection[str], of: str) -> dict[str, str]:
   return values
 
 
-def _split(text: str) -> list[str]:
-  """Returns the parts of `text` between commas outside of parentheses."""
+def split(text: str) -> list[str]:
+  """Returns the assignments of `name=value,...`: commas in parentheses stay."""
   parts, depth = [''], 0
   for char in text:
     depth += (char == '(') - (char == ')')
@@ -201,7 +212,8 @@ def _parse(name: str, text: str, hint: Any) -> Any:
   if origin is typing.Literal:
     choices = {str(choice): choice for choice in arguments}
     if text not in choices:
-      raise _error(name, f'one of {", ".join(choices)}', text)
+      expected = f'one of {", ".join(choices)}'
+      raise _error(name, expected, text, spelling.tip(text, choices))
     return choices[text]
   if origin in (tuple, Sequence):
     return _parse_tuple(name, text, arguments)
@@ -219,7 +231,8 @@ def _parse_whole_number(name: str, text: str) -> int:
   with contextlib.suppress(ValueError):
     if 0 <= int(text) < config_checks.INT32_END:
       return int(text)
-  raise _error(name, 'a whole number of at least 0 and below 2**31', text)
+  expected = 'a whole number of at least 0 and below 2**31'
+  raise _error(name, expected, text, f' Tip: as in {name}=10.')
 
 
 def _parse_number(name: str, text: str) -> float:
@@ -227,7 +240,9 @@ def _parse_number(name: str, text: str) -> float:
   with contextlib.suppress(ValueError):
     if math.isfinite(float(text)):
       return float(text)
-  raise _error(name, 'a finite number', text)
+  raise _error(
+      name, 'a finite number', text, f' Tip: as in {name}=0.1 or {name}=1e-3.'
+  )
 
 
 def _parse_tuple(name: str, text: str, arguments: Sequence[Any]) -> tuple:
@@ -241,5 +256,7 @@ def _parse_tuple(name: str, text: str, arguments: Sequence[Any]) -> tuple:
   return tuple(_parse(name, item, hint) for item, hint in pairs)
 
 
-def _error(name: str, expected: str, found: str) -> ValueError:
-  return ValueError(f'Expected `{name}` to be {expected}, found {found!r}.')
+def _error(name: str, expected: str, found: str, tip: str = '') -> ValueError:
+  return ValueError(
+      f'Expected `{name}` to be {expected}, found {found!r}.{tip}'
+  )

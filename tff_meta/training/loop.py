@@ -17,11 +17,12 @@ from typing import Any, NamedTuple
 import tensorflow_federated as tff
 
 from tff_meta import composition
+from tff_meta import progress as progress_lib
+from tff_meta import spelling
 from tff_meta.client_works import client_work
 from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
 from tff_meta.training import metric_writers
-from tff_meta.training import progress as progress_lib
 from tff_meta.training import run_directory
 
 _LOSS = 'train/loss'
@@ -137,22 +138,22 @@ class _Warnings:
       self._tell(
           mislabelled,
           rounds,
-          'have labels outside 0..num_classes-1; they do not count, nor does'
-          ' their loss. Tip: number the classes from 0.',
+          'had labels outside 0..num_classes-1; such clients do not count, nor'
+          ' does their loss. Tip: number the classes from 0.',
       )
     not_finite = metrics.get(metric_writers.NON_FINITE, 0) - mislabelled
     if not_finite:
       self._tell(
           not_finite,
           rounds,
-          'sent numbers that are not finite; they do not count, nor does'
-          ' their loss. Tip: try smaller learning rates.',
+          'sent numbers that are not finite; such clients do not count, nor'
+          ' does their loss. Tip: try smaller learning rates.',
       )
     if metrics.get(metric_writers.EMPTY):
       self._tell(
           metrics[metric_writers.EMPTY],
           rounds,
-          'have no examples to train on; they do not count.',
+          'had no examples to train on; such clients do not count.',
       )
     others = metric_writers.num_without_reason(metrics)
     if others > 0:
@@ -162,14 +163,15 @@ class _Warnings:
         self._tell(
             others,
             rounds,
-            'have examples, but learn nothing from them'
+            'had examples, but learned nothing from them'
             + (f', {why}.' if why else '.'),
         )
 
   def _tell(self, count, rounds, what):
     if what not in self._told:
       self._told.add(what)
-      self._report(f'Warning: {count:.0f} clients of round {rounds} {what}')
+      who = spelling.counted(count, 'client')
+      self._report(f'Warning: {who} of round {rounds} {what}')
 
 
 NO_EVALUATION = Evaluation((), lambda weights, client_states: {})
@@ -186,6 +188,7 @@ class _Recorder:
       best: checkpoints.Best | None,
       evaluation_names: Sequence[str],
       client_states: client_state_store.ClientStateStore,
+      writers: Sequence[metric_writers.Writer],
       report: Callable[[str], None],
   ):
     """Opens the files and cuts them back to `position`."""
@@ -204,9 +207,7 @@ class _Recorder:
     self._timings = metric_writers.TimingsFile(
         directory.timings, position.rounds, report
     )
-    self._events = metric_writers.TensorBoardWriter(
-        directory.events, position.rounds
-    )
+    self._writers = writers
 
   def append(
       self,
@@ -218,7 +219,9 @@ class _Recorder:
     """Writes a round's metrics, its time and the share of clients in memory."""
     self._metrics.append(rounds, metrics)
     self._timings.append(rounds, seconds, cached)
-    self._events.append(rounds, metrics)
+    shown = metric_writers.for_people(metrics)
+    for writer in self._writers:
+      writer.append(rounds, shown)
 
   def save(self, trained: Trained) -> None:
     """Writes a checkpoint, after everything that it relies on."""
@@ -227,7 +230,8 @@ class _Recorder:
     # Not those that could not be gone on from, which are later.
     earlier = self._store.rounds(trained.rounds)
     self._commit_client_states({trained.rounds, *earlier})
-    self._events.flush()
+    for writer in self._writers:
+      writer.flush()
     self._timings.check()
     position = checkpoints.Position(
         trained.rounds,
@@ -257,7 +261,6 @@ class _Recorder:
     """Closes the files."""
     self._metrics.close()
     self._timings.close()
-    self._events.close()
 
 
 def train(
@@ -275,6 +278,7 @@ def train(
     should_stop: Callable[[], bool],
     report: Callable[[str], None],
     why_not_trained: Callable[[Sequence[str]], str | None] = lambda _: None,
+    writers: Sequence[metric_writers.Writer] = (),
 ) -> Trained:
   """Trains until the schedule or the patience ends or a stop is asked for.
 
@@ -296,6 +300,8 @@ def train(
       train, and with a note if timings.csv cannot be gone on with.
     why_not_trained: The ids of a cohort -> what one of them lacks to learn
       anything; None if nobody lacks anything.
+    writers: Where the numbers of every round go beside the directory's tables,
+      as people read them; flushed before a checkpoint, left open.
 
   Returns:
     Where the run has come to.
@@ -321,12 +327,20 @@ def train(
       trained.best,
       evaluation.names,
       client_states,
+      writers,
       report,
   )
-  progress = progress_lib.Progress(position.rounds, schedule.num_rounds)
   values = _measured(directory.metrics, evaluation.best_by)
   stop = is_out_of_patience(values, schedule.patience)
   warnings = _Warnings(report, why_not_trained)
+  progress = progress_lib.Progress(
+      'round',
+      schedule.num_rounds,
+      'rounds',
+      position.rounds,
+      first='the first one is traced, which takes longest',
+      stays=True,
+  )
   try:
     while trained.rounds < schedule.num_rounds and not stop:
       rounds = trained.rounds + 1
@@ -347,8 +361,8 @@ def train(
         weights = process.get_model_weights(output.state)
         measured = evaluation.measure(weights, client_states)
         metrics |= measured
-        shown = ', '.join(f'{name} {measured[name]:.4f}' for name in measured)
-        progress.note(f'round {rounds}: {shown}')
+        shown = metric_writers.sentence(measured)
+        progress_lib.write(f'round {rounds}: {shown}')
         if evaluation.best_by is not None:
           value = measured[evaluation.best_by]
           if not math.isnan(value):  # As `_measured` leaves it out.
@@ -357,7 +371,8 @@ def train(
             trained = _with_best(trained, value, states)
       warnings.look_at(rounds, metrics, clients)
       recorder.append(rounds, metrics, seconds, cached)
-      progress.update(rounds, metrics.get(_LOSS))
+      loss = metrics.get(_LOSS)
+      progress.update(rounds, '' if loss is None else f'loss {loss:.4f}')
       stop = should_stop() or is_out_of_patience(values, schedule.patience)
       if (
           stop

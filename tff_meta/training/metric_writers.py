@@ -13,12 +13,13 @@ import contextlib
 import csv
 import hashlib
 import io
+import json
 import math
 import os
 import pathlib
 import statistics
 import time
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tree
@@ -79,6 +80,58 @@ def num_without_reason(metrics: Mapping[str, float]) -> float:
       metrics.get(name, 0) for name in (CLIENTS, TRAINED, NON_FINITE, EMPTY)
   )
   return max(clients - sum(counted), 0)
+
+
+def is_accuracy(name: str) -> bool:
+  """Returns whether a column holds shares that people read in percent."""
+  return name.rpartition('/')[2].startswith('accuracy')
+
+
+def for_people(metrics: Mapping[str, Any]) -> dict[str, float]:
+  """Returns metrics as they are shown: accuracies in percent, by other names.
+
+  Args:
+    metrics: Column of metrics.csv -> number.
+  """
+  return {
+      f'{name}_percent'
+      if is_accuracy(name)
+      else name: (100 * float(value) if is_accuracy(name) else float(value))
+      for name, value in metrics.items()
+  }
+
+
+def title(name: str) -> str:
+  """Returns what a column of accuracies is called where people read it.
+
+  That is `new clients` for `new_clients/accuracy`, with `, micro` for the mean
+  over their examples; other names stay as they are.
+  """
+  whose, _, what = name.rpartition('/')
+  if not is_accuracy(name):
+    return name
+  which = what.removeprefix('accuracy').strip('_')
+  whose = 'training' if whose == 'train' else whose.replace('_', ' ')
+  return ', '.join(filter(None, (whose, which)))
+
+
+def sentence(measured: Mapping[str, float]) -> str:
+  """Returns what was measured as a part of a sentence.
+
+  Args:
+    measured: Column of metrics.csv -> number. Means over examples, whose names
+      end with `_micro`, stand in parentheses behind the means before them.
+  """
+  parts: list[str] = []
+  for name, value in measured.items():
+    if not is_accuracy(name):
+      parts.append(f'{name} {value:.4f}')
+    elif parts and name.endswith('_micro'):
+      parts[-1] += f' (micro {100 * value:.2f} %)'
+    else:
+      parts.append(f'{title(name)} {100 * value:.2f} %')
+  is_of_people = any(map(is_accuracy, measured))
+  return ('accuracy of ' if is_of_people else '') + ', '.join(parts)
 
 
 def _walk(value, path):
@@ -390,6 +443,35 @@ def total_seconds(path: pathlib.Path) -> float:
   return sum(float(value) for value, _ in _read_timings(path).values())
 
 
+class Writer(Protocol):
+  """Where else the numbers of a run go, for people to look at."""
+
+  def append(self, round_num: int, values: Mapping[str, float]) -> None:
+    """Takes the numbers of a round.
+
+    Rounds after the last checkpoint come again when a run is continued, with
+    the same numbers.
+
+    Args:
+      round_num: From 1.
+      values: As `for_people` returns them.
+    """
+
+  def finish(self, round_num: int, values: Mapping[str, float]) -> None:
+    """Takes what the run was found to be worth at its end.
+
+    Args:
+      round_num: The last round.
+      values: As `for_people` returns them.
+    """
+
+  def flush(self) -> None:
+    """Hands on what was taken, before a checkpoint of it is written."""
+
+  def close(self) -> None:
+    """Ends the writing, also of a run that was stopped."""
+
+
 class TensorBoardWriter:
   """TensorBoard's event files, one set of scalars a round.
 
@@ -401,8 +483,20 @@ class TensorBoardWriter:
   back it would not read the newest file, or take it for the oldest.
   """
 
-  def __init__(self, directory: pathlib.Path, num_rounds: int):
-    """Opens a new event file that goes on after `num_rounds` rounds."""
+  def __init__(
+      self,
+      directory: pathlib.Path,
+      num_rounds: int,
+      config: Mapping[str, Any] | None = None,
+  ):
+    """Opens a new event file that goes on after `num_rounds` rounds.
+
+    Args:
+      directory: Where event files are.
+      num_rounds: Rounds that were done before.
+      config: The run's configuration as JSON values, which TensorBoard shows
+        as text and, as far as they are single values, as hyperparameters.
+    """
     from tensorboard.compat.proto import event_pb2
     from tensorboard.compat.proto import summary_pb2
     from tensorboard.summary.writer import record_writer
@@ -415,7 +509,7 @@ class TensorBoardWriter:
         for path in directory.glob('events.out.tfevents.*')
         if path.name.split('.')[3].isdecimal()
     ]
-    number = max([_wall_clock(), *(n + 1 for n in numbers)])
+    number = max([wall_clock(), *(n + 1 for n in numbers)])
     path = directory / f'events.out.tfevents.{int(number):010d}.tff_meta'
     self._path = path
     self._file = open(path, 'xb')
@@ -425,9 +519,28 @@ class TensorBoardWriter:
     # rounds that follow.
     started = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
     self._write(step=num_rounds + 1, session_log=started)
+    if config is not None:
+      self._write_config(config)
+
+  def _write_config(self, config: Mapping[str, Any]) -> None:
+    from tensorboard.compat.proto import tensor_pb2
+    from tensorboard.compat.proto import types_pb2
+    from tensorboard.plugins.hparams import summary_v2
+    from tensorboard.plugins.text import metadata
+
+    code = json.dumps(config, indent=2).replace('\n', '\n    ')
+    text = self._summary.Value(
+        tag='config',
+        tensor=tensor_pb2.TensorProto(
+            dtype=types_pb2.DT_STRING, string_val=[f'    {code}'.encode()]
+        ),
+        metadata=metadata.create_summary_metadata('config', ''),
+    )
+    self._write(step=0, summary=self._summary(value=[text]))
+    self._write(summary=summary_v2.hparams_pb(flat_settings(config)))
 
   def _write(self, **fields: object) -> None:
-    event = self._event(wall_time=_wall_clock(), **fields)
+    event = self._event(wall_time=wall_clock(), **fields)
     with plain_files.named_errors(self._path):
       self._records.write(event.SerializeToString())
 
@@ -438,6 +551,8 @@ class TensorBoardWriter:
         for name, value in values.items()
     ]
     self._write(step=round_num, summary=self._summary(value=scalars))
+
+  finish = append
 
   def flush(self) -> None:
     """Hands the events to the operating system."""
@@ -450,6 +565,21 @@ class TensorBoardWriter:
       self._records.close()
 
 
-def _wall_clock() -> float:
-  """Seconds since 1970, for people to read: nothing may rely on its order."""
+def flat_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the settings of a configuration that are single values.
+
+  Args:
+    config: Of JSON values; hyperparameters become `hparams.NAME`.
+  """
+  flat: dict[str, Any] = {}
+  for name, value in config.items():
+    if isinstance(value, Mapping):
+      flat |= {f'{name}.{k}': v for k, v in flat_settings(value).items()}
+    elif isinstance(value, bool | int | float | str):
+      flat[name] = value
+  return flat
+
+
+def wall_clock() -> float:
+  """Returns seconds since 1970, for people: nothing may rely on its order."""
   return time.time()  # noqa: TID251

@@ -348,6 +348,7 @@ class _ClientTests:
       self,
       model: Model,
       tasks: Iterable[client_evaluation.ClientTask],
+      num_tasks: int,
       *,
       is_final: bool = True,
       with_curve: bool = False,
@@ -362,6 +363,7 @@ class _ClientTests:
         seed=self._config.seed,
         bank=model.memories.bank if personalizer.uses_bank else (),
         restrict_f1=self._config.evaluation.restrict_f1_to_client_labels,
+        num_tasks=num_tasks,
     )
 
 
@@ -377,9 +379,7 @@ class _NewClassClients(_Drawn):
     )
 
   def test(self, model, *, with_curve=False):
-    return self._tests.evaluate(
-        model, self._tasks(self.draw), with_curve=with_curve
-    )
+    return self._evaluate(model, self.draw, with_curve=with_curve)
 
   def on_the_way(self):
     if not self.is_offered:
@@ -387,9 +387,7 @@ class _NewClassClients(_Drawn):
     draw = self._validation_draw()
     return (
         'validation_new_class_clients/accuracy',
-        lambda model: self._tests.evaluate(
-            model, self._tasks(draw), is_final=False
-        ),
+        lambda model: self._evaluate(model, draw, is_final=False),
     )
 
   def accuracies(self, report):
@@ -402,8 +400,10 @@ class _NewClassClients(_Drawn):
     by_group['accuracy_micro'] = summary['accuracy_micro']
     return summary | by_group | {'num_groups': self.draw.num_groups}
 
-  def _tasks(self, draw):
-    return client_evaluation.new_class_tasks(self._pools, draw)
+  def _evaluate(self, model, draw, **options):
+    tasks = client_evaluation.new_class_tasks(self._pools, draw)
+    num_tasks = draw.num_groups * draw.num_clients
+    return self._tests.evaluate(model, tasks, num_tasks, **options)
 
 
 class _Dealt(Protocol):
@@ -421,7 +421,7 @@ class _Dealt(Protocol):
     )
 
   @property
-  def draw(self):
+  def draw(self) -> client_evaluation.ClientProtocol:
     return client_evaluation.ClientProtocol(
         role=self.role,
         part='test',
@@ -444,8 +444,20 @@ class _Dealt(Protocol):
     pass  # Who is offered has test examples.
 
   def test(self, model, *, with_curve=False):
-    tasks = self.draw.tasks(self._experiment.dataset)
-    return self._tests.evaluate(model, tasks, with_curve=with_curve)
+    return self._evaluate(model, self.draw, with_curve=with_curve)
+
+  def _evaluate(self, model, draw, **options):
+    dataset = self._experiment.dataset
+    num_tasks = len(draw.client_ids(dataset))
+    return self._tests.evaluate(
+        model, draw.tasks(dataset), num_tasks, **options
+    )
+
+  def _test_on_the_way(self, draw: client_evaluation.ClientProtocol) -> Test:
+    """Returns a test of so many of these clients as there are at most."""
+    most = self._config.training.validation_clients
+    draw = dataclasses.replace(draw, most=most)
+    return lambda model: self._evaluate(model, draw, is_final=False)
 
 
 class _NewClients(_Dealt):
@@ -455,7 +467,10 @@ class _NewClients(_Dealt):
   role = 'meta_test'
 
   def on_the_way(self):
-    return None  # They are for the end alone.
+    is_wanted = self._config.training.eval_new_clients
+    if not (is_wanted and self.is_offered):
+      return None
+    return f'{self.name}/accuracy', self._test_on_the_way(self.draw)
 
 
 class _KnownClients(_Dealt):
@@ -482,9 +497,7 @@ class _KnownClients(_Dealt):
       )
     elif not self.is_offered:
       return None
-    return column, lambda model: self._tests.evaluate(
-        model, draw.tasks(self._experiment.dataset), is_final=False
-    )
+    return column, self._test_on_the_way(draw)
 
   def further_numbers(self, model, report):
     if not self._config.evaluation.nvar:

@@ -16,6 +16,7 @@ import tree
 
 import tff_meta
 from tff_meta import composition
+from tff_meta import machine
 from tff_meta import plain_files
 from tff_meta import plugins
 from tff_meta.training import atomic_files
@@ -31,6 +32,7 @@ from tff_meta.training import run_config
 from tff_meta.training import run_directory
 from tff_meta.training import sealed_json
 from tff_meta.training import stop_signals
+from tff_meta.training import trackers
 
 _VERSIONS_OF = ('tensorflow', 'tensorflow-federated', 'numpy')
 # Other kernels, or sums in another order: other last digits.
@@ -155,8 +157,8 @@ def find_checkpoint(
   if checkpoint is None and problems:
     raise run_directory.RunDirectoryError(
         f'Expected one of the {len(problems)} checkpoints in'
-        f' {directory.checkpoints} to be usable, found none. {problems[0]}'
-        f' {_TIP}'
+        f' {directory.checkpoints} to be usable, found none.'
+        f' {problems[0].rstrip(".")}. {_TIP}'
     )
   return checkpoint
 
@@ -226,6 +228,7 @@ def train_and_evaluate(
     directory: run_directory.RunDirectory,
     *,
     report: Callable[[str], None],
+    track: Sequence[str] = (),
 ) -> dict[str, Any]:
   """Begins or continues a run; a finished one is only summed up.
 
@@ -236,6 +239,7 @@ def train_and_evaluate(
     directory: Where the run is, locked by the caller.
     report: Called with lines for the user about what is found there and what
       goes wrong.
+    track: Names of `trackers.TRACKERS` that the numbers go to as well.
 
   Returns:
     What summary.json says.
@@ -276,41 +280,84 @@ def train_and_evaluate(
       return summary
     _report_beginning(experiment, process, directory, done, old_file, report)
     _write_config(experiment, process, directory)
-    trained, metrics = _train(
-        experiment,
-        process,
-        evaluator,
-        directory,
-        client_states,
-        checkpoint,
-        report,
-    )
-    if trained.rounds < num_rounds:
-      assert trained.best is not None  # Patience goes by it.
-      report(
-          f'Training ended after round {trained.rounds} of {num_rounds}:'
-          f' accuracy dropped more than {config.training.patience} times'
-          f' since round {trained.best.rounds}.'
+    with _open_writers(experiment, directory, done, track, report) as writers:
+      trained, metrics = _train(
+          experiment,
+          process,
+          evaluator,
+          directory,
+          client_states,
+          checkpoint,
+          writers,
+          report,
       )
-    _check_learned(directory, report)
-    summary = (
-        _summary(experiment, directory, trained)
-        | _last_evaluations(evaluator, metrics, config)
-        | _evaluate(
-            experiment,
-            process,
-            evaluator,
-            directory,
-            client_states,
-            trained,
-            report,
+      if trained.rounds < num_rounds:
+        assert trained.best is not None  # Patience goes by it.
+        report(
+            f'Training ended after round {trained.rounds} of {num_rounds}:'
+            f' accuracy dropped more than {config.training.patience} times'
+            f' since round {trained.best.rounds}.'
         )
-    )
+      _check_learned(directory, report)
+      summary = (
+          _summary(experiment, directory, trained)
+          | _last_evaluations(evaluator, metrics, config)
+          | _evaluate(
+              experiment,
+              process,
+              evaluator,
+              directory,
+              client_states,
+              trained,
+              report,
+          )
+      )
+      shown = metric_writers.for_people(_final_numbers(summary))
+      for writer in writers:
+        writer.finish(trained.rounds, shown)
     summary['files'] = _checksums(directory)
     client_states.check_in_place()
     _check_kept(directory, trained)
   atomic_files.write_json(directory.summary, sealed_json.seal(summary))
   return summary
+
+
+@contextlib.contextmanager
+def _open_writers(
+    experiment, directory, done, track, report
+) -> Iterator[list[metric_writers.Writer]]:
+  """Opens where the numbers of a run go beside its tables."""
+  config = experiment.config.to_json()
+  title = '{algorithm} on {dataset}, seed {seed}'.format(**config)
+  run = trackers.TrackedRun(directory.trackers, title, config, done)
+  with contextlib.ExitStack() as stack:
+
+    def opened(writer):
+      return stack.enter_context(contextlib.closing(writer))
+
+    events = metric_writers.TensorBoardWriter(directory.events, done, config)
+    yield [
+        opened(events),
+        *(opened(trackers.open_tracker(name, run, report)) for name in track),
+    ]
+
+
+def _final_numbers(summary: Mapping[str, Any]) -> dict[str, float]:
+  """Returns the accuracies at the end, as columns of metrics.csv are called.
+
+  They begin with `final`, or with `final_best` where they are of the best
+  round; those of references have their name before the last part.
+  """
+  numbers = {}
+  for suffix in ('', '_best'):
+    evaluations = summary.get(f'evaluation{suffix}', {})
+    for protocol, result in evaluations.items():
+      for row, of_row in {'': result, **result['references']}.items():
+        at = '/'.join(filter(None, (f'final{suffix}', protocol, row)))
+        for name in ('accuracy', 'accuracy_micro', 'accuracy_worst_decile'):
+          key = 'accuracy_mean' if name == 'accuracy' else name
+          numbers[f'{at}/{name}'] = of_row[key]
+  return numbers
 
 
 def nothing_learned(directory: run_directory.RunDirectory) -> str | None:
@@ -451,20 +498,20 @@ def _train(
     directory,
     client_states,
     checkpoint,
+    writers,
     report,
 ) -> tuple[loop.Trained, dict[str, list[float]]]:
   """Trains and draws the learning curve; returns its numbers, too."""
   config, training = experiment.config, experiment.config.training
+  evaluation = loop.NO_EVALUATION
+  if training.eval_every:
+    evaluation = evaluator.on_the_way(process)
   with stop_signals.listen() as stop:
     trained = loop.train(
         process,
         experiment.cohort,
         experiment.dataset.tff_client_data,
-        (
-            evaluator.on_the_way(process)
-            if training.eval_every
-            else loop.NO_EVALUATION
-        ),
+        evaluation,
         is_cached=experiment.dataset.is_cached,
         client_states=client_states,
         directory=directory,
@@ -480,6 +527,7 @@ def _train(
         should_stop=stop.requested,
         report=report,
         why_not_trained=experiment.why_not_trained,
+        writers=writers,
     )
   metrics = metric_writers.read_metrics(directory.metrics)
   learning_curve.write_learning_curve(
@@ -487,6 +535,8 @@ def _train(
       metrics,
       f'{config.algorithm} on {config.data.dataset}',
       experiment.spec.rounds_per_cohort(config.hparams),
+      experiment.method.phase_ends,
+      evaluation.best_by,
   )
   if stop.signal_num is not None:
     raise StoppedError(stop.signal_num)
@@ -607,6 +657,11 @@ def _surroundings() -> dict[str, Any]:
       },
       # Null: as TensorFlow sees fit.
       'environment': {name: os.environ.get(name) for name in _ENVIRONMENT},
+      'platform': {
+          'machine': platform.machine(),
+          'processor': machine.processor(),
+          'cores': machine.CORES,
+      },
   }
 
 

@@ -21,6 +21,17 @@ from tff_meta.training import partitions
 FEW_ROUND = partitioners.FEW_ROUND
 PRESETS = registry.PRESETS
 
+# What a continuation takes from its run unless it is told otherwise.
+FIELDS_OF_THE_RUN = (
+    'eval_every',
+    'validation_groups',
+    'validation_clients',
+    'eval_new_clients',
+)
+
+# Who is tested where a run evaluates on the way without having been asked to.
+_FEW_GROUPS, _FEW_CLIENTS = 5, 20
+
 # Fields that may differ between a run and its continuation: none of them
 # changes the weights or metrics.csv of the rounds that are done.
 FREE_FIELDS = (
@@ -120,6 +131,10 @@ class TrainingConfig:
     patience: How often that mean may drop from one evaluation to the next after
       the best one, before training ends early; 0 for any number.
     validation_groups: Groups of an evaluation on the way.
+    validation_clients: Clients of an evaluation on the way at most, of known
+      ones and of new ones; None for all.
+    eval_new_clients: Whether new clients are evaluated on the way, too; no
+      round is selected by them.
     execution: Where TFF computations run.
     aggregation: How the server takes the mean of the clients' updates:
       `'plain'`, or `'robust'`, which leaves out and cuts down what is much
@@ -139,6 +154,8 @@ class TrainingConfig:
   select_by: Literal['macro', 'micro']
   patience: int
   validation_groups: int
+  validation_clients: int | None = None
+  eval_new_clients: bool = False
   execution: Literal['in_process', 'native']
   aggregation: Literal['plain', 'robust'] = 'plain'
   batched_clients: int = 1
@@ -154,6 +171,11 @@ class TrainingConfig:
             'batched_clients',
         ),
     )
+    if self.validation_clients is not None and self.validation_clients < 1:
+      raise ValueError(
+          'Expected `validation_clients` of at least 1, or None for all, found'
+          f' {self.validation_clients}.'
+      )
     if self.execution == 'native' and self.batched_clients > 1:
       raise ValueError(
           "Expected `execution` 'in_process' with `batched_clients`"
@@ -471,6 +493,45 @@ def _to_tuple(value):
   return tuple(value) if isinstance(value, list) else value
 
 
+def settings_of_the_run(values: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what a continuation takes from its run unless told otherwise.
+
+  Args:
+    values: The run's configuration as JSON values, of whatever version.
+  """
+  found = _LATER_FIELDS | dict(values)
+  return {name: found[name] for name in FIELDS_OF_THE_RUN if name in found}
+
+
+def _evaluations_on_the_way(
+    given: Mapping[str, Any], rounds_per_cohort: int
+) -> dict[str, Any]:
+  """Returns how often, and on whom, a run is evaluated on the way.
+
+  By default ten times, on so few groups and clients that it takes little of the
+  run's time; not at all if nothing is to be evaluated at the end, either. Where
+  it is asked for, or a round is selected by it, all count.
+
+  Args:
+    given: Values of fields as `resolve` takes them.
+    rounds_per_cohort: Rounds of an episode: evaluations come at its end.
+  """
+  every, is_few = given.get('eval_every'), False
+  if every is None:
+    rounds = given.get('rounds', 1)
+    num_episodes = max(1, rounds // 10 // rounds_per_cohort)
+    every = min(rounds, num_episodes * rounds_per_cohort)
+    if tuple(given.get('protocols', ())) == ('none',):
+      every = 0
+    is_few = bool(every) and not given.get('select_best')
+  return {
+      'eval_every': every,
+      'validation_groups': _FEW_GROUPS if is_few else 20,
+      'validation_clients': _FEW_CLIENTS if is_few else None,
+      'eval_new_clients': bool(every),
+  }
+
+
 def resolve(**flags: Any) -> RunConfig:
   """Fills in what was left to the algorithm and to the data set.
 
@@ -540,7 +601,7 @@ def resolve(**flags: Any) -> RunConfig:
           'restrict_f1_to_client_labels', False
       ),
       'curve': False,
-  }
+  } | _evaluations_on_the_way(given, algorithm.rounds_per_cohort(hparams))
   read = {
       'preset': preset,
       'hparams': hparams,

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import shutil
+import tempfile
 from typing import Any
 
 from tff_meta import plain_files
@@ -15,6 +16,7 @@ from tff_meta.training import sealed_json
 
 CLIENT_STATES = 'client_states.sqlite'
 _SHOWN = 100  # Characters of a value, which may be anything.
+_NOTHING = object()  # Stands for a field that is not there.
 
 
 class RunDirectoryError(OSError):
@@ -39,8 +41,37 @@ class RunDirectory:
     self.checkpoints = self.root / 'checkpoints'
     self.client_states = self.root / CLIENT_STATES
     self.events = self.root / 'tensorboard'
+    self.trackers = self.root / 'trackers'
     self.evaluations = self.root / 'evaluation'
     self._lock = self.root / '.lock'
+
+  def check_can_be_made(self) -> None:
+    """Raises if nothing can be written here, before anything takes long.
+
+    What `locked` finds out later is not looked at. Nothing is left here.
+
+    Raises:
+      RunDirectoryError: If a file cannot be made in the directory, or in the
+        nearest one above it that is there.
+    """
+    place = self.root.absolute()
+    while not os.path.lexists(place):
+      place = place.parent
+    if not place.is_dir():
+      raise RunDirectoryError(
+          f'Expected {place} to be a directory, found'
+          f' {plain_files.describe(place)}. Tip: remove it, or give another'
+          ' directory.'
+      )
+    try:
+      with tempfile.TemporaryFile(dir=place):
+        pass
+    except OSError as error:
+      raise RunDirectoryError(
+          f'Expected to be able to write to {self.root}, found'
+          f' {type(error).__name__} in {place}: {error.strerror}. Tip: give'
+          ' another --output_dir.'
+      ) from None
 
   @contextlib.contextmanager
   def locked(self) -> Iterator[None]:
@@ -153,15 +184,23 @@ class RunDirectory:
           f' unreadable: {error}'
       ) from None
 
+  def read_recorded(self) -> dict[str, Any]:
+    """Returns the configuration of the run here; empty without one.
+
+    Raises:
+      RunDirectoryError: If config.json cannot be read.
+    """
+    content = self.read_config()
+    config = content.get('config') if isinstance(content, Mapping) else None
+    return dict(config) if isinstance(config, Mapping) else {}
+
   def read_plugins(self) -> tuple[str, ...]:
     """Returns the modules that a run had imported by name; none without a run.
 
     Raises:
       RunDirectoryError: If config.json cannot be read, or has something else.
     """
-    content = self.read_config() or {}
-    config = content.get('config')
-    names = config.get('plugins', []) if isinstance(config, Mapping) else []
+    names = self.read_recorded().get('plugins', [])
     if isinstance(names, list) and all(isinstance(n, str) for n in names):
       return tuple(names)
     raise RunDirectoryError(
@@ -196,10 +235,13 @@ def differences(
   """
   lines = []
   for name in [*old, *(name for name in new if name not in old)]:
-    before, after = old.get(name), new.get(name)
+    before, after = (of.get(name, _NOTHING) for of in (old, new))
     if isinstance(before, Mapping) and isinstance(after, Mapping):
       lines += differences(before, after, f'{prefix}{name}.')
     elif before != after:
-      before, after = (json.dumps(v)[:_SHOWN] for v in (before, after))
+      before, after = (
+          'nothing' if v is _NOTHING else json.dumps(v)[:_SHOWN]
+          for v in (before, after)
+      )
       lines.append(f'{prefix[:_SHOWN]}{name[:_SHOWN]}: {before} -> {after}')
   return lines

@@ -1,0 +1,521 @@
+"""Writes the parts of the documentation that are made of other files.
+
+  ./run python docs/generate.py
+
+In README.md and the pages in docs, what stands between the comments
+`<!-- generated: ... -->` and `<!-- end -->` is made of the runs that are kept
+in `results`, or of the registry of algorithms. A test holds the pages to it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import csv
+import dataclasses
+import functools
+import json
+import math
+import pathlib
+import re
+import statistics
+from typing import Any
+
+from binaries import experiments
+from tff_meta import registry
+from tff_meta.comparison import tables
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+_RESULTS = ROOT / 'results'
+_BLOCK = re.compile(
+    r'(<!-- generated: (?P<what>.*?) -->\n).*?(<!-- end -->)', re.DOTALL
+)
+_NONE = '–'
+
+Entry = dict[str, Any]  # As `table.json` has them.
+
+
+def pages() -> list[pathlib.Path]:
+  """Returns README and the pages of the documentation."""
+  return [ROOT / 'README.md', *sorted((ROOT / 'docs').rglob('*.md'))]
+
+
+def regenerated(text: str) -> str:
+  """Returns a page with its generated parts made again.
+
+  Args:
+    text: The page.
+
+  Raises:
+    ValueError: If a part asks for what there is not.
+  """
+
+  def block(match: re.Match[str]) -> str:
+    kind, *arguments = (part.strip() for part in match['what'].split('|'))
+    if kind not in _KINDS:
+      raise ValueError(
+          f'Expected a generated part of {", ".join(_KINDS)}, found {kind!r}.'
+      )
+    return f'{match[1]}\n{_KINDS[kind](*arguments)}\n\n{match[3]}'
+
+  return _BLOCK.sub(block, text)
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+  lines = [header, ['---'] * len(header), *rows]
+  return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+
+
+@functools.cache
+def _table_json(name: str) -> dict[str, Any]:
+  return json.loads((_RESULTS / name / 'table.json').read_text())
+
+
+def _entries(name: str, measure: str = '') -> list[Entry]:
+  """Returns what has run of a kept table, of measures with this in the name."""
+  found = [
+      entry
+      for entry in _table_json(name)['entries']
+      if entry['mean'] is not None and measure in entry['measure']
+  ]
+  if not found:
+    raise ValueError(f'Expected numbers of {name}, {measure!r}, found none.')
+  return found
+
+
+def _entry(name: str, setting: str, row: str, measure: str) -> Entry:
+  """Returns one number."""
+  (found,) = (
+      e
+      for e in _entries(name)
+      if (e['setting'], e['row'], e['measure']) == (setting, row, measure)
+  )
+  return found
+
+
+def _mean(entry: Entry) -> str:
+  return f'{entry["mean"]:.2f}'
+
+
+def _ours(entry: Entry) -> str:
+  """Returns mean and spread: over seeds, or, with one, within the run."""
+  spread = entry['spread']
+  if entry['num_seeds'] > 1:
+    spread = entry['half_width_95']
+  elif entry['spread_is'] != '95 % over groups':
+    spread = None
+  return _mean(entry) + ('' if spread is None else f' ± {spread:.2f}')
+
+
+def _seeds(entry: Entry) -> str:
+  return ', '.join(f'{value:.2f}' for value in entry['values'].values())
+
+
+def _published(entry: Entry) -> str:
+  if entry['published'] is None:
+    return _NONE
+  spread = entry['published_spread']
+  return f'{entry["published"]:g}' + (
+      '' if spread is None else f' ± {spread:g}'
+  )
+
+
+def _difference(entry: Entry) -> str:
+  if entry['difference'] is None:
+    return _NONE
+  return f'{entry["difference"]:+.2f}'
+
+
+def _unique(entries: Sequence[Entry], key: str) -> list[str]:
+  return list(dict.fromkeys(entry[key] for entry in entries))
+
+
+def _table(name: str, measure: str = '') -> str:
+  """A kept table, setting by setting: published, ours, and every seed.
+
+  Args:
+    name: Of the folder in `results`.
+    measure: Only measures with this in their name.
+  """
+  entries = _entries(name, measure)
+  several = max(entry['num_seeds'] for entry in entries) > 1
+  parts = []
+  for setting in _unique(entries, 'setting'):
+    here = [e for e in entries if e['setting'] == setting]
+    measures = _unique(here, 'measure')
+    cells = {(e['row'], e['measure']): e for e in here}
+    header, rows = ['Method'], {row: [row] for row in _unique(here, 'row')}
+    for title in measures:
+      column = title.removesuffix(f', {measure}')
+      published = any(
+          e['measure'] == title and e['published'] is not None for e in here
+      )
+      with_seeds = several and title == measures[0]
+      header += [f'{column}: published'] if published else []
+      header += [f'{column}: ours' if published else column]
+      header += ['difference'] if published else []
+      header += ['every seed'] if with_seeds else []
+      for row, line in rows.items():
+        cell = cells.get((row, title))
+        shown = [_published] if published else []
+        shown += [_ours]
+        shown += [_difference] if published else []
+        shown += [_seeds] if with_seeds else []
+        line += [f(cell) if cell else _NONE for f in shown]
+    parts += [f'**{setting}**', _markdown(header, list(rows.values()))]
+  return '\n\n'.join(parts)
+
+
+def _facts(name: str) -> str:
+  """What a kept table is of, in the words of its report."""
+  begins = ('Source', 'Scale', 'Finished', 'Seeds', 'Behind')
+  lines = _table_json(name)['header']
+  return '\n'.join(f'* {line}' for line in lines if line.startswith(begins))
+
+
+def _across(name: str, measure: str, *rows: str) -> str:
+  """One measure of a kept table: a line a method, a column a setting."""
+  entries = [e for e in _entries(name) if e['measure'] == measure]
+  settings = _unique(entries, 'setting')
+  cells = {(e['row'], e['setting']): _mean(e) for e in entries}
+  lines = [
+      [row, *(cells.get((row, setting), _NONE) for setting in settings)]
+      for row in rows or _unique(entries, 'row')
+  ]
+  return _markdown(['Method', *settings], lines)
+
+
+def _runs(name: str) -> Iterator[tuple[str, str, list[pathlib.Path]]]:
+  """Yields setting, row and the folders of its kept runs, one a seed."""
+  root = _RESULTS / name
+  table = experiments.get(name)
+  seeds = {
+      int(path.name.removeprefix(tables.SEED_PREFIX))
+      for path in root.rglob(f'{tables.SEED_PREFIX}*')
+  }
+  found: dict[tuple[str, str], list[pathlib.Path]] = {}
+  for cell in tables.cells(
+      table,
+      _table_json(name)['scale'],
+      rows=[row.name for row in table.rows],
+      settings=[setting.name for setting in table.settings],
+      seeds=sorted(seeds),
+  ):
+    if (root / cell.folder / 'cell.json').exists():
+      found.setdefault((cell.setting, cell.row), []).append(
+          root / cell.folder / 'run'
+      )
+  for (setting, row), folders in found.items():
+    yield setting, row, folders
+
+
+def _summary(run: pathlib.Path) -> dict[str, Any]:
+  return json.loads((run / 'summary.json').read_text())
+
+
+def _column(run: pathlib.Path, name: str) -> list[float]:
+  """Returns a column of a run's metrics, without rounds that lack it."""
+  with (run / 'metrics.csv').open(newline='') as file:
+    rows = list(csv.DictReader(line for line in file if line[0] != '#'))
+  values = [float(row[name] or math.nan) for row in rows]
+  return [value for value in values if not math.isnan(value)]
+
+
+def _last_ten(name: str) -> str:
+  """Range and mean of the last ten tests on the way, over all seeds."""
+  rows = []
+  for setting, row, folders in _runs(name):
+    if setting != 'Known clients':
+      continue
+    values = [
+        100 * value
+        for run in folders
+        for value in _column(run, 'known_clients/accuracy_micro')[-10:]
+    ]
+    numbers = (min(values), max(values), statistics.fmean(values))
+    rows.append([row, *(f'{number:.2f}' for number in numbers)])
+  return _markdown(['Method', 'least', 'most', 'mean'], rows)
+
+
+def _steps(name: str) -> str:
+  """Accuracy of new clients after so many steps, the mean over seeds."""
+  shown = (0, 1, 2, 5, 10, 20, 50)
+  rows = []
+  for setting, row, folders in _runs(name):
+    curves = [
+        _summary(run)['evaluation']['new_clients']['curve'] for run in folders
+    ]
+    means = [statistics.fmean(c[step] for c in curves) for step in shown]
+    rows.append([setting, row, *(f'{100 * mean:.2f}' for mean in means)])
+  return _markdown(['Clients', 'Method', *map(str, shown)], rows)
+
+
+def _best_rounds(name: str) -> str:
+  """The round of every method that is best on validation groups."""
+  rows = []
+  for _, row, (run,) in _runs(name):
+    best = _summary(run)['best_round']
+    if best > 1:  # What prepares nothing has one round.
+      rows.append([row, f'{best:,}'])
+  return _markdown(['Method', 'Round'], rows)
+
+
+def _preparation(name: str) -> str:
+  """Accuracy of validation groups against the rounds of preparation."""
+  rows: list[list[str]] = []
+  rounds: list[float] = []
+  for _, row, (run,) in _runs(name):
+    of_run = _column(run, 'round')
+    if len(of_run) > 1:
+      rounds = of_run
+      column = _column(run, 'validation_groups/accuracy')
+      rows.append([row, *(f'{100 * value:.2f}' for value in column)])
+  return _markdown(['Method', *(f'{r:,.0f}' for r in rounds)], rows)
+
+
+def _first_command() -> str:
+  """FRL on pairs of digits beside what it is compared with."""
+  ((_, _, (run,)),) = (
+      found for found in _runs('digits') if found[:2] == ('New groups', 'frl')
+  )
+  groups = _summary(run)['evaluation']['new_groups']
+
+  def number(values, name):
+    half_width = values[f'{name.removesuffix("_mean")}_half_width_95']
+    return f'{100 * values[name]:.2f} ± {100 * half_width:.2f}'
+
+  rows = [['FRL with GPAL', number(groups, 'accuracy_mean'), _NONE]]
+  for title, key in (
+      ("FRL's initial model, untrained", 'untrained'),
+      ('FedAvg from scratch', 'fed_avg_from_scratch'),
+  ):
+    reference = groups['references'][key]
+    rows.append(
+        [title, number(reference, 'accuracy_mean'), number(reference, 'gain')]
+    )
+  return _markdown(['Model', 'Accuracy', "FRL's gain over it"], rows)
+
+
+def _nvar() -> str:
+  """How widely classes spread in the embedding of five methods."""
+  titles = {
+      'metavers': 'MetaVers',
+      'metavers_ce': 'Only CE',
+      'metavers_triplet': 'Only triplet',
+      'fed_avg': 'FedAvg',
+      'per_fed_avg': 'Per-FedAvg',
+  }
+  rows = []
+  for title, folder, number, form in (
+      ('nVAR of 10,000 test images', 'nvar', 'trained', '.2f'),
+      ('silhouette of the 2,000 images in the map', 'embedding_map',
+       'silhouette', '.3f'),
+  ):  # fmt: skip
+    path = _RESULTS / 'analyses' / f'{folder}_metavers_cifar10'
+    found = json.loads((path / f'{folder}.json').read_text())['runs']
+    runs = {run['algorithm']: run for run in found}
+    values = [round(runs[name][number], 3) + 0.0 for name in titles]
+    rows.append([title, *(format(value, form) for value in values)])
+  return _markdown(['', *titles.values()], rows)
+
+
+def _headline() -> str:
+  """One number of every kept table of a paper, with its page."""
+  rows = []
+  for title, name, setting, row, measure in (
+      (
+          'MetaVers, CIFAR-10, 50 clients of 2 classes',
+          'metavers_cifar10',
+          '50 clients',
+          'MetaVers',
+          'Best round on validation',
+      ),
+      (
+          'MetaVers, CIFAR-10, 100 clients of 2 classes',
+          'metavers_cifar10',
+          '100 clients',
+          'MetaVers',
+          'Best round on validation',
+      ),
+      (
+          'FedMeta-Per (MAML), MNIST, known clients',
+          'fedmeta_per_mnist',
+          'Known clients',
+          'FedMeta-Per (MAML)',
+          'Micro',
+      ),
+      (
+          'FedMeta-Per (MAML), CIFAR-10, known clients',
+          'fedmeta_per_cifar10',
+          'Known clients',
+          'FedMeta-Per (MAML)',
+          'Micro',
+      ),
+      (
+          'CAFeMe, rotated MNIST, new clients, shards',
+          'cafeme_rmnist',
+          'Shards',
+          'CAFeMe',
+          'After 50 steps',
+      ),
+      (
+          'FedEC, CIFAR-10, 100 clients of 2 classes',
+          'fedec_cifar10_100_2',
+          'CIFAR-10 (100 x 2)',
+          'FedEC',
+          'Last ten rounds',
+      ),
+      (
+          'FRL with GPAL, Omniglot, new groups (non-IID)',
+          'frl_omniglot',
+          'Groups of 10 clients',
+          'FRL distance + GPAL',
+          'Non-IID, last round',
+      ),
+  ):
+    entry = _entry(name, setting, row, measure)
+    link = f'[{name}](docs/results/{name}.md)'
+    rows.append(
+        [title, _published(entry), _ours(entry), str(entry['num_seeds']), link]
+    )
+  header = ['What', 'Published', 'Ours', 'Seeds', 'All of it']
+  return _markdown(header, rows)
+
+
+_USES = {
+    'known_client': 'known clients',
+    'new_client': 'new clients',
+    'new_class': 'new classes',
+    'group': 'new groups',
+}
+
+
+def _page_of(spec: registry.AlgorithmSpec) -> str:
+  return f'{spec.module_name.rpartition(".")[2]}.md'
+
+
+def _algorithms() -> str:
+  """All algorithms of the registry, with links to their pages."""
+  return _markdown(
+      ['Name', 'What it is', 'Paper', 'Tested on'],
+      [
+          [
+              f'[`{spec.name}`]({_page_of(spec)})',
+              spec.summary,
+              spec.paper,
+              ', '.join(_USES[use] for use in spec.uses),
+          ]
+          for spec in registry.ALGORITHMS.values()
+      ],
+  )
+
+
+def _specs(module: str) -> list[registry.AlgorithmSpec]:
+  found = [
+      spec
+      for spec in registry.ALGORITHMS.values()
+      if spec.module_name.rpartition('.')[2] == module
+  ]
+  if not found:
+    raise ValueError(f'Expected an algorithm of {module!r}, found none.')
+  return found
+
+
+def _needs(module: str) -> str:
+  """What the algorithms of a module need, and what their clients send."""
+  from tff_meta import models  # Imports TensorFlow.
+
+  rows = []
+  for spec in _specs(module):
+    model = models.build(spec.model or 'lenet', (28, 28, 1), None)
+    methods = {
+        name: spec.method(model, preset, 10)
+        for name, preset in spec.presets.items()
+    }
+    keeping = [name for name, method in methods.items() if method.memory]
+    keeps = 'with ' + ', '.join(f'`{name}`' for name in keeping)
+    if len(keeping) in (0, len(methods)):
+      keeps = 'yes' if keeping else 'no'
+    rows.append(
+        [
+            f'`{spec.name}`',
+            ', '.join(_USES[use] for use in spec.uses),
+            keeps,
+            spec.channels or 'nothing',
+            f'`{spec.model}`' if spec.model else "the data set's",
+            f'`{spec.partition}`',
+        ]
+    )
+  header = [
+      '`--algorithm`',
+      'Tested on',
+      'Clients keep something',
+      'Sent beside the model',
+      'Network',
+      'Partition',
+  ]
+  return _markdown(header, rows)
+
+
+def _presets(module: str) -> str:
+  """Every setting of an algorithm in its presets, and what variants change."""
+  spec, *others = _specs(module)
+  presets = [spec.presets[name] for name in registry.PRESETS]
+  columns = [dataclasses.asdict(preset) for preset in presets]
+  parts = []
+  bases = [
+      f'[`{base.__name__}`](../reference/algorithms.md#{base.__module__}'
+      f'.{base.__name__})'
+      for base in type(presets[0]).__bases__
+      if base.__name__ != 'Configuration'
+  ]
+  if bases:
+    parts.append(f'Its other settings are those of {" and ".join(bases)}.')
+  parts.append(
+      _markdown(
+          ['`--hparams`', *(f'`{name}`' for name in registry.PRESETS)],
+          [
+              [f'`{field}`', *(f'`{column[field]}`' for column in columns)]
+              for field in sorted(columns[0])
+          ],
+      )
+  )
+  changes = [
+      f'* `{other.name}`: '
+      + ', '.join(
+          f'`{field}={value}`' for field, value in other.changes.items()
+      )
+      for other in others
+      if other.changes
+  ]
+  if changes:
+    parts.append('\n'.join(changes))
+  return '\n\n'.join(parts)
+
+
+_KINDS: dict[str, Callable[..., str]] = {
+    'table': _table,
+    'facts': _facts,
+    'across': _across,
+    'last ten tests': _last_ten,
+    'steps': _steps,
+    'best rounds': _best_rounds,
+    'preparation': _preparation,
+    'first command': _first_command,
+    'nvar': _nvar,
+    'headline': _headline,
+    'algorithms': _algorithms,
+    'needs': _needs,
+    'presets': _presets,
+}
+
+
+def main() -> None:
+  """Writes the pages whose generated parts have changed."""
+  for page in pages():
+    text = page.read_text()
+    new = regenerated(text)
+    if new != text:
+      page.write_text(new)
+      print(page.relative_to(ROOT))
+
+
+if __name__ == '__main__':
+  main()

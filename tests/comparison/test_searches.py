@@ -1,0 +1,196 @@
+"""Searches try what they say, and choose by validation data alone."""
+
+import dataclasses
+import itertools
+import math
+
+import pytest
+
+from tff_meta.comparison import results
+from tff_meta.comparison import searches
+from tff_meta.comparison import tables
+
+_FLAGS = (
+    '--algorithm=fed_avg',
+    '--hparams=epochs=2,learning_rate=1',
+    '--rounds=90',
+)
+_CELL = tables.Cell('FedAvg', 'Known', 7, (*_FLAGS, '--seed=7'))
+_TABLE = tables.Table(
+    name='t',
+    title='T',
+    source='ours',
+    settings=(tables.Setting('Known', (tables.Measure('Test', 'x'),)),),
+    rows=(tables.Row('FedAvg', _FLAGS),),
+    scales={'cpu': tables.Scale((7,))},
+)
+
+
+def _search(texts, kind, budget=10):
+  space = searches.read_space(texts)
+  return searches.search([_CELL], _TABLE, 'cpu', space, kind, budget)
+
+
+def _entries(search, cells, accuracy_of):
+  """Returns what would come out if the cells had these accuracies."""
+  return [
+      results.Entry(
+          row=cell.row,
+          setting=cell.setting,
+          measure='Validation',
+          published=None,
+          values={} if value is None else {cell.seed: value},
+          spread=None,
+          spread_name='',
+          states={cell.seed: 'finished'},
+          problems={},
+          hours=0.0,
+      )
+      for cell in cells
+      for value in [accuracy_of(cell)]
+  ]
+
+
+def test_a_grid_is_all_combinations_on_held_out_examples():
+  search = _search(['learning_rate=0.1,0.3', 'batch_size=5,10'], searches.GRID)
+  cells = search.next_cells([], 0)
+  assert [cell.row for cell in cells] == [
+      f'FedAvg learning_rate={rate} batch_size={size}'
+      for rate, size in itertools.product(('0.1', '0.3'), (5, 10))
+  ]
+  flags = tables.in_force(cells[-1].flags)
+  assert flags['--hparams'] == (
+      '--hparams=epochs=2,learning_rate=0.3,batch_size=10'
+  )
+  # Nothing of the test data is measured, on the way or at the end.
+  assert flags['--protocol'] == '--protocol=none'
+  assert flags['--validation_fraction'] == '--validation_fraction=0.2'
+  assert flags['--eval_from'] == '--eval_from=81'
+  (setting,) = search.table.settings
+  assert [m.path for m in setting.measures] == [
+      'last_ten_evaluations_mean/validation_clients/accuracy'
+  ]
+
+
+def test_the_best_one_is_chosen_that_has_all_its_numbers():
+  search = _search(['learning_rate=0.1,0.3,1'], searches.GRID)
+  cells = search.next_cells([], 0)
+  values = iter([80.0, 85.0, None])
+  (choice,) = search.choices(_entries(search, cells, lambda _: next(values)))
+  assert choice['hparams'] == {'learning_rate': '0.3'}
+  assert choice['validation_accuracy'] == 85.0
+  assert set(choice['flags']) == {
+      '--algorithm=fed_avg',
+      '--hparams=epochs=2,learning_rate=0.3',
+      '--rounds=90',
+      '--seed=7',
+  }
+  assert not search.next_cells(_entries(search, cells, lambda _: 1.0), 1)
+
+
+def test_halving_trains_the_best_third_for_longer_within_its_budget():
+  search = _search(['learning_rate=0.001..1'], 'halving', budget=4)
+  entries, trained = [], []
+  for rung in itertools.count():
+    cells = search.next_cells(entries, rung)
+    if not cells:
+      break
+    trained.append(
+        [(cell.row, tables.in_force(cell.flags)['--rounds']) for cell in cells]
+    )
+    entries += _entries(
+        search, cells, lambda cell: float(cell.row.partition('rate=')[2])
+    )
+  assert [len(rung) for rung in trained] == [12, 4, 1]
+  rounds = [{flag for _, flag in rung} for rung in trained]
+  assert rounds == [{'--rounds=10'}, {'--rounds=30'}, {'--rounds=90'}]
+  assert 12 * 10 + 4 * 30 + 1 * 90 <= 4 * 90
+  (last,) = trained[-1]
+  assert last[0] == max(
+      (row for row, _ in trained[0]),
+      key=lambda row: float(row.partition('rate=')[2]),
+  )
+  (choice,) = search.choices(entries)
+  assert f'FedAvg learning_rate={choice["hparams"]["learning_rate"]}' == last[0]
+
+
+def test_draws_are_the_first_of_more_draws_and_within_their_range():
+  space = searches.read_space(['learning_rate=0.01..1', 'epochs=1..3', 'a=x,y'])
+  few, many = (searches.candidates(space, 'random', n) for n in (3, 20))
+  assert many[:3] == few and len(many) == 20
+  rates = [float(c['learning_rate']) for c in many]
+  assert all(0.01 <= rate <= 1 for rate in rates)
+  # As many below as above the middle of two powers of ten, about.
+  assert 4 <= sum(math.log10(rate) < -1 for rate in rates) <= 16
+  assert {c['epochs'] for c in many} == {'1', '2', '3'}
+  assert {c['a'] for c in many} == {'x', 'y'}
+  finite = searches.read_space(['a=x,y', 'b=1,2'])
+  assert len(searches.candidates(finite, 'random', 9)) == 4
+
+
+@pytest.mark.parametrize(
+    'flags, path',
+    [
+        (('--algorithm=frl',), 'validation_groups'),
+        (('--algorithm=fed_avg',), 'validation_clients'),
+        (
+            ('--algorithm=metavers', '--protocol=new_class_clients'),
+            'validation_new_class_clients',
+        ),
+    ],
+)
+def test_what_is_measured_is_validation_data_of_the_setting(flags, path):
+  found = searches.validation(flags)
+  assert found.path == f'last_ten_evaluations_mean/{path}/accuracy'
+
+
+@pytest.mark.parametrize(
+    'texts, problem',
+    [
+        (['learning_rate'], 'Tip: --sweep=learning_rate=0.1,0.3'),
+        (['a=1', 'a=2'], 'in one --sweep, found it in two'),
+        (['a=1,1'], 'each value of `a` once'),
+        (['a=3..1'], 'the less first, found 3..1'),
+    ],
+)
+def test_what_is_no_space_is_refused(texts, problem):
+  with pytest.raises(ValueError, match=problem):
+    searches.read_space(texts)
+
+
+def test_a_search_that_cannot_be_is_refused():
+  with pytest.raises(ValueError, match='Tip: --search=random'):
+    _search(['a=1..3'], searches.GRID)
+  with pytest.raises(ValueError, match='at least 3 with --search=halving'):
+    _search(['a=1..3'], 'halving', budget=2)
+
+
+def test_a_name_of_two_settings_is_searched_in_each():
+  other = dataclasses.replace(_CELL, setting='New')
+  search = searches.search(
+      [_CELL, other],
+      dataclasses.replace(
+          _TABLE,
+          settings=(
+              *_TABLE.settings,
+              dataclasses.replace(_TABLE.settings[0], name='New'),
+          ),
+      ),
+      'cpu',
+      searches.read_space(['learning_rate=0.1,0.3']),
+      searches.GRID,
+      1,
+  )
+  cells = search.next_cells([], 0)
+  assert len(cells) == 4
+  choices = search.choices(
+      _entries(
+          search,
+          cells,
+          lambda c: float(('0.1' in c.row) == (c.setting == 'New')),
+      )
+  )
+  assert [(c['setting'], c['hparams']['learning_rate']) for c in choices] == [
+      ('Known', '0.3'),
+      ('New', '0.1'),
+  ]

@@ -1,0 +1,168 @@
+"""Of what code and data the finished cells of a comparison are, and why."""
+
+import collections
+from collections.abc import Mapping, Sequence
+import dataclasses
+import pathlib
+from typing import Any, NamedTuple
+
+from tff_meta.comparison import results
+from tff_meta.comparison import run_records
+from tff_meta.comparison import runner
+from tff_meta.comparison import tables
+from tff_meta.training import run_config
+
+_UNKNOWN = 'unknown'
+_SHORT = 12  # Characters of a commit that is named in full elsewhere.
+
+
+class Note(NamedTuple):
+  """Something to look up.
+
+  Attributes:
+    title: What it is about, a line.
+    lines: What it says.
+  """
+
+  title: str
+  lines: Sequence[str]
+
+
+def notes(root: pathlib.Path, cells: Sequence[tables.Cell]) -> list[Note]:
+  """Returns which run is of which code and data; where data differ, also why.
+
+  Args:
+    root: The comparison's directory.
+    cells: Those that the comparison consists of.
+  """
+  records = {
+      cell: record
+      for cell in cells
+      for folder in [runner.CellFolder(root, cell)]
+      if folder.outcome().state == 'finished'
+      for record in [results.read_json(folder.run / 'config.json')]
+      if record
+  }
+  if not records:
+    return []
+  by_commit = _grouped({cell: _commit(r) for cell, r in records.items()})
+  versions = (
+      'one version' if len(by_commit) == 1 else f'{len(by_commit)} versions'
+  )
+  code = Note(
+      f'Code of the runs: {versions}',
+      [f'{commit}: {_names(of)}' for commit, of in by_commit.items()],
+  )
+  return [code, _data_facts(records), *_data_notes(records)]
+
+
+def _data_facts(records) -> Note:
+  """Returns what data there are in each setting, classes by their names."""
+  facts: dict[str, None] = {}  # In their order.
+  for cell, record in records.items():
+    config, data = (record.get(part) for part in ('config', 'data'))
+    if isinstance(config, Mapping) and isinstance(data, Mapping):
+      names = data.get('class_names')
+      named = f' ({", ".join(map(str, names))})' if names else ''
+      line = (
+          f'{cell.setting}: {config.get("dataset")},'
+          f' {data.get("num_train_clients")} training clients,'
+          f' {data.get("num_classes")} classes{named}, examples of shape'
+          f' {data.get("input_shape")}'
+      )
+      facts[line] = None
+  return Note('Data of the settings', list(facts))
+
+
+def _data_notes(records) -> list[Note]:
+  """Returns a note on data that agree, and one a seed where they do not."""
+  by_place: dict[tuple[str, int], dict[tables.Cell, str]]
+  by_place = collections.defaultdict(dict)
+  for cell, record in records.items():
+    if isinstance(record.get('data'), Mapping):
+      fingerprint = str(record['data'].get('fingerprint'))
+      by_place[cell.setting, cell.seed][cell] = fingerprint
+  agreeing, found = [], []
+  for (setting, seed), fingerprints in by_place.items():
+    groups = _grouped(fingerprints)
+    if len(groups) == 1:
+      agreeing.append(f'{setting}, seed {seed}: {next(iter(groups))}')
+      continue
+    found.append(
+        Note(
+            f'Methods had different data in {setting}, seed {seed}',
+            [
+                *(f'{data}: {_rows(of)}' for data, of in groups.items()),
+                _cause([(of, records[of[0]]) for of in groups.values()]),
+            ],
+        )
+    )
+  if agreeing:
+    found.append(Note('Fingerprints of data that all methods shared', agreeing))
+  return found
+
+
+def _cause(groups) -> str:
+  """Returns why the data of groups of cells differ, from a record of each."""
+  of_data = {field.name for field in dataclasses.fields(run_config.DataConfig)}
+  differing = run_records.differences(
+      [_data_settings(record, of_data) for _, record in groups]
+  )
+  if differing:
+    settings = (
+        f'{field} is '
+        + ', '.join(
+            f'{values.get(i)!r} for {_rows(of)}'
+            for i, (of, _) in enumerate(groups)
+        )
+        for field, values in differing.items()
+    )
+    return f'Cause: their settings differ: {"; ".join(settings)}.'
+  commits = {_commit(record)[:_SHORT]: _rows(of) for of, record in groups}
+  if len(commits) > 1:
+    code = '; '.join(f'{commit} for {rows}' for commit, rows in commits.items())
+    return (
+        'Cause: their settings of data are the same, the code that read and'
+        f' dealt them is not: {code}.'
+    )
+  return (
+      'Cause: their settings of data and their code are the same, so that the'
+      " data set's files must have been others."
+  )
+
+
+def _data_settings(record: Mapping[str, Any], names) -> dict[str, Any]:
+  """Returns the settings that decide which client has which examples."""
+  config = record.get('config')
+  if not isinstance(config, Mapping):
+    return {}
+  config = run_records.as_of_now(config)
+  return {
+      name: value
+      for name, value in config.items()
+      if name in names - {'data_dir'}
+  }
+
+
+def _commit(record: Mapping[str, Any]) -> str:
+  return str(record.get('git_commit') or _UNKNOWN)
+
+
+def _grouped(of_cells: Mapping[tables.Cell, str]):
+  """Returns value -> the cells that have it."""
+  groups: dict[str, list[tables.Cell]] = collections.defaultdict(list)
+  for cell, value in of_cells.items():
+    groups[value].append(cell)
+  return groups
+
+
+def _rows(cells: Sequence[tables.Cell]) -> str:
+  return ', '.join(dict.fromkeys(cell.row for cell in cells))
+
+
+def _names(cells: Sequence[tables.Cell]) -> str:
+  """Returns rows with their settings and seeds, each row once."""
+  by_row = collections.defaultdict(list)
+  for cell in cells:
+    by_row[cell.row].append(f'{cell.setting} {cell.seed}')
+  return '; '.join(f'{row} ({", ".join(of)})' for row, of in by_row.items())
