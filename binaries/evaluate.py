@@ -59,13 +59,13 @@ def _evaluate(stack):
           'Expected --run_dir, found none. Tip: it is the --output_dir of'
           f' binaries.train{_an_example()}.'
       )
+    protocol_names.check(flag_groups.PROTOCOL.value)
     directory = run_directory.RunDirectory(RUN_DIR.value)
     if directory.read_config() is None:
       raise FileNotFoundError(
           f'Expected a run in {RUN_DIR.value}, found no config.json there. Tip:'
           f' --run_dir is the --output_dir of binaries.train{_an_example()}.'
       )
-    protocol_names.check(flag_groups.PROTOCOL.value)
     flag_groups.import_plugins(RUN_DIR.value)
     command_line.announce(f'Evaluating the run in {RUN_DIR.value}.')
     installation.import_tff()

@@ -24,17 +24,16 @@ if TYPE_CHECKING:  # They import TensorFlow.
   from tff_meta.training import experiment as experiment_lib
 
 _ARRAYS = 'data.npz'
-# The defaults of the programs' flags, but that nothing is tested in the end.
+# The defaults of the flags of programs, but that nothing is tested, neither on
+# the way nor in the end.
 _SETTINGS: dict[str, Any] = dict(
     new_clients='held_out',
     stratify=False,
     validation_fraction=0.0,
     checkpoint_every=20,
-    eval_every=0,
     select_best=False,
     select_by='macro',
     patience=0,
-    validation_groups=20,
     execution='in_process',
     protocols=('none',),
     references=False,

@@ -47,7 +47,7 @@ def test_a_table_of_ones_own(tmp_path):
   assert dealt[0] == 2 and "'by_writer' with the data set 'csv:" in dealt[2]
   assert trained[0] == 0, trained[2]
   assert 'known_clients (4 clients' in trained[1]
-  assert 'new_clients (1 clients' in trained[1]
+  assert 'new_clients (1 client,' in trained[1]
   assert [p.name for p in tmp_path.iterdir()] == ['own.csv', 'runs']
   known = (tmp_path / _RUN / 'clients_known_clients.csv').read_text()
   assert sum(f'\n{who},' in known for who in _CLIENTS) == 4
