@@ -104,7 +104,7 @@ def test_commands_have_flags_and_names_that_exist():
         if name:
           calls.setdefault(name, []).append(flags)
         else:
-          assert words[0] in ('./run', 'pip'), words
+          assert words[0] in ('./run', 'pip', 'export'), words
           for option, value in zip(words, words[1:], strict=False):
             assert option != '-r' or (_ROOT / value).exists(), words
   assert set(calls) == {'train', 'evaluate', 'compare', 'analyze'}
