@@ -1,9 +1,9 @@
 """The pages: their generated parts, their Python and their commands.
 
 A block of Python that begins with `# NAME.py` is a file; all others of a page
-run one after the other. A block of commands after `<!-- run -->` runs, too,
-after `<!-- run: slow -->` in slow tests only. The flags of all are parsed, and
-the names in them looked up.
+run one after the other, and so do blocks of commands after `<!-- run -->`. After
+`<!-- run: slow -->` a block runs in slow tests only. The flags of all commands
+are parsed, and the names in them looked up.
 """
 
 import json
@@ -104,7 +104,7 @@ def test_commands_have_flags_and_names_that_exist():
         if name:
           calls.setdefault(name, []).append(flags)
         else:
-          assert words[0] in ('./run', 'pip'), words
+          assert words[0] in ('./run', 'pip', 'export'), words
           for option, value in zip(words, words[1:], strict=False):
             assert option != '-r' or (_ROOT / value).exists(), words
   assert set(calls) == {'train', 'evaluate', 'compare', 'analyze'}
@@ -162,9 +162,9 @@ def _run(page, place, commands):
     if block['kind'] == 'python' and file:
       (place / file[1]).write_text(text)
       compile(text, file[1], 'exec')
-    elif block['kind'] == 'python':
+    elif block['kind'] == 'python' and block['run'] in (None, *commands):
       exec(compile(text, _id(page), 'exec'), names)
-    elif block['run'] in commands:
+    elif block['kind'] == 'sh' and block['run'] in commands:
       for words in _commands(text):
         name, flags = _program(words)
         ((code, _, error),) = program_calls.call_all(name, [flags], place)
