@@ -122,6 +122,9 @@ flags.declare_key_flag('device')
 flags.declare_key_flag('plugins')
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
+# A table has rows to compare with: no further references. And it says what is
+# evaluated on the way, so that its runs take as long as it says.
+_OF_CELLS = '--noreferences', '--eval_every=0', '--noeval_new_clients'
 _DATA = '--data_dir=DATA'  # In commands that are kept.
 
 
@@ -356,8 +359,7 @@ def _shown_program(command: str) -> list[str]:
     command: That of the comparison.
   """
   data_dir = [part for part in shlex.split(command) if part == _DATA]
-  program = [*_this_program('train'), *data_dir, *_plugins()]
-  return [*program, '--noreferences']
+  return [*_this_program('train'), *data_dir, *_plugins(), *_OF_CELLS]
 
 
 def _data_dir() -> str | None:
@@ -370,9 +372,7 @@ def _program() -> list[str]:
   if _data_dir() is not None:
     program.append(f'--data_dir={_data_dir()}')
   program += [f'--device={flag_groups.DEVICE.value}', *_plugins()]
-  # A table has rows to compare with: no further references. And it says what
-  # is evaluated on the way, so that its runs take as long as it says.
-  return [*program, '--noreferences', '--eval_every=0', '--noeval_new_clients']
+  return [*program, *_OF_CELLS]
 
 
 def _plugins() -> list[str]:
