@@ -1,9 +1,9 @@
 """The pages: their generated parts, their Python and their commands.
 
 A block of Python that begins with `# NAME.py` is a file; all others of a page
-run one after the other, and so do blocks of commands after `<!-- run -->`. After
-`<!-- run: slow -->` a block runs in slow tests only. The flags of all commands
-are parsed, and the names in them looked up.
+run one after the other, and so do blocks of commands after `<!-- run -->`.
+After `<!-- run: slow -->` a block runs in slow tests only. The flags of all
+commands are parsed, and the names in them looked up.
 """
 
 import json
