@@ -111,6 +111,25 @@ def test_garbage_is_collected_again_after_the_import(tmp_path):
     assert code == 0
 
 
+def test_what_waits_for_a_program_waits_for_the_import(tmp_path):
+  """TensorFlow is not eager yet when it asks for that, within `app.run`."""
+  package = tmp_path / 'tensorflow_federated'
+  package.mkdir()
+  (package / '__init__.py').write_text(
+      'from absl import app\nseen = []\n'
+      'app.call_after_init(lambda: seen.append(1))\nassert not seen\n'
+  )
+  code, stderr = _run(
+      'from absl import app\n'
+      'from tff_meta import installation\n'
+      'def main(_):\n'
+      '  assert installation.import_tff().seen == [1]\n'
+      'app.run(main)\n',
+      PYTHONPATH=str(tmp_path),
+  )
+  assert code == 0, stderr
+
+
 @pytest.mark.parametrize(
     ('setup', 'expected'),
     [

@@ -1,9 +1,12 @@
 """What is wrong with the environment when TensorFlow Federated fails in it."""
 
+from collections.abc import Callable
 import gc
 import importlib.metadata
 import re
 import types
+
+from absl import app
 
 _DISTRIBUTION = 'tff-meta'
 _PIN = re.compile(r'([\w.-]+)==([\w.]+)')
@@ -17,6 +20,10 @@ def import_tff() -> types.ModuleType:
   make hundreds of thousands of objects that stay: Python's garbage collector
   does not look through them meanwhile, which would take most of a second.
 
+  Within `absl.app.run` TensorFlow would look for devices half-way through its
+  import, before it is eager: Keras models of functions could not be built then,
+  and `tf.init_scope` would lead into a graph. So that waits for the import.
+
   Returns:
     The module `tensorflow_federated`.
 
@@ -26,6 +33,8 @@ def import_tff() -> types.ModuleType:
   """
   collecting = gc.isenabled()
   gc.disable()
+  waiting: list[Callable[[], None]] = []
+  call_after_init, app.call_after_init = app.call_after_init, waiting.append
   try:
     import tensorflow_federated
   except Exception as error:
@@ -38,8 +47,11 @@ def import_tff() -> types.ModuleType:
         ' distribution: a wheel does not have that file.'
     ) from error
   finally:
+    app.call_after_init = call_after_init
     if collecting:
       gc.enable()
+  for callback in waiting:
+    call_after_init(callback)
   return tensorflow_federated
 
 
