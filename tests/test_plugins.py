@@ -186,7 +186,7 @@ def table(name):
         ('TABLES = (1,)', '', r'to define TABLES, .* found \(1,\)'),
         ('TABLE = 1', '', 'to define TABLES, .* found None'),
         ('import nosuch', '', r'tables of theirs.py, found .*py, line 6\)'),
-        (None, '', 'tables of theirs.py, found FileNotFoundError'),
+        (None, '', 'a file of tables, found no theirs.py'),
     ],
 )
 def test_tables_of_a_file(place, monkeypatch, source, named, problem):

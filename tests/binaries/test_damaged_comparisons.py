@@ -129,7 +129,7 @@ def _check_all(tmp_path, seeds, digits):
   expected = {(e['row'], e['measure']): e for e in _entries(whole)}
   assert all(len(e['values']) == 2 for e in expected.values() if e['hours'])
   pictures = _pictures(whole)
-  assert len(pictures) == 3  # Losses, clients, steps of adaptation.
+  assert len(pictures) == 4  # Accuracy, losses, clients, steps.
   for name in ('table.md', 'table.csv', 'table.json', 'report.html'):
     (whole / name).unlink()
   damages = {}

@@ -747,9 +747,10 @@ def test_an_operation_that_fails_is_a_line_and_leaves_no_directory(
       '--hparams=epochs=2147483647',
       f'--execution={execution}',
   )
-  assert code == 1 and err.count('\n') == 1
-  assert err.startswith('Error: Expected TensorFlow to compute, found ')
-  assert 'OOM when allocating tensor with shape[' in err
+  assert code == 1
+  *_, problem = err.splitlines()  # Behind lines of progress.
+  assert problem.startswith('Error: Expected TensorFlow to compute, found ')
+  assert 'OOM when allocating tensor with shape[' in problem
   assert not where.exists()
   code, _, err = call(train, *flags, '--hparams=batch_size=999999999999999')
   assert code == 2 and err.count('\n') == 1 and '`batch_size`' in err

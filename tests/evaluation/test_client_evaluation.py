@@ -270,7 +270,7 @@ def test_no_clients_are_refused():
 def test_a_bar_counts_clients_on_a_terminal(monkeypatch, terminal):
   monkeypatch.setattr(sys, 'stderr', terminal)
   evaluate(make_dataset())
-  assert '?client/s' in terminal.getvalue()
+  assert '? clients/s' in terminal.getvalue()
 
 
 CLASS_SIZES = (24, 27, 30, 40, 25, 26, 24, 33, 24, 29)

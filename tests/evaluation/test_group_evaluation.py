@@ -95,7 +95,7 @@ def naive_answers(group, shift):
 def test_a_bar_counts_groups_on_a_terminal(pools, monkeypatch, terminal):
   monkeypatch.setattr(sys, 'stderr', terminal)
   evaluate(pools)
-  assert '0/5 [00:00<?, ?group/s]' in terminal.getvalue()
+  assert '0/5 [00:00<?, ? groups/s]' in terminal.getvalue()
 
 
 def test_against_a_naive_count(pools):
