@@ -1,7 +1,7 @@
 # The library and its programs in an image. Nobody has built it yet.
 #
 #   docker build -t tff-meta .
-#   docker run --rm -v "$PWD/runs:/work/runs" tff-meta \
+#   docker run --rm -v "$PWD/runs:/srv/runs" tff-meta \
 #       tff-meta-train --algorithm=frl
 #
 # With the CUDA libraries that TensorFlow loads (the driver is the machine's):
@@ -25,5 +25,5 @@ RUN PIP_CONSTRAINT=requirements.txt pip install --no-cache-dir --use-pep517 \
 COPY . .
 RUN pip install --no-cache-dir --no-deps --no-build-isolation .
 
-WORKDIR /work
+WORKDIR /srv
 CMD ["tff-meta-train", "--helpshort"]

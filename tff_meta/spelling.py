@@ -42,7 +42,7 @@ def counted(count: float, noun: str) -> str:
     count: A whole number.
     noun: Singular, of which the plural ends with s.
   """
-  return f'{count:.0f} {noun}' + 's' * (count != 1)
+  return f'{count:.0f} {noun}' + ('' if count == 1 else 's')
 
 
 def _letters(name: str) -> str:

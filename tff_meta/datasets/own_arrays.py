@@ -9,7 +9,6 @@ import numpy as np
 
 from tff_meta import machine
 from tff_meta.data import corpus as corpus_lib
-from tff_meta.datasets import locations
 from tff_meta.datasets import own_parts
 
 _TRAIN, _TEST = '_train', '_test'
@@ -49,7 +48,7 @@ def npz(
     ValueError: If it is not what it should be.
   """
   del download
-  _check_is_file(path)
+  own_parts.check_is_file(path)
   names = [name for name in (features, label, client) if name]
   try:
     with zipfile.ZipFile(path) as members:
@@ -132,7 +131,7 @@ def hdf5(
 def _read_hdf5(path: str, features: str, label: str) -> own_parts.Part:
   import h5py  # Only when needed.
 
-  _check_is_file(path)
+  own_parts.check_is_file(path)
   machine.check_fits(os.path.getsize(path), path)
   try:
     with h5py.File(path, 'r') as file:
@@ -180,6 +179,9 @@ def join(
     label: Name of the array with their classes.
     path: The file, for errors.
 
+  Returns:
+    x [n, ...] of the arrays' own dtype, labels [n] and names of clients [n].
+
   Raises:
     ValueError: If a client has no examples, as many labels, or examples of
       another form than those before it.
@@ -212,10 +214,3 @@ def join(
     raise ValueError(f'Expected clients in {path}, found none.')
   names = np.repeat(list(clients), [len(y) for y in ys])
   return own_parts.Part(np.concatenate(xs), np.concatenate(ys), names)
-
-
-def _check_is_file(path: str) -> None:
-  if not os.path.isfile(path):
-    raise locations.DatasetNotFoundError(
-        f'Expected a file, found none at {path}.'
-    )

@@ -126,10 +126,7 @@ def sqlite(
     ValueError: If it is not what it should be.
   """
   del download
-  if not os.path.isfile(path):
-    raise locations.DatasetNotFoundError(
-        f'Expected a file, found none at {path}.'
-    )
+  own_parts.check_is_file(path)
   machine.check_fits(os.path.getsize(path), path)
   try:
     rows = list(

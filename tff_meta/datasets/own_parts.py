@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 import difflib
+import os
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from tff_meta.data import class_splits
 from tff_meta.data import corpus as corpus_lib
+from tff_meta.datasets import locations
 from tff_meta.datasets import scalings
 
 OwnScaling = Literal['auto', 'unit', 'standard', 'raw']
@@ -30,6 +32,14 @@ class Part(NamedTuple):
   x: np.ndarray
   labels: np.ndarray
   clients: np.ndarray | None
+
+
+def check_is_file(path: str) -> None:
+  """Raises a DatasetNotFoundError if there is no such file."""
+  if not os.path.isfile(path):
+    raise locations.DatasetNotFoundError(
+        f'Expected a file, found none at {path}.'
+    )
 
 
 def check_has(name: str, known: Sequence[str], kind: str, where: str) -> None:

@@ -9,7 +9,6 @@ import numpy as np
 from tff_meta import machine
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.datasets import image_folders
-from tff_meta.datasets import locations
 from tff_meta.datasets import own_parts
 
 _SEPARATORS = {'comma': ',', 'semicolon': ';', 'tab': '\t'}
@@ -191,10 +190,7 @@ def _part(
     read, path, *, label, client, features, image, image_shape, image_size
 ) -> own_parts.Part:
   """Returns what the columns of a file hold."""
-  if not os.path.isfile(path):
-    raise locations.DatasetNotFoundError(
-        f'Expected a file, found none at {path}.'
-    )
+  own_parts.check_is_file(path)
   table = read(path)
   if not len(table):
     raise ValueError(f'Expected examples in {path}, found none.')
