@@ -13,7 +13,6 @@ of clients or groups for each protocol.
 import contextlib
 import dataclasses
 import pathlib
-from typing import Any
 
 from absl import flags
 
@@ -337,7 +336,7 @@ def _config(**changes):
     partitions.read_options(PARTITION.value, PARTITION_OPTIONS.value, None)
   if dataset.look is not None:
     dataset.look(flag_groups.DATA_DIR.value, options)
-  run_directory.RunDirectory(_output_dir()).check_can_be_made()
+  _run_directory().check_can_be_made()
   command_line.announce(
       f'Training {ALGORITHM.value} on {_dataset()} for {ROUNDS.value} rounds,'
       f' written to {_output_dir()}.'
@@ -346,7 +345,7 @@ def _config(**changes):
   from tff_meta.training import run_config
 
   values = flag_groups.values(run_config.FIELDS)
-  recorded = _recorded()
+  recorded = _run_directory().recorded_if_readable()
   if recorded:
     of_the_run = run_config.settings_of_the_run(recorded)
     values |= {k: v for k, v in of_the_run.items() if values[k] is None}
@@ -354,17 +353,14 @@ def _config(**changes):
   return run_config.resolve(**values | chosen | changes)
 
 
-def _recorded() -> dict[str, Any]:
-  """Returns the configuration of the run that is continued, if it is read."""
-  with contextlib.suppress(run_directory.RunDirectoryError):
-    return run_directory.RunDirectory(_output_dir()).read_recorded()
-  return {}
+def _run_directory() -> run_directory.RunDirectory:
+  return run_directory.RunDirectory(_output_dir())
 
 
 def _is_evaluated_by_default() -> bool:
   """Whether nobody has asked for an evaluation on the way, now or before."""
   asked = EVAL_EVERY.value or EVAL_FROM.value or SELECT_BEST.value
-  return not asked and not _recorded()
+  return not asked and not _run_directory().recorded_if_readable()
 
 
 def main() -> int:
@@ -433,7 +429,7 @@ def main() -> int:
     experiment.check_can_train()
     process = experiment.build_process()
 
-  directory = run_directory.RunDirectory(_output_dir())
+  directory = _run_directory()
   try:
     with (
         command_line.reported_failures(directory.root),

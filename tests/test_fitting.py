@@ -41,7 +41,7 @@ def fitted():
 def test_the_settings_are_those_of_the_programs():
   from absl import flags
 
-  other = dict(protocols=('none',), references=False)
+  other = dict(protocols=(), references=False)
   assert fitting._SETTINGS == other | {
       name: flags.FLAGS[name].default
       for name in fitting._SETTINGS
@@ -61,6 +61,13 @@ def test_what_is_trained_is_tested_and_saved(fitted, tmp_path):
   assert again['accuracy_mean'] == known['accuracy_mean']
   with pytest.raises(FileExistsError):
     fitted.save(tmp_path / 'saved')
+
+
+def test_accuracy_is_measured_on_the_way(fitted):
+  found = fitted.metrics()
+  curve = found['known_clients/accuracy']
+  assert len(curve) == 6 and curve[-1] > 0.8 and curve[-1] > curve[0]
+  assert (fitted.path / 'learning_curve.png').exists()
 
 
 def test_a_client_gets_a_model_of_its_own(fitted):

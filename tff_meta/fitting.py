@@ -24,8 +24,7 @@ if TYPE_CHECKING:  # They import TensorFlow.
   from tff_meta.training import experiment as experiment_lib
 
 _ARRAYS = 'data.npz'
-# The defaults of the flags of programs, but that nothing is tested, neither on
-# the way nor in the end.
+# The defaults of the flags of programs, but for references.
 _SETTINGS: dict[str, Any] = dict(
     new_clients='held_out',
     stratify=False,
@@ -35,7 +34,7 @@ _SETTINGS: dict[str, Any] = dict(
     select_by='macro',
     patience=0,
     execution='in_process',
-    protocols=('none',),
+    protocols=(),
     references=False,
 )
 
@@ -117,20 +116,29 @@ def fit(
       hparams=hparams,
       model=_model_name(model),
   )
-  config = run_config.resolve(
-      **_SETTINGS | {name: _to_text(value) for name, value in settings.items()}
+  directory = run_directory.RunDirectory(root)
+  recorded = directory.recorded_if_readable()
+  values = (
+      _SETTINGS
+      | (run_config.settings_of_the_run(recorded) if recorded else {})
+      | {name: _to_text(value) for name, value in settings.items()}
   )
+  config = run_config.resolve(**values)
   experiment = _prepare(config, model)
   evaluator = evaluator_lib.Evaluator(experiment)
+  if not recorded and not {'eval_every', 'eval_from', 'select_best'} & set(
+      settings
+  ):
+    if evaluator.why_no_curve() is not None:
+      config = run_config.resolve(**values, eval_every=0)
+  chosen = evaluator.choose(settings.get('protocols', ('none',)))
   experiment = dataclasses.replace(
-      experiment,
-      config=config.replace(
-          protocols=evaluator.choose(config.evaluation.protocols)
-      ),
+      experiment, config=config.replace(protocols=chosen)
   )
+  if config.training.eval_every:
+    evaluator.check_on_the_way()
   experiment.check_can_train()
   process = experiment.build_process()
-  directory = run_directory.RunDirectory(root)
   with directory.locked():
     run.train_and_evaluate(
         experiment,
@@ -223,6 +231,21 @@ class Fitted:
           directory.evaluations,
           _report,
       )['']
+
+  def metrics(self) -> dict[str, np.ndarray]:
+    """Returns what was measured in training, a number `[rounds]` of each.
+
+    Names are the columns of metrics.csv, such as `train/loss`, and
+    `known_clients/accuracy` in 0..1, which is NaN in rounds that were not
+    followed by a test.
+    """
+    from tff_meta.training import metric_writers
+    from tff_meta.training import run_directory
+
+    columns = metric_writers.read_metrics(
+        run_directory.RunDirectory(self.path).metrics
+    )
+    return {name: np.array(column) for name, column in columns.items()}
 
   def personalize(
       self, examples: Examples, client: str | None = None

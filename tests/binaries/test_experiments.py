@@ -35,7 +35,7 @@ _Flat = dataclasses.make_dataclass('_Flat', run_config.FIELDS)
 def _config(cell):
   """Returns the fields of the `RunConfig` of a cell."""
   with flagsaver.flagsaver():
-    # What `binaries.compare` begins with.
+    # Nothing that depends on the number of rounds, but where a cell says so.
     arguments = ['train', '--eval_every=0', '--noeval_new_clients']
     arguments += flag_files.expand(cell.flags)
     assert flags.FLAGS(arguments) == ['train']

@@ -194,6 +194,12 @@ class RunDirectory:
     config = content.get('config') if isinstance(content, Mapping) else None
     return dict(config) if isinstance(config, Mapping) else {}
 
+  def recorded_if_readable(self) -> dict[str, Any]:
+    """Returns the configuration of the run here; empty where there is none."""
+    with contextlib.suppress(RunDirectoryError):
+      return self.read_recorded()
+    return {}
+
   def read_plugins(self) -> tuple[str, ...]:
     """Returns the modules that a run had imported by name; none without a run.
 
