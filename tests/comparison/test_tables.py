@@ -98,6 +98,21 @@ def test_a_table_that_contradicts_itself_is_an_error(changes):
     dataclasses.replace(_TABLE, **({'scales': {}} | changes))
 
 
+@pytest.mark.parametrize(
+    'make',
+    [
+        lambda: tables.Scale((0,), '--rounds=2'),
+        lambda: tables.Scale(0),
+        lambda: tables.Setting('New', _MICRO),
+        lambda: tables.Row('A', (), setting_flags={'New': '--seed=1'}),
+        lambda: dataclasses.replace(_TABLE, rows=_TABLE.rows[0]),
+    ],
+)
+def test_a_forgotten_comma_is_an_error(make):
+  with pytest.raises(ValueError, match='to be a tuple, found .* a comma'):
+    make()
+
+
 def test_read_finds_keys_that_hold_slashes():
   summary = {'last': {'known/accuracy': 0.5}, 'evaluation': {'k': {'a': 1}}}
   assert tables.read(summary, 'last/known/accuracy') == 0.5

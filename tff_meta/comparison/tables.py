@@ -56,8 +56,29 @@ class Measure:
   lower_is_better: bool = False
 
 
+class _Checked:
+  """Refuses text or one thing where a tuple is meant."""
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):  # type: ignore[arg-type]
+      value = getattr(self, field.name)
+      if field.name == 'setting_flags':
+        found = list(value.values())
+      elif str(field.type).startswith('tuple') and value is not None:
+        found = [value]
+      else:
+        continue
+      for part in found:
+        if not isinstance(part, tuple | list):
+          raise ValueError(
+              f'Expected `{field.name}` of a {type(self).__name__} to be a'
+              f' tuple, found {part!r}. Tip: a tuple of one ends with a comma,'
+              " ('--rounds=20',)."
+          )
+
+
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class Setting(_Checked):
   """A group of columns: the same clients for every row.
 
   Attributes:
@@ -72,7 +93,7 @@ class Setting:
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Row(_Checked):
   """A method.
 
   Attributes:
@@ -96,7 +117,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Scale:
+class Scale(_Checked):
   """How much of a table is run.
 
   Attributes:
@@ -119,7 +140,7 @@ class Scale:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
+class Table(_Checked):
   """A published table, or a comparison of ours.
 
   Attributes:
@@ -135,8 +156,8 @@ class Table:
     notes: Sentences for readers of the report.
 
   Raises:
-    ValueError: If names repeat, or something names a row, a setting, a measure
-      or a scale that is not there.
+    ValueError: If names repeat, something names a row, a setting, a measure
+      or a scale that is not there, or what should be a tuple is none.
   """
 
   name: str
@@ -150,6 +171,7 @@ class Table:
   notes: tuple[str, ...] = ()
 
   def __post_init__(self):
+    super().__post_init__()
     settings = _check_unique('setting', [s.name for s in self.settings])
     rows = _check_unique('row', [r.name for r in self.rows])
     measures = {s.name: {m.name for m in s.measures} for s in self.settings}
