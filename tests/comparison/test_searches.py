@@ -4,8 +4,10 @@ import dataclasses
 import itertools
 import math
 
+from absl import flags
 import pytest
 
+from binaries import train  # noqa: F401  Defines the flags.
 from tff_meta.comparison import results
 from tff_meta.comparison import searches
 from tff_meta.comparison import tables
@@ -24,6 +26,10 @@ _TABLE = tables.Table(
     rows=(tables.Row('FedAvg', _FLAGS),),
     scales={'cpu': tables.Scale((7,))},
 )
+
+
+def test_rounds_that_nobody_names_are_those_of_the_program():
+  assert searches.num_rounds(()) == flags.FLAGS['rounds'].default
 
 
 def _search(texts, kind, budget=10):
