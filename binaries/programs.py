@@ -29,3 +29,8 @@ def compare() -> None:
 def analyze() -> None:
   """Runs `binaries.analyze`."""
   _run('analyze')
+
+
+def export() -> None:
+  """Runs `binaries.export`."""
+  _run('export')

@@ -36,6 +36,10 @@ def test_quickstart():
   assert _main('quickstart', rounds=3) > 0.6  # Guessing is 0.1.
 
 
+def test_export(tmp_path):
+  assert _main('export', folder=str(tmp_path), rounds=3) > 0.5
+
+
 @pytest.mark.slow
 def test_own_arrays(tmp_path):
   found = _main('own_arrays', folder=str(tmp_path), rounds=3)

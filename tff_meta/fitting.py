@@ -5,7 +5,7 @@ directory that the programs read as well. Nothing here imports TensorFlow before
 it is called.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import os
 import pathlib
@@ -321,6 +321,41 @@ class Fitted:
     saved = pathlib.Path(path).expanduser()
     shutil.copytree(self.path, saved)
     return saved
+
+  def export(
+      self,
+      path: str | os.PathLike[str],
+      uses: Sequence[str] = (),
+      allow_private_heads: bool = False,
+  ) -> pathlib.Path:
+    """Writes the model as SavedModels, see `bundles.export.write`.
+
+    Args:
+      path: A directory, which must not exist.
+      uses: `'known_client'`, `'new_client'`, `'new_class'` or `'group'`; none
+        for those that the algorithm has.
+      allow_private_heads: Whether what known clients have kept for themselves
+        may be in it, where new clients begin with that.
+
+    Raises:
+      FileExistsError: If the directory exists.
+      ValueError: If the algorithm has not such a use, or may not be exported.
+    """
+    from tff_meta.bundles import export
+    from tff_meta.training import restored_run
+    from tff_meta.training import run_directory
+
+    with restored_run.open_models(
+        self.experiment, run_directory.RunDirectory(self.path), _report
+    ) as models:
+      return export.write(
+          self.experiment,
+          models.trained,
+          models.rounds,
+          path,
+          uses,
+          allow_private_heads,
+      )
 
   def _network_input(self, x: Any) -> np.ndarray:
     from tff_meta.datasets import own_parts
