@@ -1,4 +1,4 @@
-"""Calls a program many times in one process, which imports TFF once."""
+"""Calls programs many times in one process, which imports TFF once."""
 
 from collections.abc import Sequence
 import json
@@ -13,9 +13,20 @@ _CALLS = """
 import contextlib, importlib, io, json, sys, traceback
 from absl import flags
 from binaries import command_line
-name, calls = json.load(sys.stdin)
-program = importlib.import_module(f'binaries.{name}')
-for argv in calls:
+
+def load(name):
+  # The flags of programs have the same names, so those of another one go.
+  if f'binaries.{name}' not in sys.modules:
+    for module, defined in flags.FLAGS.flags_by_module_dict().items():
+      if sys.modules.pop(module if module in programs else None, None):
+        for flag in defined:
+          delattr(flags.FLAGS, flag.name)
+  return importlib.import_module(f'binaries.{name}')
+
+calls = json.load(sys.stdin)
+programs = {f'binaries.{name}' for name, _ in calls}
+for name, argv in calls:
+  program = load(name)
   sys.argv = [name, *argv]
   flags.FLAGS.unparse_flags()
   for flag in flags.FLAGS:
@@ -44,6 +55,21 @@ def call_all(
   Args:
     name: Of its module.
     calls: The arguments of each call.
+    working_directory: As for `call_in_turn`.
+
+  Returns:
+    As `call_in_turn`.
+  """
+  return call_in_turn([(name, *call) for call in calls], working_directory)
+
+
+def call_in_turn(
+    calls: Sequence[Sequence[str]], working_directory: pathlib.Path = _ROOT
+) -> list[tuple[int | str, str, str]]:
+  """Calls programs of `binaries`.
+
+  Args:
+    calls: The name of the module and the arguments of each call.
     working_directory: Of the process; modules are not looked for there, as
       installed commands do not, either.
 
@@ -55,7 +81,7 @@ def call_all(
       [sys.executable, '-P', '-c', _CALLS],
       cwd=working_directory,
       env=os.environ | {'PYTHONPATH': str(_ROOT)},
-      input=json.dumps([name, calls]),
+      input=json.dumps([(name, arguments) for name, *arguments in calls]),
       capture_output=True,
       text=True,
       timeout=_TIMEOUT_SECONDS,

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shlex
 import signal
 import subprocess
 import sys
@@ -48,134 +49,119 @@ def _outcomes(directory):
     [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL],
 )
 def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
-  directory = tmp_path / 'a table'
-  flags = (*_SMOKE, f'--output_dir={directory}')
-  kept = tmp_path / 'kept'
-  printed = _compare(*flags, '--print_command')
-  assert printed.returncode == 0 and not directory.exists(), printed.stderr
+  directory, kept = tmp_path / 'a table', tmp_path / 'kept'
+  place = f'--output_dir={directory}'
+  flags = ('--experiment=digits', '--scale=smoke', place)
+  asked = (*flags, '--rows=fed_avg', '--settings=Known clients')
   program = subprocess.Popen(
-      [sys.executable, '-m', 'binaries.compare', *flags, f'--keep={kept}'],
+      [sys.executable, '-m', 'binaries.compare', *asked, f'--keep={kept}'],
       cwd=_ROOT,
       stderr=subprocess.DEVNULL,
       stdout=subprocess.DEVNULL,
   )
   deadline = time.monotonic() + _TIMEOUT_SECONDS
-  while not any(
-      o['state'] == 'finished' for o in _outcomes(directory).values()
-  ):
+  while not _outcomes(directory):
     assert time.monotonic() < deadline and program.poll() is None
     time.sleep(0.05)
   program.send_signal(signal_num)
   program.wait(_TIMEOUT_SECONDS)
-  before = _outcomes(directory)
+  ((folder, outcome),) = _outcomes(directory).items()
   if signal_num == signal.SIGTERM:
-    assert program.returncode == 130
+    assert program.returncode == 130 and outcome['state'] == 'interrupted'
     assert 'interrupted' in (directory / 'table.md').read_text()
+  else:
+    assert outcome['state'] == 'running'
   assert not _outcomes(kept)
 
-  done = _compare(*flags)
+  done = _compare(*asked)
   assert done.returncode == 0, done.stderr
-  left = 2 - sum(o['state'] == 'finished' for o in before.values())
-  assert f'{left} of 2 runs to do, 2 at a time' in done.stderr
+  assert '1 of 1 runs to do, 1 at a time' in done.stderr
   after = _outcomes(directory)
-  assert {o['state'] for o in after.values()} == {'finished'}
-  for folder, outcome in before.items():
-    if outcome['state'] == 'finished':
-      assert after[folder] == outcome
+  assert [o['state'] for o in after.values()] == ['finished']
   table = json.loads((directory / 'table.json').read_text())
   means = {(e['row'], e['setting']): e['mean'] for e in table['entries']}
-  summary = json.loads(
-      (directory / 'new_groups/frl/seed_0/run/summary.json').read_text()
-  )
+  assert means['fed_avg', 'Known clients'] is not None
+  run = f'{folder}/run'
+  summary = json.loads((directory / run / 'summary.json').read_text())
   assert summary['rounds'] == 4
-  # Pasted, the command of a cell is the run that it was: it only says again
-  # what came out, where other settings are an error.
-  commands = printed.stdout.splitlines()
-  assert len(commands) == 2
-  pasted = subprocess.run(
-      commands[0], shell=True, cwd=_ROOT, capture_output=True, text=True
-  )
-  assert pasted.returncode == 0, pasted.stderr
-  assert f'Written: {directory}/new_groups/' in pasted.stdout
-  assert _outcomes(directory) == after
-  assert means['frl', 'New groups'] is not None
   # Only the digits have references.
-  assert 'untrained' in summary['evaluation']['new_groups']['references']
+  assert 'untrained' in summary['evaluation']['known_clients']['references']
   assert (directory / 'report.html').stat().st_size > 10_000
-  assert '| frl |' in done.stdout
+  assert '| fed_avg |' in done.stdout
 
-  again = _compare(
-      *flags[:2], flags[-1], '--rows=frl', '--report_only', f'--keep={kept}'
+  verify = (f'--verify={kept}', '--report_only', place)
+  again, report, verified, other = program_calls.call_all(
+      'compare',
+      [
+          asked,
+          (*flags, '--rows=local', '--report_only', f'--keep={kept}'),
+          verify,
+          (flags[0], '--scale=cpu', place),
+      ],
   )
-  assert again.returncode == 0, again.stderr
-  assert '| fed_avg |' in again.stdout  # Begun before: still in the report.
+  assert again[0] == 0 and '0 of 1 runs to do' in again[2], again[2]
+  assert report[0] == 0, report[2]
+  assert '| fed_avg |' in report[1]  # Begun before: still in the report.
   assert _outcomes(directory) == after
-  assert {p.parent for p in kept.rglob('summary.json')} == {
-      kept / folder / 'run' for folder in after
-  }
+  assert [p.parent for p in kept.rglob('summary.json')] == [kept / run]
+  assert verified[0] == 0, verified[2]
+  assert 'Known clients, fed_avg, seed 0: identical, all ' in verified[1]
+  assert '1 of 1 cells are identical to' in verified[1]
+  assert other[0] == 2 and 'another directory' in other[2]
 
-  verified = _compare(f'--verify={kept}', '--report_only', flags[-1])
-  assert verified.returncode == 0, verified.stderr
-  assert 'New groups, frl, seed 0: identical, all ' in verified.stdout
-  assert '2 of 2 cells are identical to' in verified.stdout
-  summary['evaluation']['new_groups']['accuracy_mean'] += 2**-50
-  changed = kept / 'new_groups/frl/seed_0/run/summary.json'
+  summary['evaluation']['known_clients']['accuracy_mean'] += 2**-50
   del summary['sha256'], summary['files']['metrics.csv']
+  changed = kept / run / 'summary.json'
   changed.write_text(json.dumps(sealed_json.seal(summary)))
-  different = _compare(f'--verify={kept}', '--report_only', flags[-1])
-  assert different.returncode == 1
-  assert '1 of 2 cells are identical to' in different.stdout
+  different, printed = program_calls.call_all(
+      'compare', [verify, (*asked, '--print_command')]
+  )
+  assert different[0] == 1
+  assert '0 of 1 cells are identical to' in different[1]
+  (command,) = map(shlex.split, printed[1].splitlines())
+  assert command[:3] == [sys.executable, '-m', 'binaries.train']
+  written = {*after[folder]['flags'], f'--output_dir={directory}/{run}'}
+  assert written < set(command)
 
-  other = _compare(*flags[:1], '--scale=cpu', flags[-1])
-  assert other.returncode == 2
-  assert 'another directory' in other.stderr
+
+_PROBLEMS = {
+    (): '--list shows them',
+    ('--experiment=nothing',): "found 'nothing'",
+    ('--runs=a,b', '--rows=frl'): 'no --rows with --runs, found both',
+    ('--experiment=digits', '--scale=paper'): "'digits': smoke, cpu",
+    ('--experiment=digits', '--rows=sgd'): "found 'sgd'",
+    ('--experiment=digits', '--seeds=x'): 'below 2**31, found x',
+    ('--experiment=digits', f'--seeds={2**31}'): f'found {2**31}',
+    (
+        '--experiment=digits',
+        f'--keep={__file__}',
+    ): 'to be a directory, found a file',
+    ('--experiment=digits', '--report_only'): 'found no directory',
+    (
+        '--experiment=digits',
+        '--rows=frl',
+        '--settings=Known clients',
+    ): 'run of frl in Known clients, found none. Tip: frl has New',
+    (
+        '--experiment=digits',
+        '--rows=fed_avg,frl',
+        '--settings=Known clients',
+    ): 'run of frl in Known clients, found none. Tip: frl has New',
+    (
+        '--experiment=metavers_new_classes',
+        '--rows=FRL',
+    ): 'FRL in any setting, found none. Tip: there are published',
+}
 
 
-@pytest.mark.parametrize(
-    'flags, problem',
-    [
-        ([], '--list shows them'),
-        (['--experiment=nothing'], "found 'nothing'"),
-        (['--runs=a,b', '--rows=frl'], 'no --rows with --runs, found both'),
-        (['--experiment=digits', '--scale=paper'], "'digits': smoke, cpu"),
-        (['--experiment=digits', '--rows=sgd'], "found 'sgd'"),
-        (['--experiment=digits', '--seeds=x'], 'below 2**31, found x'),
-        (['--experiment=digits', f'--seeds={2**31}'], f'found {2**31}'),
-        (
-            ['--experiment=digits', f'--keep={__file__}'],
-            'to be a directory, found a file',
-        ),
-        (['--experiment=digits', '--report_only'], 'found no directory'),
-        (
-            [
-                '--experiment=digits',
-                '--rows=frl',
-                '--settings=Known clients',
-            ],
-            'run of frl in Known clients, found none. Tip: frl has New',
-        ),
-        (
-            [
-                '--experiment=digits',
-                '--rows=fed_avg,frl',
-                '--settings=Known clients',
-            ],
-            'run of frl in Known clients, found none. Tip: frl has New',
-        ),
-        (
-            ['--experiment=metavers_new_classes', '--rows=FRL'],
-            'FRL in any setting, found none. Tip: there are published',
-        ),
-    ],
-)
-def test_bad_input_is_a_line_before_anything_is_written(
-    tmp_path, flags, problem
-):
-  done = _compare(*flags, f'--output_dir={tmp_path / "table"}')
-  assert done.returncode == 2
-  assert problem in done.stderr
-  assert done.stderr.count('\n') == 1
-  assert not (tmp_path / 'table').exists()
+def test_bad_input_is_a_line_before_anything_is_written(tmp_path):
+  output = tmp_path / 'table'
+  found = program_calls.call_all(
+      'compare', [(*flags, f'--output_dir={output}') for flags in _PROBLEMS]
+  )
+  for (code, _, err), problem in zip(found, _PROBLEMS.values(), strict=True):
+    assert (code, err.count('\n')) == (2, 1) and problem in err, err
+    assert not output.exists()
 
 
 def _of_errors(stderr):
@@ -209,6 +195,7 @@ def test_a_table_of_ones_own_and_a_search_are_checked_before_the_first_run(
     tmp_path,
 ):
   (tmp_path / 'table.py').write_text(_TABLE)
+  (tmp_path / 'late.py').write_text(_TABLE.replace('mine_', 'late_'))
   (tmp_path / 'runs').mkdir()
   rows = ('--experiment=digits', '--rows=fed_avg')
   expected = {
@@ -223,16 +210,26 @@ def test_a_table_of_ones_own_and_a_search_are_checked_before_the_first_run(
       ('--verify=runs',): 'Expected a comparison of a table in',
       ('--verify=runs', '--sweep=a=1'): 'no --sweep with --verify',
   }
-  found = program_calls.call_all('compare', list(expected), tmp_path)
+  late = [
+      ('--experiment=late.py:late_1',),
+      (
+          '--experiment=fedmeta_per_mnist',
+          '--scale=smoke',
+          f'--data_dir={tmp_path}/nothing',
+      ),
+  ]
+  *found, wrong, lacking = program_calls.call_all(
+      'compare', [*expected, *late], tmp_path
+  )
   for (flags, problem), (code, _, err) in zip(
       expected.items(), found, strict=True
   ):
     assert code == 2 and problem in err and err.count('\n') == 1, (flags, err)
-  assert [p.name for p in (tmp_path / 'runs').iterdir()] == []
-  (wrong,) = program_calls.call_all(
-      'compare', [('--experiment=table.py:mine_1',)], tmp_path
-  )
   assert "`learning_rate` to be a finite number, found 'fast'. Tip" in wrong[2]
+  # Data that are not there are one error.
+  assert lacking[0] == 1 and f'{tmp_path}/nothing/mnist' in lacking[2]
+  assert _of_errors(lacking[2])
+  assert [p.name for p in (tmp_path / 'runs').iterdir()] == []
 
 
 @pytest.mark.slow
@@ -276,19 +273,6 @@ def test_what_cannot_be_written_to_is_refused_before_anything_runs(tmp_path):
   assert f'Expected to be able to write to {kept} of --keep' in done.stderr
   assert _of_errors(done.stderr)
   assert not list(table.rglob('cell.json'))
-
-
-def test_data_that_are_not_there_are_one_error(tmp_path):
-  done = _compare(
-      '--experiment=fedmeta_per_mnist',
-      '--scale=smoke',
-      f'--data_dir={tmp_path / "nothing"}',
-      f'--output_dir={tmp_path / "table"}',
-  )
-  assert done.returncode == 1
-  assert str(tmp_path / 'nothing' / 'mnist') in done.stderr
-  assert _of_errors(done.stderr)
-  assert not (tmp_path / 'table').exists()
 
 
 def test_the_list_has_every_experiment_with_its_runs():

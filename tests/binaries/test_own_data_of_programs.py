@@ -3,7 +3,9 @@
 import json
 
 import numpy as np
-import program_calls
+
+from binaries import evaluate
+from binaries import train
 
 _CLIENTS = ('ann', 'bob', 'cyd', 'dan', 'eve')
 _DATA = (
@@ -30,21 +32,16 @@ def _table(seed):
   return '\n'.join(lines)
 
 
-def test_a_table_of_ones_own(tmp_path):
+def test_a_table_of_ones_own(call, tmp_path, monkeypatch):
   path = tmp_path / 'own.csv'
   path.write_text(_table(0))
+  monkeypatch.chdir(tmp_path)
 
-  def call(program, *calls):
-    return program_calls.call_all(program, calls, tmp_path)
-
-  shown, dealt, trained = call(
-      'train',
-      (*_DATA, '--describe'),
-      (*_TRAIN, '--partition=iid'),
-      (*_TRAIN, '--rounds=2'),
-  )
+  shown = call(train, *_DATA, '--describe')
   assert shown[0] == 0 and 'own.csv: 5 clients, 2 classes, 100' in shown[1]
+  dealt = call(train, *_TRAIN, '--partition=iid')
   assert dealt[0] == 2 and "'by_writer' with the data set 'csv:" in dealt[2]
+  trained = call(train, *_TRAIN, '--rounds=2')
   assert trained[0] == 0, trained[2]
   assert 'known_clients (4 clients' in trained[1]
   assert 'new_clients (1 client,' in trained[1]
@@ -56,12 +53,12 @@ def test_a_table_of_ones_own(tmp_path):
   assert config['config']['test_fraction'] == 0.2
 
   path.write_text(_table(1))
-  (changed,) = call('train', (*_TRAIN, '--rounds=3'))
+  changed = call(train, *_TRAIN, '--rounds=3')
   assert changed[0] == 2 and 'data_fingerprint: ' in changed[2]
   moved = tmp_path / 'moved/own.csv'
   moved.parent.mkdir()
   moved.write_text(_table(0))
-  run = f'--run_dir={_RUN}'
-  others, same = call('evaluate', (run,), (run, f'--data_dir={moved.parent}'))
+  others = call(evaluate, f'--run_dir={_RUN}')
   assert others[0] == 1 and 'data_fingerprint: ' in others[2]
+  same = call(evaluate, f'--run_dir={_RUN}', f'--data_dir={moved.parent}')
   assert same[0] == 0 and 'known_clients (4 clients' in same[1]

@@ -6,6 +6,7 @@ themselves, and neither do the programs as they are called here.
 
 import json
 import pathlib
+import shlex
 
 import program_calls
 
@@ -29,11 +30,13 @@ def test_everything_comes_from_outside(tmp_path):
   def call(program, *calls):
     return program_calls.call_all(program, calls, tmp_path)
 
-  shown, table, report = call(
+  smoke = ('--plugins=theirs', '--experiment=table.py', '--scale=smoke')
+  shown, table, report, printed = call(
       'compare',
       ('--plugins=theirs', '--list'),
-      ('--plugins=theirs', '--experiment=table.py', '--scale=smoke'),
+      smoke,
       (f'--runs={run}',),
+      (*smoke, '--print_command'),
   )
   rows = next(x for x in shown[1].splitlines() if 'rows: frl, met' in x)
   assert rows.endswith(', theirs') and '\ntheir_table\n' in shown[1]
@@ -53,12 +56,18 @@ def test_everything_comes_from_outside(tmp_path):
       '--noreferences',
       f'--output_dir={run}',
   )
-  again, shown, misspelt = call(
+  # Pasted, the command of a cell is the run that it was: it only says again
+  # what came out, where other settings are an error.
+  _, place, _, _, _, *pasted = shlex.split(printed[1])
+  assert place == f'PYTHONPATH={tmp_path}'
+  pasted, again, shown, misspelt = call(
       'train',
+      pasted,
       (*train, '--rounds=3'),
       ('--list',),
       (*train, '--hparams=learningrate=1'),
   )
+  assert pasted[0] == 0 and 'finished: 2 rounds' in pasted[2], pasted[2]
   assert again[0] == 0 and 'Continuing after round 2' in again[2], again[2]
   assert 'has changed since (versions.plugin theirs: "sha256 ' in again[2]
   assert 'theirs ' in shown[1] and 'their_blobs ' in shown[1]
@@ -67,15 +76,16 @@ def test_everything_comes_from_outside(tmp_path):
   moved = tmp_path / 'moved/theirs.py'
   moved.parent.mkdir()
   module.rename(moved)
-  lacking, found = call(
-      'evaluate',
-      (f'--run_dir={run}',),
-      (f'--run_dir={run}', '--plugins=moved.theirs'),
+  where, plugin = f'--run_dir={run}', '--plugins=moved.theirs'
+  lacking, found, analysis = program_calls.call_in_turn(
+      [
+          ('evaluate', where),
+          ('evaluate', where, plugin),
+          ('analyze', '--analysis=nvar', where, plugin),
+      ],
+      tmp_path,
   )
   assert lacking[0] == 2 and lacking[2].count('\n') == 1
   assert f"the plugin 'theirs' of {run}/config.json, found Modu" in lacking[2]
   assert found[0] == 0 and 'known_clients (10 clients' in found[1], found[2]
-
-  moved.rename(module)
-  (analysis,) = call('analyze', ('--analysis=nvar', f'--run_dir={run}'))
   assert analysis[0] == 0 and 'theirs: nVAR' in analysis[1], analysis[2]

@@ -7,8 +7,8 @@ import fcntl
 import json
 import os
 import re
-import sys
 
+from absl import flags as absl_flags
 from absl.testing import flagsaver
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from tff_meta.data import corpus as corpus_lib
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
 from tff_meta.training import metric_writers
+from tff_meta.training import run as run_lib
 from tff_meta.training import run_config
 from tff_meta.training import trackers
 
@@ -41,75 +42,29 @@ _TINY = (
 )
 
 
-@pytest.fixture
-def call(monkeypatch, capfd):
-  """Returns a function that runs a program: (code, stdout, stderr)."""
-
-  def run(program, *flags):
-    monkeypatch.setattr(sys, 'argv', [program.__name__, *map(str, flags)])
-    capfd.readouterr()
-    with flagsaver.flagsaver(), pytest.raises(SystemExit) as stopped:
-      command_line.run(program.main)
-    return stopped.value.code, *capfd.readouterr()
-
-  return run
-
-
-def test_a_run_in_tffs_worker_is_the_same_to_rounding(call, tmp_path):
-  rows = []
-  for execution in ('native', 'in_process'):
-    directory = tmp_path / execution
-    code, _, _ = call(
-        train,
-        *_TINY,
-        '--protocol=none',
-        f'--execution={execution}',
-        f'--output_dir={directory}',
-    )
-    assert code == 0
-    with open(directory / 'metrics.csv') as file:
-      rows.append([float(row['train/loss']) for row in csv.DictReader(file)])
-
-  assert len(rows[0]) == 5
-  np.testing.assert_allclose(rows[0], rows[1], rtol=1e-5)
-
-
-def test_a_run_that_nothing_can_evaluate_says_so(call, tmp_path):
-  code, _, err = call(
-      train, *_TINY, '--partition=shards', f'--output_dir={tmp_path / "run"}'
-  )
+@pytest.mark.parametrize(
+    'flags, reason',
+    [
+        (['--partition=shards'], 'frl has no use for clients of '),
+        (
+            ['--algorithm=fed_avg', '--test_fraction=0'],
+            'no client has examples to be tested on. Tip: w',
+        ),
+    ],
+    ids=str,
+)
+def test_a_run_that_nothing_can_evaluate_says_so(
+    call, tmp_path, monkeypatch, flags, reason
+):
+  """Before it is trained, which it is not here."""
+  trained = {'evaluation': {}}
+  monkeypatch.setattr(run_lib, 'train_and_evaluate', lambda *_, **__: trained)
+  code, _, err = call(train, *_TINY, *flags, f'--output_dir={tmp_path / "run"}')
   assert code == 0
-  assert 'nothing will be evaluated: frl has no use for clients of' in err
-  assert '--partition=few_round has groups with new classes' in err
-  summary = json.loads((tmp_path / 'run' / 'summary.json').read_text())
-  assert summary['evaluation'] == {}
-
-
-def test_clients_without_test_examples_are_named(call, tmp_path):
-  code, _, err = call(
-      train,
-      *_TINY,
-      '--algorithm=fed_avg',
-      '--test_fraction=0',
-      '--rounds=1',
-      f'--output_dir={tmp_path / "run"}',
-  )
-  assert code == 0
-  assert 'be evaluated: no client has examples to be tested on. Tip: w' in err
-
-
-def test_fed_avg_in_new_groups_says_that_it_starts_at_random(call, tmp_path):
-  code, out, err = call(
-      train,
-      *_TINY,
-      '--algorithm=fed_avg',
-      '--partition=few_round',
-      '--rounds=1',
-      f'--output_dir={tmp_path / "run"}',
-  )
-  assert code == 0
-  assert 'in new_groups fed_avg begins with random weights' in err
-  assert '  from scratch ' in out and 'trained model' not in out
+  assert f'nothing will be evaluated: {reason}' in err
+  # Where others could evaluate something.
+  is_of_frl = 'fed_avg' not in flags[0]
+  assert ('few_round has groups with new classes' in err) == is_of_frl
 
 
 def test_a_run_leaves_everything_a_reader_needs(call, tmp_path, monkeypatch):
@@ -166,10 +121,21 @@ def test_a_run_leaves_everything_a_reader_needs(call, tmp_path, monkeypatch):
   config = run_config.from_json(content['config'])
   assert config.to_json() == content['config']
 
+  _check_tffs_worker(call, tmp_path / 'native', rows)
   _check_finished(call, directory)
   _check_evaluation(call, directory)
   _check_a_full_disk(call, directory, monkeypatch)
   _check_refusals(call, directory)
+
+
+def _check_tffs_worker(call, directory, rows):
+  """In it the run is the same to rounding."""
+  flags = ('--execution=native', '--protocol=none', '--rounds=2')
+  code, _, _ = call(train, *_TINY, *flags, f'--output_dir={directory}')
+  assert code == 0
+  losses = metric_writers.read_metrics(directory / 'metrics.csv')['train/loss']
+  expected = [float(row['train/loss']) for row in rows[:2]]
+  np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 
 def _check_finished(call, directory):
@@ -186,13 +152,13 @@ def _check_evaluation(call, directory):
   code, out, _ = call(
       evaluate,
       f'--run_dir={directory}',
-      '--protocol=new_groups,new_groups_iid',
+      '--protocol=new_groups',
       '--eval_groups=3',
       '--eval_seed=5',
       '--references',
   )
   assert code == 0
-  assert 'After 5 rounds of 5' in out and 'new_groups_iid (3 groups' in out
+  assert 'After 5 rounds of 5' in out and 'new_groups (3 groups' in out
   result = json.loads((directory / 'evaluation/new_groups.json').read_text())
   assert (result['num_groups'], result['seed']) == (3, 5)
   assert set(result['references']) == {'untrained', 'fed_avg_from_scratch'}
@@ -207,7 +173,12 @@ def _check_a_full_disk(call, directory, monkeypatch):
     del data
     raise OSError(errno.ENOSPC, 'No space left on device', str(path))
 
-  flags = f'--run_dir={directory}', '--protocol=new_groups', '--eval_groups=2'
+  flags = (
+      f'--run_dir={directory}',
+      '--protocol=new_groups_iid',
+      '--eval_groups=2',
+      '--noreferences',
+  )
   with monkeypatch.context() as patch:
     patch.setenv('TF_NUM_INTRAOP_THREADS', '7')
     patch.setattr(atomic_files, 'write_bytes', write_bytes)
@@ -215,13 +186,11 @@ def _check_a_full_disk(call, directory, monkeypatch):
   assert (code, out) == (1, '')
   assert 'TF_NUM_INTRAOP_THREADS: "1" -> "7"), so results may differ' in err
   assert 'Error: ' in err and 'No space left on device' in err
-  assert 'groups_new_groups.csv' in err and 'Traceback' not in err
+  assert 'groups_new_groups_iid.csv' in err and 'Traceback' not in err
 
 
 def _check_refusals(call, directory):
   where = f'--output_dir={directory}'
-  code, _, err = call(train, *_TINY, where, '--hparams=gpal=false')
-  assert code == 2 and 'hparams.gpal: true -> false' in err
   code, _, err = call(train, *_TINY, where, '--algorithm=fed_avg')
   assert code == 2 and 'algorithm: "frl" -> "fed_avg"' in err
   assert re.search(r'; and \d+ more\. Tip: give another --output_dir', err)
@@ -410,21 +379,30 @@ def test_accuracy_is_measured_on_the_way_and_changes_nothing(
     np.testing.assert_equal(one, other)
 
 
-def test_a_continued_run_is_evaluated_as_it_was_begun(call, tmp_path):
-  command = (*_TINY, '--algorithm=fed_avg', '--noreferences')
-  for begun, expected in (
-      (['--rounds=30'], [3, 5, 20, True]),
-      (['--rounds=30', '--eval_every=0'], [0, 20, None, False]),
-      (['--rounds=30', '--eval_every=15'], [15, 20, None, True]),
-  ):
-    where = f'--output_dir={tmp_path / begun[-1]}'
-    assert call(train, *command, *begun, where)[0] == 0
-    assert call(train, *command, '--rounds=31', where)[0] == 0
-    config = json.loads((tmp_path / begun[-1] / 'config.json').read_text())
-    found = run_config.settings_of_the_run(config['config'])
-    assert list(found.values()) == expected
-  code, _, err = call(train, *command, '--rounds=31', where, '--eval_every=2')
-  assert code == 2 and 'eval_every: 15 -> 2' in err
+def _config(*flags):
+  """Returns the configuration that flags mean."""
+  with flagsaver.flagsaver():
+    assert absl_flags.FLAGS(['train', *flags]) == ['train']
+    return train._config()
+
+
+@pytest.mark.parametrize(
+    'begun, expected',
+    [
+        ([], [3, 5, 20, True]),
+        (['--eval_every=0'], [0, 20, None, False]),
+        (['--eval_every=15'], [15, 20, None, True]),
+    ],
+)
+def test_a_continued_run_is_evaluated_as_it_was_begun(
+    tmp_path, begun, expected
+):
+  command = (*_TINY, '--algorithm=fed_avg', f'--output_dir={tmp_path}')
+  config = _config(*command, '--rounds=30', *begun).to_json()
+  (tmp_path / 'config.json').write_text(json.dumps({'config': config}))
+  found = _config(*command, '--rounds=60').to_json()
+  assert list(run_config.settings_of_the_run(found).values()) == expected
+  assert found == config | {'rounds': 60}
 
 
 def test_what_tells_nothing_on_the_way_is_measured_only_if_asked_for(
@@ -432,51 +410,29 @@ def test_what_tells_nothing_on_the_way_is_measured_only_if_asked_for(
 ):
   """New groups of FedAvg begin with random weights."""
   command = (*_TINY, '--algorithm=fed_avg', '--partition=few_round')
-  command += ('--noreferences', '--hparams=rounds=1')
-  for begun, expected in (['--eval_every=5'], 5), ([], 0):
-    where = f'--output_dir={tmp_path / str(expected)}'
-    code, _, err = call(train, *command, *begun, where)
-    assert code == 0 and ('is measured on the way' in err) == (not expected)
-    assert call(train, *command, '--rounds=6', where)[0] == 0
-    config = (tmp_path / str(expected) / 'config.json').read_text()
-    assert json.loads(config)['config']['eval_every'] == expected
+  command += ('--hparams=rounds=1', f'--output_dir={tmp_path}/run')
+  config = tmp_path / 'run/config.json'
+  code, out, err = call(train, *command)
+  assert code == 0 and 'is measured on the way' in err
+  assert 'in new_groups fed_avg begins with random weights' in err
+  assert '  from scratch ' in out and 'trained model' not in out
+  assert json.loads(config.read_text())['config']['eval_every'] == 0
+  code, _, err = call(train, *command, '--rounds=6', '--noreferences')
+  assert code == 0 and 'Continuing after round 5 of 6' in err
+  code, _, err = call(train, *command, '--rounds=6', '--eval_every=2')
+  assert code == 2 and 'eval_every: 0 -> 2' in err
+  asked = ('--rounds=1', '--eval_every=1', f'--output_dir={tmp_path}/asked')
+  code, _, err = call(train, *command, '--noreferences', *asked)
+  assert code == 0 and 'is measured on the way' not in err
+  assert 'round 1: accuracy of ' in err
 
 
-def test_the_best_round_for_new_classes(call, tmp_path):
-  """By the share of all examples of clients of validation classes."""
-  directory = tmp_path / 'run'
-  flags = (
-      *_TINY,
-      '--algorithm=metavers',
-      '--partition=few_round',
-      '--hparams=shots=2,queries=2,warm_up_rounds=0,learning_rate=0.1',
-      '--rounds=4',
-      '--eval_every=1',
-      '--select_best',
-      '--select_by=micro',
-      '--validation_groups=3',
-      f'--output_dir={directory}',
-  )
-  code, out, _ = call(train, *flags)
-  assert code == 0 and 'new_class_clients (2 groups' in out
-  with open(directory / 'metrics.csv', newline='') as file:
-    rows = list(csv.DictReader(file))
-  column = 'validation_new_class_clients/accuracy'
-  assert all(0 <= float(row[column]) <= 1 for row in rows)
-  shares = [float(row[f'{column}_micro']) for row in rows]
-  assert len(set(shares)) > 1
-  summary = json.loads((directory / 'summary.json').read_text())
-  assert summary['best_round'] == 1 + shares.index(max(shares))
-  assert summary['best_round_validation'] == max(shares)
-  for suffix, part in ('', 'evaluation'), ('_best', 'evaluation_best'):
-    result = summary[part]['new_class_clients']
-    path = directory / f'clients_new_class_clients{suffix}.csv'
-    lines = path.read_text().splitlines()
-    assert len(lines) == result['num_clients'] + 1
+def test_the_best_round_for_new_classes_and_the_end_of_patience(call, tmp_path):
+  """By the share of all examples of clients of validation classes.
 
-
-def test_a_run_that_ended_out_of_patience_is_finished(call, tmp_path):
-  """With such a rate clients soon get worse; another patience goes on."""
+  With such a rate clients soon get worse. A run that has ended out of patience
+  is finished; another patience goes on.
+  """
   directory = tmp_path / 'run'
   flags = (
       *_TINY,
@@ -486,16 +442,29 @@ def test_a_run_that_ended_out_of_patience_is_finished(call, tmp_path):
       '--rounds=60',
       '--eval_every=1',
       '--select_best',
+      '--select_by=micro',
+      '--validation_groups=3',
       f'--output_dir={directory}',
   )
-  code, _, err = call(train, *flags, '--patience=1')
-  assert code == 0 and 'dropped more than 1 times since round' in err
+  code, out, err = call(train, *flags, '--patience=1')
+  assert code == 0 and 'new_class_clients (2 groups' in out
+  assert 'dropped more than 1 times since round' in err
+  with open(directory / 'metrics.csv', newline='') as file:
+    rows = list(csv.DictReader(file))
+  column = 'validation_new_class_clients/accuracy'
+  assert all(0 <= float(row[column]) <= 1 for row in rows)
+  shares = [float(row[f'{column}_micro']) for row in rows]
+  assert len(set(shares)) > 1
   summary = json.loads((directory / 'summary.json').read_text())
   rounds = summary['rounds']
-  assert rounds < 60 and summary['ended_by_patience'] == 1
-  assert summary['best_round'] < rounds
-  with open(directory / 'metrics.csv', newline='') as file:
-    assert len(list(csv.DictReader(file))) == rounds
+  assert rounds == len(rows) < 60 and summary['ended_by_patience'] == 1
+  assert summary['best_round'] == 1 + shares.index(max(shares)) < rounds
+  assert summary['best_round_validation'] == max(shares)
+  for suffix, part in ('', 'evaluation'), ('_best', 'evaluation_best'):
+    result = summary[part]['new_class_clients']
+    path = directory / f'clients_new_class_clients{suffix}.csv'
+    lines = path.read_text().splitlines()
+    assert len(lines) == result['num_clients'] + 1
   code, _, err = call(train, *flags, '--patience=1')
   assert code == 0 and f'finished: {rounds} rounds' in err
   code, _, err = call(train, *flags, '--patience=2')
@@ -782,26 +751,18 @@ def test_the_algorithm_alone_is_enough(call, tmp_path, monkeypatch):
   assert content['config']['preset'] == 'demo'
 
 
-@pytest.mark.parametrize(
-    'flags',
-    [
-        ['--algorithm=frl', '--rounds=4'],
-        ['--algorithm=fed_avg', '--partition=few_round', '--rounds=1'],
-    ],
-)
-def test_few_round_learning_has_pairs_of_digits(
-    call, tmp_path, monkeypatch, flags
-):
+def test_few_round_learning_has_pairs_of_digits(call, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  code, out, _ = call(train, *flags, '--eval_groups=2')
+  flags = ('--algorithm=frl', '--rounds=4', '--eval_groups=2')
+  code, out, _ = call(train, *flags, '--noreferences')
   assert code == 0 and 'new_groups (2 groups' in out
-  algorithm = flags[0].removeprefix('--algorithm=')
   content = json.loads(
-      (tmp_path / f'runs/digit_pairs_{algorithm}/config.json').read_text()
+      (tmp_path / 'runs/digit_pairs_frl/config.json').read_text()
   )
-  assert content['config']['dataset'] == 'digit_pairs'
-  assert content['config']['preset'] == 'demo'
-  assert content['config']['way'] == 5
+  expected = {'dataset': 'digit_pairs', 'preset': 'demo', 'way': 5}
+  assert expected.items() <= content['config'].items()
+  other = _config('--algorithm=fed_avg', '--partition=few_round').to_json()
+  assert expected.items() <= other.items()
 
 
 def test_flags_of_a_file_are_read(call, tmp_path):

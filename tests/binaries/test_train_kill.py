@@ -4,6 +4,7 @@ import contextlib
 import json
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ import mutations
 import psutil
 import pytest
 
+from binaries import train
 from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
+from tff_meta.training import trackers
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _ROUNDS = 62  # Fifteen and a half FRL episodes of four rounds.
@@ -48,6 +51,8 @@ _STATEFUL_FLAGS = (
     '--eval_every=4',
     '--select_best',
 )
+_FEWER = 32  # Rounds, where all comes once.
+_FEWER_FLAGS = (*_STATEFUL_FLAGS, f'--rounds={_FEWER}')
 
 
 def _start(directory, *flags, base=_FLAGS):
@@ -109,7 +114,7 @@ def _contents(arrays):
 def _final_state(directory):
   store = checkpoints.CheckpointStore(directory / 'checkpoints')
   checkpoint = store.load_latest(pytest.fail)
-  assert checkpoint.position.rounds == _ROUNDS
+  assert checkpoint.position.rounds == _rows(directory)
   best = checkpoint.best
   best = best and (best.rounds, best.value, _contents(best.server_state))
   return _contents(checkpoint.server_state), best
@@ -118,23 +123,23 @@ def _final_state(directory):
 def _client_states(directory):
   """What clients keep, after the last round and, if looked for, the best."""
   store = checkpoints.CheckpointStore(directory / 'checkpoints')
-  best = store.load_latest(pytest.fail).best
+  last, best = _rows(directory), store.load_latest(pytest.fail).best
   states = client_state_store.SqliteStore(
       directory / 'client_states.sqlite', read_only=True
   )
   with contextlib.closing(states):
     return {
         (client_id, rounds): _contents(states.read(client_id, rounds))
-        for rounds in {_ROUNDS, best.rounds if best else _ROUNDS}
+        for rounds in {last, best.rounds if best else last}
         for client_id in states.client_ids(rounds)
     }
 
 
-def _assert_same_run(directory, whole):
+def _assert_same_run(directory, whole, rounds=_ROUNDS):
   assert _final_state(directory) == _final_state(whole)
   metrics = (directory / 'metrics.csv').read_bytes()
   assert metrics == (whole / 'metrics.csv').read_bytes()
-  assert metrics.count(b'\n') == _ROUNDS + 1
+  assert metrics.count(b'\n') == rounds + 1
   assert not list(directory.rglob('*.tmp'))
 
 
@@ -148,20 +153,25 @@ def whole(tmp_path_factory):
 @pytest.mark.slow
 def test_killed_interrupted_and_continued_is_the_whole_run(whole, tmp_path):
   directory = tmp_path / 'run'
-  _stop_and_finish(directory, _FLAGS, _KILL, _INTERRUPT)
+  _stop(directory, _FLAGS, _KILL, _INTERRUPT)
+  _finish(directory)
+  assert 'Traceback' not in _log(directory)
   _assert_same_run(directory, whole)
 
 
-def test_clients_of_a_killed_run_keep_what_those_of_the_whole_run_do(tmp_path):
-  """Their heads and rates, the last and those of the best round, bit by bit."""
+def test_killed_and_damaged_runs_end_as_the_whole_run(call, tmp_path):
+  """What clients keep, too: their heads and rates, bit by bit."""
   whole, directory = tmp_path / 'whole', tmp_path / 'run'
-  _finish(whole, _STATEFUL_FLAGS)
-  _stop_and_finish(directory, _STATEFUL_FLAGS, _KILL)
+  _continue(call, whole)
+  _check_a_damaged_checkpoint_and_cut_metrics(call, whole, tmp_path / 'damaged')
+  _check_a_finished_run_and_another_configuration(call, whole)
+  _stop(directory, _FEWER_FLAGS, _KILL)
+  _continue(call, directory)
 
-  _assert_same_run(directory, whole)
+  _assert_same_run(directory, whole, _FEWER)
   states = _client_states(directory)
   assert states == _client_states(whole)
-  last = [state for (_, rounds), state in states.items() if rounds == _ROUNDS]
+  last = [state for (_, rounds), state in states.items() if rounds == _FEWER]
   assert len(last) == 10
   assert all(len(state) > 1 for state in last)  # Heads and rates.
   summaries = [
@@ -169,32 +179,83 @@ def test_clients_of_a_killed_run_keep_what_those_of_the_whole_run_do(tmp_path):
   ]
   for part in ('evaluation', 'evaluation_best', 'best_round'):
     assert summaries[0][part] == summaries[1][part]
-  _check_a_lost_file_of_client_states(directory, tmp_path / 'lost.sqlite')
+  _check_a_lost_file_of_client_states(call, directory, tmp_path / 'lost.sqlite')
 
 
-def _check_a_lost_file_of_client_states(directory, lost):
+def _continue(call, directory, *flags):
+  """Trains in this process; returns what is said."""
+  code, _, err = call(train, *_FEWER_FLAGS, f'--output_dir={directory}', *flags)
+  assert code == 0, err
+  return err
+
+
+def _check_a_damaged_checkpoint_and_cut_metrics(call, whole, directory):
+  shutil.copytree(whole, directory)
+  (directory / 'summary.json').unlink()
+  config = json.loads((whole / 'config.json').read_text())
+  config['versions']['numpy'] = '0.1'
+  del config['environment'], config['sha256']  # As before they were written.
+  (directory / 'config.json').write_text(json.dumps(config))
+  newest = directory / 'checkpoints' / f'round_{_FEWER:09d}.ckpt'
+  content = bytearray(newest.read_bytes())
+  content[len(content) // 2] ^= 1
+  newest.write_bytes(content)
+  lines = (whole / 'metrics.csv').read_bytes().splitlines(keepends=True)
+  # 30 rounds and half of the next row: the checkpoint of round 30 still fits.
+  (directory / 'metrics.csv').write_bytes(b''.join(lines[:31]) + lines[31][:5])
+
+  said = _continue(call, directory)
+
+  _assert_same_run(directory, whole, _FEWER)
+  assert _client_states(directory) == _client_states(whole)
+  assert f'Checkpoint {newest} cannot be used' in said
+  assert 'Continuing after round 30' in said
+  assert 'has changed since (versions.numpy: "0.1" ->' in said
+  assert 'environment' in said.split('has changed since')[1].splitlines()[0]
+
+
+def _check_a_finished_run_and_another_configuration(call, whole):
+  before = _files_and_states(whole)
+  assert f'finished: {_FEWER} rounds' in _continue(call, whole)
+  flags = (*_FEWER_FLAGS, f'--output_dir={whole}', '--seed=5', '--rounds=80')
+  code, _, err = call(train, *flags)
+  assert code == 2
+  refusal = err.splitlines()[-1]
+  assert refusal.startswith('Error: ') and 'seed: 0 -> 5' in refusal
+  assert _files_and_states(whole) == before
+
+
+def _files_and_states(directory):
+  """All but the bytes of the database, which SQLite writes as it likes."""
+  files = {p: p.read_bytes() for p in directory.rglob('*') if p.is_file()}
+  del files[directory / 'client_states.sqlite']
+  return files, _client_states(directory)
+
+
+def _check_a_lost_file_of_client_states(call, directory, lost):
   """It ends the run that needs it, and nothing else is lost."""
   (directory / 'client_states.sqlite').rename(lost)
   before = mutations.state_of(directory)
-  more = (*_STATEFUL_FLAGS, f'--rounds={_ROUNDS + 1}')
+  more = f'--rounds={_FEWER + 1}'
 
-  assert _start(directory, base=more).wait(_TIMEOUT_SECONDS) == 1
+  code, _, err = call(train, *_FEWER_FLAGS, f'--output_dir={directory}', more)
 
-  line = _log(directory).splitlines()[-1]
+  assert code == 1
+  line = err.splitlines()[-1]
   assert line.startswith(f'Error: Expected {directory}/client_states.sqlite,')
   assert mutations.state_of(directory) == before
   lost.rename(directory / 'client_states.sqlite')
-  _finish(directory, more)
-  assert f'Continuing after round {_ROUNDS} of {_ROUNDS + 1}' in _log(directory)
+  said = _continue(call, directory, more)
+  assert f'Continuing after round {_FEWER} of {_FEWER + 1}' in said
 
 
 # First and last round of those it may come after, the signal, the exit code.
-_KILL = (1, 30, signal.SIGKILL, -9)
+_KILL = (1, 25, signal.SIGKILL, -9)
 _INTERRUPT = (35, 50, signal.SIGINT, 130)
 
 
-def _stop_and_finish(directory, base, *stops):
-  """Stops the run at random rounds, and lets it go on after each."""
+def _stop(directory, base, *stops):
+  """Stops the run at random rounds, each time in a process of its own."""
   seed = random.randrange(2**31)
   print(f'kill points of seed {seed}')
   rng = random.Random(seed)
@@ -205,7 +266,6 @@ def _stop_and_finish(directory, base, *stops):
     assert code == _stop_after(
         directory, process, rows, delay, signal_num
     ), _log(directory)
-  _finish(directory, base)
   assert 'Traceback' not in _log(directory)
 
 
@@ -278,34 +338,6 @@ def test_killed_anywhere_and_continued_is_the_whole_run(tmp_path, system):
   assert 'Traceback' not in _log(directory)
 
 
-def test_a_damaged_checkpoint_and_cut_metrics_are_survived(whole, tmp_path):
-  directory = tmp_path / 'run'
-  directory.mkdir()
-  config = json.loads((whole / 'config.json').read_text())
-  config['versions']['numpy'] = '0.1'
-  del config['environment'], config['sha256']  # As before they were written.
-  (directory / 'config.json').write_text(json.dumps(config))
-  (directory / 'checkpoints').mkdir()
-  for path in (whole / 'checkpoints').iterdir():
-    (directory / 'checkpoints' / path.name).write_bytes(path.read_bytes())
-  newest = directory / 'checkpoints' / f'round_{_ROUNDS:09d}.ckpt'
-  content = bytearray(newest.read_bytes())
-  content[len(content) // 2] ^= 1
-  newest.write_bytes(content)
-  lines = (whole / 'metrics.csv').read_bytes().splitlines(keepends=True)
-  # 60 rounds and half of the next row: the checkpoint of round 60 still fits.
-  (directory / 'metrics.csv').write_bytes(b''.join(lines[:61]) + lines[61][:5])
-
-  _finish(directory)
-
-  _assert_same_run(directory, whole)
-  log = _log(directory)
-  assert f'Checkpoint {newest} cannot be used' in log
-  assert 'Continuing after round 60' in log
-  assert 'has changed since (versions.numpy: "0.1" ->' in log
-  assert 'environment' in log.split('has changed since')[1].splitlines()[0]
-
-
 @pytest.mark.slow
 def test_a_run_without_a_good_checkpoint_ends_and_loses_nothing(
     whole, tmp_path
@@ -348,28 +380,30 @@ def test_a_run_without_a_good_checkpoint_ends_and_loses_nothing(
         pytest.param('.', marks=pytest.mark.slow),
     ],
 )
-def test_what_goes_while_a_run_is_trained_ends_it(tmp_path, gone):
+def test_what_goes_while_a_run_is_trained_ends_it(
+    call, tmp_path, monkeypatch, gone
+):
   directory = tmp_path / 'run'
-  process = _start(directory, base=_STATEFUL_FLAGS)
-  deadline = time.monotonic() + _TIMEOUT_SECONDS
-  while _rows(directory) < 4 and time.monotonic() < deadline:
-    time.sleep(0.005)
-  (directory / gone).resolve().rename(tmp_path / 'elsewhere')
 
-  assert process.wait(_TIMEOUT_SECONDS) == 1
-  line = _log(directory).splitlines()[-1]
+  class Tracker:
+    """Takes away what is to go, after a few rounds."""
+
+    def append(self, round_num, values):
+      del values
+      if round_num == 4:
+        (directory / gone).resolve().rename(tmp_path / 'elsewhere')
+
+    def flush(self):
+      pass
+
+    def close(self):
+      pass
+
+  taking = trackers.Tracker(lambda run: Tracker())
+  monkeypatch.setitem(trackers.TRACKERS, 'taking', taking)
+  flags = (*_STATEFUL_FLAGS, f'--output_dir={directory}', '--track=taking')
+  code, _, err = call(train, *flags)
+
+  assert code == 1 and (tmp_path / 'elsewhere').exists()
+  line = err.splitlines()[-1]
   assert line.startswith('Error: ') and str(directory) in line
-  assert 'Traceback' not in _log(directory)
-
-
-def test_a_finished_run_says_so_and_another_configuration_is_refused(whole):
-  before = {p: p.read_bytes() for p in whole.rglob('*') if p.is_file()}
-  assert _start(whole).wait(_TIMEOUT_SECONDS) == 0
-  assert f'finished: {_ROUNDS} rounds' in _log(whole)
-
-  assert _start(whole, '--seed=5', '--rounds=80').wait(_TIMEOUT_SECONDS) == 2
-  refusal = _log(whole).splitlines()[-1]
-  assert refusal.startswith('Error: ') and 'seed: 0 -> 5' in refusal
-  assert 'Traceback' not in _log(whole)
-  after = {p: p.read_bytes() for p in whole.rglob('*') if p.is_file()}
-  assert after == before
