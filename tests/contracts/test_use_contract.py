@@ -14,7 +14,6 @@ from tff_meta import registry
 from tff_meta.client_works import client_work
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import groups as groups_lib
-from tff_meta.evaluation import clients as client_evaluation
 from tff_meta.evaluation import groups as group_evaluation
 
 _SEED = tf.constant([3, 14])
@@ -276,13 +275,20 @@ def test_a_curve_goes_from_the_start_to_what_adaptation_gives(
     pytest.skip('Adaptation has no steps to look between.')
   task = client_use.task(pools)
   curve = client_use.ask(task).curve
-  without = client_evaluation.build_client_test(client_use.personalizer)
-  (answers,) = client_use.ask_all([task], test=without)
+  start, adapt, predict = client_use.personalizer[:3]
+  memory = tree.map_structure(tf.convert_to_tensor, client_use.memory())
+  of_client = client_use.subject.trained_weights, memory
+  support, query = (
+      episodes.Examples(*map(tf.constant, (*part, np.ones(len(part.y), 'f4'))))
+      for part in (task.support, task.query)
+  )
 
-  assert len(curve) > 1 and answers.curve is None
-  np.testing.assert_array_equal(curve[-1], answers.after)
-  if answers.before is not None:
-    np.testing.assert_array_equal(curve[0], answers.before)
+  adapted = adapt(*of_client, support, tf.constant([3, task.salt]))
+
+  assert len(curve) > 1
+  np.testing.assert_array_equal(curve[-1], predict(adapted, query))
+  if start is not None:
+    np.testing.assert_array_equal(curve[0], predict(start(*of_client), query))
 
 
 def test_clients_answer_alike_whoever_is_asked_with_them(client_use, pools):
