@@ -872,6 +872,23 @@ def composed_subject(request) -> Subject:
 
 @pytest.fixture(
     scope='session',
+    params=_with_marks(
+        _PROCESSES,
+        lambda case: str(case) not in ('scaffold-paper', 'pfedhn-paper'),
+    ),
+    ids=str,
+)
+def recalling_subject(request) -> Subject:
+  """Every process; but for two whose clients keep something, slow tests.
+
+  One has a signal and a state of the clients' work, the other a state of the
+  server's optimizer.
+  """
+  return _subject(request.param)
+
+
+@pytest.fixture(
+    scope='session',
     params=_with_marks(_MODULES, lambda case: case not in _COMPOSED),
     ids=str,
 )
@@ -900,6 +917,19 @@ def frozen_subject(request) -> Subject:
 )
 def group_subject(request) -> Subject:
   """Every case that has a use for a new group."""
+  return _subject(request.param)
+
+
+@pytest.fixture(
+    scope='session',
+    params=_with_marks(
+        (c for c in CASES if 'group' in c.spec.uses),
+        lambda case: case not in _COMPOSED,
+    ),
+    ids=str,
+)
+def composed_group_subject(request) -> Subject:
+  """For what is the evaluation's own: all but two are slow tests."""
   return _subject(request.param)
 
 

@@ -211,9 +211,9 @@ def test_native_and_in_process_execution_agree(thrifty_subject, native_context):
     _assert_close(output.memories, expected.memories, **tolerance)
 
 
-def test_next_is_next_with_memory_without_the_memory(composed_subject):
+def test_next_is_next_with_memory_without_the_memory(recalling_subject):
   """For clients that are new, and for those that are known."""
-  subject = composed_subject
+  subject = recalling_subject
   if not isinstance(subject.process, composition.StatefulLearningProcess):
     pytest.skip('Clients of this process keep nothing.')
   for state, memories in (
