@@ -137,6 +137,7 @@ class AlgorithmSpec:
     name = self.function or self.module_name.rpartition('.')[2]
     method = self._attribute(name)(model, config, num_classes)
 
+    @functools.cache  # Uses that are the same function stay one.
     def refusing(use):
       return lambda: personalizer.refusing_bad_labels(use(), num_classes)
 

@@ -9,6 +9,7 @@ import collections
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import dataclasses
 import functools
+import pathlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -390,8 +391,17 @@ _SAME_BUT_FOR_NUMBERS = (
     'one_shot_ft',
     'local',
 )
-# Algorithms and cases made of what others have: all of their contracts are.
+# Algorithms and cases made of what others have, or that differ from others by
+# what the tests of their algorithm go through: all of their contracts are.
 _MADE_OF_OTHERS = (
+    'fed_rep_proto',
+    'fed_babu_proto',
+    'frl-release',
+    'personalized_fl-release',
+    'metavers-release',
+    'fedmeta-release',
+    'fedec-steps',
+    'per_fed_avg-second_order',
     'fed_prox',
     'metavers_triplet',
     'fedec_wo',
@@ -507,12 +517,17 @@ _COHORT = (
 )
 
 
+# Of the processes, subjects and uses the latest are kept, which are those of a
+# case and its neighbours; all of them take gigabytes.
+_KEPT = 8
+
+
 def _process_key(case):
   """What a process depends on; what it is used for is not of it."""
   return case.spec.module_name, case.config, case.network
 
 
-@functools.cache
+@functools.lru_cache(_KEPT)
 def _build(module_name, config, network, seed, copy):
   """Builds a process; algorithms of one module share its processes."""
   del copy  # Another number is another process.
@@ -616,6 +631,25 @@ class Subject:
       )
     return data
 
+  def one_round(
+      self, state: Any, data: Sequence[Any], process: Any = None
+  ) -> tuple[Any, Sequence[Any]]:
+    """Returns a round's output, and what its clients keep if they do.
+
+    Where they do, by `next_with_memory` alone: to compile `next`, too, takes as
+    long as the contracts of a subject together.
+
+    Args:
+      state: The server's.
+      data: The clients'.
+      process: By default `self.process`.
+    """
+    process = process or self.process
+    if isinstance(process, composition.StatefulLearningProcess):
+      return process.next_with_memory(state, data)
+    output = process.next(state, data)
+    return output, [client_work.ClientMemory(False, ())] * len(data)
+
   def run(
       self,
       cohort: Sequence[Client],
@@ -642,15 +676,12 @@ class Subject:
     rounds = []
     for _ in range(num_rounds or self.num_rounds):
       data = [self.data(client, memories, batch_size) for client in cohort]
-      if isinstance(process, composition.StatefulLearningProcess):
-        output, kept = process.next_with_memory(state, data)
-        memories |= {
-            client.salt: memory.value
-            for client, memory in zip(cohort, kept, strict=True)
-            if memory.present
-        }
-      else:
-        output = process.next(state, data)
+      output, kept = self.one_round(state, data, process)
+      memories |= {
+          client.salt: memory.value
+          for client, memory in zip(cohort, kept, strict=True)
+          if memory.present
+      }
       state = output.state
       rounds.append(Round(state, output.metrics, dict(memories)))
     return rounds
@@ -701,7 +732,7 @@ class Subject:
     return use
 
 
-_subject = functools.cache(Subject)
+_subject = functools.lru_cache(_KEPT)(Subject)
 
 
 def _first_of_each(key):
@@ -716,6 +747,42 @@ _NOT_ALIKE = tuple(
     for case in _MODULES
     if case.is_system or case.algorithm in ('fed_avg', 'scaffold')
 )
+# One of each way to compose a process: one of its own, the plain one, and that
+# with memories, a signal and a state of the clients' work.
+_COMPOSED = tuple(
+    case
+    for case in _MODULES
+    if case.algorithm in ('frl', 'fed_avg', 'scaffold')
+)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+  """Puts the contracts on one module next to each other, and on one case.
+
+  So one of several processes of pytest builds what all of them use, and what is
+  kept of a case can go when another one begins, see `_KEPT`.
+
+  Args:
+    items: All tests, put in order in place; those of other folders stay where
+      they are.
+  """
+  modules = [case.spec.module_name for case in _MODULES]
+
+  def number(item):
+    values = item.callspec.params.values() if hasattr(item, 'callspec') else ()
+    for value in values:
+      case = value[0] if isinstance(value, tuple) and value else value
+      if isinstance(case, Case):
+        place = CASES.index(case) if case in CASES else -1
+        return modules.index(case.spec.module_name), place
+    return -1, -1
+
+  folder = pathlib.Path(__file__).parent
+  places = [i for i, item in enumerate(items) if item.path.parent == folder]
+  in_order = sorted((items[i] for i in places), key=number)
+  for place, item in zip(places, in_order, strict=True):
+    items[place] = item
 
 
 def _with_marks(cases, is_slow=lambda case: case.is_slow):
@@ -792,11 +859,41 @@ def thrifty_subject(request) -> Subject:
 
 @pytest.fixture(
     scope='session',
-    params=_with_marks(_MODULES, lambda case: case not in _NOT_ALIKE),
+    params=_with_marks(_PROCESSES, lambda case: case not in _COMPOSED),
+    ids=str,
+)
+def composed_subject(request) -> Subject:
+  """Every process in turn; all but one of each composition are slow tests.
+
+  For what depends on nothing but how a process is composed.
+  """
+  return _subject(request.param)
+
+
+@pytest.fixture(
+    scope='session',
+    params=_with_marks(
+        _PROCESSES,
+        lambda case: str(case) not in ('scaffold-paper', 'pfedhn-paper'),
+    ),
+    ids=str,
+)
+def recalling_subject(request) -> Subject:
+  """Every process; but for two whose clients keep something, slow tests.
+
+  One has a signal and a state of the clients' work, the other a state of the
+  server's optimizer.
+  """
+  return _subject(request.param)
+
+
+@pytest.fixture(
+    scope='session',
+    params=_with_marks(_MODULES, lambda case: case not in _COMPOSED),
     ids=str,
 )
 def module_subject(request) -> Subject:
-  """The first case of every module; those of most baselines are slow tests."""
+  """The first case of every module; most are slow, see `composed_subject`."""
   return _subject(request.param)
 
 
@@ -823,6 +920,37 @@ def group_subject(request) -> Subject:
   return _subject(request.param)
 
 
+@pytest.fixture(
+    scope='session',
+    params=_with_marks(
+        (c for c in CASES if 'group' in c.spec.uses),
+        lambda case: case not in _COMPOSED,
+    ),
+    ids=str,
+)
+def composed_group_subject(request) -> Subject:
+  """For what is the evaluation's own: all but two are slow tests."""
+  return _subject(request.param)
+
+
+@functools.lru_cache(_KEPT)
+def _method(case, num_classes):
+  return case.spec.method(_subject(case).model, case.config, num_classes)
+
+
+@functools.lru_cache(_KEPT)
+def _client_test(use, memory):
+  """Returns a personalizer and its test; those of one function are shared.
+
+  Args:
+    use: What makes the personalizer.
+    memory: Another memory is another trace.
+  """
+  del memory
+  made = use()
+  return made, client_evaluation.build_client_test(made, with_curve=True)
+
+
 class ClientUse:
   """What a single client does with what a case has trained."""
 
@@ -830,10 +958,9 @@ class ClientUse:
     self.kind = kind
     self.subject = _subject(case)
     self.num_classes = _WAY if kind == 'new_class' else _NUM_CLASSES
-    method = case.spec.method(self.subject.model, case.config, self.num_classes)
-    self.personalizer = getattr(method, kind)()
-    self.test = client_evaluation.build_client_test(
-        self.personalizer, with_curve=True
+    method = _method(case, self.num_classes)
+    self.personalizer, self.test = _client_test(
+        getattr(method, kind), method.memory is not None and kind
     )
 
   def task(self, pools: groups_lib.ClassPools, index: int = 0):
@@ -896,7 +1023,7 @@ def _client_uses():
   return tuple(uses.values())
 
 
-_client_use = functools.cache(ClientUse)
+_client_use = functools.lru_cache(_KEPT)(ClientUse)
 
 
 @pytest.fixture(

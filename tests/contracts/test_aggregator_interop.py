@@ -27,22 +27,22 @@ def _distance_moved(first, last):
   return np.sqrt(sum(squares))
 
 
-def test_differential_privacy_without_noise_is_the_mean(thrifty_subject):
+def test_differential_privacy_without_noise_is_the_mean(composed_subject):
   """Nothing else is left of it where nothing is clipped."""
-  if thrifty_subject.case.algorithm == 'ifca':
+  if composed_subject.case.algorithm == 'ifca':
     pytest.skip('There a model has zeros of those who picked another one.')
-  if getattr(thrifty_subject.case.config, 'server_aggregate', None) == 'sum':
+  if getattr(composed_subject.case.config, 'server_aggregate', None) == 'sum':
     pytest.skip('The sum is an aggregator itself, and takes no other.')
   aggregator = tff.aggregators.as_weighted_aggregator(
       tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
           noise_multiplier=0.0, clients_per_round=3.0, clip=1e3
       )
   )
-  process = thrifty_subject.build_with(aggregation=aggregator)
+  process = composed_subject.build_with(aggregation=aggregator)
 
-  _, actual = _run(thrifty_subject, process)
+  _, actual = _run(composed_subject, process)
 
-  _, desired = _run(thrifty_subject, thrifty_subject.process)
+  _, desired = _run(composed_subject, composed_subject.process)
   # float32 sums, divided by 3 here and by the sum of the weights there.
   for a, d in zip(actual, desired, strict=True):
     np.testing.assert_allclose(a, d, rtol=1e-5, atol=1e-5)

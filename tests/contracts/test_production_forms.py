@@ -34,23 +34,23 @@ def _map_reduce(form, state, cohort):
   return form.update(state, (total, (), (), ())).values()
 
 
-def test_map_reduce_form_computes_the_same_rounds(thrifty_subject):
+def test_map_reduce_form_computes_the_same_rounds(composed_subject):
   form = tff.backends.mapreduce.get_map_reduce_form_for_computation(
-      thrifty_subject.process.next
+      composed_subject.process.next
   )
-  for state, cohort, expected in thrifty_subject.rounds():
+  for state, cohort, expected in composed_subject.rounds():
     next_state, metrics = _map_reduce(form, state, cohort)
     _assert_close(next_state, expected.state)
     _assert_close(metrics, expected.metrics)
 
 
-def test_distribute_aggregate_form_computes_the_same_rounds(thrifty_subject):
+def test_distribute_aggregate_form_computes_the_same_rounds(composed_subject):
   forms = tff.backends.mapreduce
   form = forms.get_distribute_aggregate_form_for_computation(
-      thrifty_subject.process.next
+      composed_subject.process.next
   )
   next_round = forms.get_computation_for_distribute_aggregate_form(form)
-  for state, cohort, expected in thrifty_subject.rounds():
+  for state, cohort, expected in composed_subject.rounds():
     next_state, metrics = next_round(state, cohort)
     _assert_close(next_state, expected.state)
     _assert_close(metrics, expected.metrics)
