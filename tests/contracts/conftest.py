@@ -423,6 +423,20 @@ _MADE_OF_OTHERS = (
 )
 
 
+# The baselines that contracts run on by default: no memory, what is summed beside
+# models, a personal model, clusters, prototypes alone, a hypernetwork with an
+# optimizer of the server, and clients that are kept.
+_EACH_MECHANISM = (
+    'fed_avg',
+    'scaffold',
+    'ditto',
+    'ifca',
+    'fed_proto',
+    'pfedhn',
+    'one_shot_ft',
+)
+
+
 def _network(spec):
   """Returns a small network, of the kind that the algorithm needs."""
   small = {
@@ -786,11 +800,21 @@ def pytest_collection_modifyitems(items):
 
 
 def _with_marks(cases, is_slow=lambda case: case.is_slow):
-  """Returns the cases as parameters, those for the slow tests marked."""
-  return [
-      pytest.param(case, marks=[pytest.mark.slow] if is_slow(case) else [])
-      for case in cases
-  ]
+  """Returns cases, or uses of cases, as parameters with their marks.
+
+  By default the contracts run on the systems and on one baseline of every
+  mechanism, and .ci/run holds the other baselines to them.
+  """
+
+  def mark(found):
+    if is_slow(found):
+      return [pytest.mark.slow]
+    case = found if isinstance(found, Case) else found[0]
+    if case.is_system or case.algorithm in _EACH_MECHANISM:
+      return []
+    return [pytest.mark.ci]
+
+  return [pytest.param(found, marks=mark(found)) for found in cases]
 
 
 @pytest.fixture(
