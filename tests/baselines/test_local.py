@@ -5,6 +5,7 @@ import functools
 
 import few_round_oracle as oracle
 import numpy as np
+import plain_process
 import pytest
 import tensorflow as tf
 
@@ -133,7 +134,7 @@ def test_a_client_trains_on_episodes(change):
   """Of two classes; then it is tested with means of all its examples."""
   config = dataclasses.replace(EPISODES, **change)
   client = CLIENTS[0]
-  process = registry.build(
+  process = plain_process.PlainProcess(
       'local',
       oracle.build_model(),
       config,

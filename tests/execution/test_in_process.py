@@ -3,6 +3,7 @@
 import asyncio
 import collections
 from concurrent import futures
+import functools
 import pathlib
 import subprocess
 import sys
@@ -98,6 +99,7 @@ def _sgd():
   return tff.learning.optimizers.build_sgdm(0.3)
 
 
+@functools.cache  # Its graphs are traced once for all tests, then.
 def _fed_avg(**options):
   return tff.learning.algorithms.build_weighted_fed_avg(
       _keras_model, _sgd(), **options
