@@ -1,8 +1,7 @@
 """Rounds of a `Method` without TFF, whose processes take seconds to build.
 
-A variant of an algorithm differs from others in its `Method` only; what
-`build_process` makes of one is held against this for every kind of method in
-baselines/test_plain_process.py, and of each algorithm in its own file.
+Variants of an algorithm differ in its `Method` only. One of each algorithm goes
+through TFF to the same oracle, which holds `build_process` and this to it.
 """
 
 import types
