@@ -101,8 +101,9 @@ def run_plain(config, num_rounds):
     state = frl.next_state(state, mean, classifier, config)
     reports = [o.report for o in sent if o.learned]
     count = sum(report.num_examples for report in reports)
+    loss_sum = sum(report.loss_sum for report in reports)
     train = {
-        'loss': sum(report.loss_sum for report in reports) / count,
+        'loss': loss_sum / count if count else np.nan,
         'num_examples': count,
     }
     outputs.append(
