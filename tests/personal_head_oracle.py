@@ -10,7 +10,6 @@ import few_round_oracle as oracle
 import numpy as np
 import tensorflow as tf
 
-from tff_meta import composition
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.models import model as model_lib
@@ -55,7 +54,7 @@ def run(process, cohorts):
 def next_with_memory(process, state, cohort, heads):
   """Returns a round's output and memories; `()` where clients keep nothing."""
   data = [client.data() for client in cohort]
-  if not isinstance(process, composition.StatefulLearningProcess):
+  if not hasattr(process, 'initial_memory'):
     return process.next(state, data), [()] * len(cohort)
   for client, client_data in zip(cohort, data, strict=True):
     client_data['memory'] = client_work.memory_dataset(

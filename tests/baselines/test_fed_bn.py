@@ -6,6 +6,7 @@ import functools
 import few_round_oracle as oracle
 import numpy as np
 import personal_head_oracle as personal
+import plain_process
 import pytest
 import tensorflow as tf
 
@@ -38,12 +39,12 @@ CLIENTS = make_client(6, 1), make_client(9, 2)
 
 
 @functools.cache
-def build(name='fed_bn'):
+def build(name='fed_bn', build_process=plain_process.PlainProcess):
   config = CONFIG
   if name == 'fed_avg':
     paper = registry.get(name).presets['paper']
     config = dataclasses.replace(paper, uniform=True, **LOCAL)
-  return registry.build(name, MODEL, config, num_classes=3, seed=5)
+  return build_process(name, MODEL, config, num_classes=3, seed=5)
 
 
 def assert_close(actual, expected):
@@ -74,7 +75,8 @@ def test_a_client_alone_trains_as_with_fed_avg():
 
 def test_the_server_averages_all_but_normalisation():
   """And not even a number of it is in the server's state."""
-  result = personal.run(build(), [CLIENTS, CLIENTS])
+  process = build(build_process=registry.build)
+  result = personal.run(process, [CLIENTS, CLIENTS])
   trained = [
       personal.run(build('fed_avg'), [[client]]).weights[1]
       for client in CLIENTS
@@ -97,7 +99,8 @@ def test_a_client_without_examples_keeps_what_it_had():
   empty = CLIENTS[0]._replace(x=CLIENTS[0].x[:0], y=CLIENTS[0].y[:0])
   stranger = empty._replace(salt=3)
   cohorts = [CLIENTS, (empty, CLIENTS[1], stranger)]
-  first, second = personal.run(build(), cohorts).heads
+  process = build(build_process=registry.build)
+  first, second = personal.run(process, cohorts).heads
   personal.assert_same(second[1], first[1])
   assert second.keys() == {1, 2}
   assert np.abs(second[2]['statistics']['norm1_mean']).min() > 0

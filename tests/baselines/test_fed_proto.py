@@ -5,9 +5,9 @@ import dataclasses
 import few_round_oracle as oracle
 import numpy as np
 import personal_head_oracle as personal
+import plain_process
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_meta import composition
 from tff_meta import registry
@@ -29,8 +29,8 @@ CONFIG = fed_proto.FedProtoConfig(
 )
 
 
-def build(config):
-  return registry.build(
+def build(config, build_process=plain_process.PlainProcess):
+  return build_process(
       'fed_proto',
       oracle.build_model(),
       config,
@@ -97,10 +97,13 @@ def naive_prototypes(uploads, old, uniform):
   return new
 
 
-@pytest.mark.parametrize('uniform', [False, True])
-def test_three_rounds_by_a_naive_implementation(uniform):
+@pytest.mark.parametrize(
+    'uniform, build_process',
+    [(False, registry.build), (True, plain_process.PlainProcess)],
+)
+def test_three_rounds_by_a_naive_implementation(uniform, build_process):
   config = dataclasses.replace(CONFIG, uniform=uniform)
-  process = build(config)
+  process = build(config, build_process)
 
   result = personal.run(process, COHORTS)
 
@@ -142,7 +145,7 @@ def test_three_rounds_by_a_naive_implementation(uniform):
 
 def test_without_the_distance_it_is_local_training():
   process = build(dataclasses.replace(CONFIG, prototype_weight=0.0))
-  alone = registry.build(
+  alone = plain_process.PlainProcess(
       'local',
       oracle.build_model(),
       local.LocalConfig(
@@ -272,9 +275,6 @@ def test_the_server_s_initial_weights_are_of_the_run_s_seed():
 def test_a_client_begins_with_weights_that_the_server_was_given():
   process = build(dataclasses.replace(CONFIG, learning_rate=0.0))
   given = initial_weights(tf.constant([1, 2]))
-  state = process.initialize()
-  state = process.set_model_weights(
-      state, tff.learning.models.ModelWeights(given, ())
-  )
+  state = process.initialize()._replace(weights=given)
   _, (kept,) = personal.next_with_memory(process, state, CLIENTS[:1], {})
   personal.assert_same(kept.value['weights'], given)

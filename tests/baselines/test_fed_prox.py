@@ -5,6 +5,7 @@ import dataclasses
 import few_round_oracle as oracle
 import numpy as np
 import personal_head_oracle as personal
+import plain_process
 import pytest
 import tensorflow as tf
 
@@ -18,8 +19,13 @@ LOCAL = dict(learning_rate=0.2, momentum=0.5, epochs=2, batch_size=4)
 CONFIG = fed_prox.FedProxConfig(proximal_weight=0.7, **LOCAL)
 
 
-def run(config, cohorts=COHORTS, name='fed_prox'):
-  process = registry.build(
+def run(
+    config,
+    cohorts=COHORTS,
+    name='fed_prox',
+    build=plain_process.PlainProcess,
+):
+  process = build(
       name,
       oracle.build_model(),
       config,
@@ -38,7 +44,7 @@ def test_two_steps_by_hand():
   config = fed_prox.FedProxConfig(
       learning_rate=0.5, epochs=2, batch_size=0, proximal_weight=0.6
   )
-  process = registry.build(
+  process = plain_process.PlainProcess(
       'fed_prox', personal.scalar_model(), config, num_classes=2
   )
   result = personal.run(process, [personal.SCALAR_CLIENTS[:1]])
@@ -48,10 +54,13 @@ def test_two_steps_by_hand():
   )
 
 
-@pytest.mark.parametrize('uniform', [False, True])
-def test_two_rounds_by_a_naive_implementation(uniform):
+@pytest.mark.parametrize(
+    'uniform, build',
+    [(False, registry.build), (True, plain_process.PlainProcess)],
+)
+def test_two_rounds_by_a_naive_implementation(uniform, build):
   config = dataclasses.replace(CONFIG, uniform=uniform, weight_decay=0.1)
-  result = run(config)
+  result = run(config, build=build)
   w = oracle.to_vector(result.weights[0])
   for round_num, cohort in enumerate(COHORTS):
 

@@ -6,6 +6,7 @@ import functools
 import few_round_oracle as oracle
 import numpy as np
 import personal_head_oracle as personal
+import plain_process
 import pytest
 import tensorflow as tf
 
@@ -29,8 +30,8 @@ PERSONAL = dataclasses.replace(
 
 
 @functools.cache
-def build(config):
-  return registry.build(
+def build(config, build_process=plain_process.PlainProcess):
+  return build_process(
       'fed_rep',
       oracle.build_model(),
       config,
@@ -59,7 +60,7 @@ def test_one_round_by_hand():
   config = fed_rep.FedRepConfig(
       learning_rate=0.5, head_epochs=1, body_epochs=1, batch_size=0
   )
-  process = registry.build(
+  process = plain_process.PlainProcess(
       'fed_rep', personal.scalar_model(), config, num_classes=2
   )
 
@@ -99,7 +100,7 @@ def test_two_rounds_by_a_naive_implementation():
 
   All clients of the first round come again in the second.
   """
-  result = personal.run(build(PERSONAL), COHORTS)
+  result = personal.run(build(PERSONAL, registry.build), COHORTS)
   w, heads = initial_vector(), {}
   first_head = w[personal.HEAD]
   for round_num, cohort in enumerate(COHORTS):
@@ -127,7 +128,7 @@ def test_without_epochs_on_the_head_it_is_fed_babu():
   shared = dict(learning_rate=0.3, momentum=0.5, batch_size=0)
   config = fed_rep.FedRepConfig(head_epochs=0, body_epochs=2, **shared)
   other = fed_babu.FedBabuConfig(epochs=2, **shared)
-  theirs = registry.build(
+  theirs = plain_process.PlainProcess(
       'fed_babu',
       oracle.build_model(),
       other,

@@ -6,6 +6,7 @@ import math
 import few_round_oracle as oracle
 import numpy as np
 import personal_head_oracle as personal
+import plain_process
 import pytest
 import tensorflow as tf
 
@@ -20,15 +21,15 @@ LOCAL = dict(
 CONFIG = fed_rod.FedRodConfig(**LOCAL)
 
 
-def run(config, cohorts=COHORTS, name='fed_rod'):
-  process = registry.build(
+def run(config, name='fed_rod', build=plain_process.PlainProcess):
+  process = build(
       name,
       oracle.build_model(),
       config,
       num_classes=oracle.NUM_CLASSES,
       seed=oracle.RUN_SEED,
   )
-  return personal.run(process, cohorts)
+  return personal.run(process, COHORTS)
 
 
 def naive_balanced(w, pairs, class_sizes, balance):
@@ -72,11 +73,13 @@ def naive_training(config, w, own, client, seed):
   return w, own, loss_sum, count
 
 
-@pytest.mark.parametrize('balance', [0.5, 1.0])
-def test_two_rounds_by_a_naive_implementation(balance):
+@pytest.mark.parametrize(
+    'balance, build', [(0.5, registry.build), (1.0, plain_process.PlainProcess)]
+)
+def test_two_rounds_by_a_naive_implementation(balance, build):
   """Nobody has class 3, and nobody all of the others."""
   config = dataclasses.replace(CONFIG, balance=balance, uniform=balance == 0.5)
-  result = run(config)
+  result = run(config, build=build)
   w = oracle.to_vector(result.weights[0])
   first, own = w[personal.HEAD], {}
   for round_num, cohort in enumerate(COHORTS):

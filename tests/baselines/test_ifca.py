@@ -5,10 +5,12 @@ import dataclasses
 import few_round_oracle as oracle
 import numpy as np
 import personal_head_oracle as personal
+import plain_process
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import composition
 from tff_meta import registry
 from tff_meta.baselines import ifca
 
@@ -52,10 +54,13 @@ def naive_pick(vectors, pairs):
   return int(np.argmin(losses))
 
 
-@pytest.mark.parametrize('uniform', [False, True])
-def test_three_rounds_by_a_naive_implementation(uniform):
+@pytest.mark.parametrize(
+    'uniform, build',
+    [(False, registry.build), (True, plain_process.PlainProcess)],
+)
+def test_three_rounds_by_a_naive_implementation(uniform, build):
   config = dataclasses.replace(CONFIG, uniform=uniform)
-  process = registry.build(
+  process = build(
       'ifca', oracle.build_model(), config, seed=oracle.RUN_SEED, **OPTIONS
   )
 
@@ -64,6 +69,9 @@ def test_three_rounds_by_a_naive_implementation(uniform):
   vectors = to_vectors(result.weights[0])
   assert len(vectors) == 3
   assert np.abs(vectors[0] - vectors[1]).max() > 0.1
+  method = ifca.ifca(oracle.build_model(), config, **OPTIONS)
+  other = to_vectors(method.initialize(composition.initial_seed(12)))
+  assert np.all(np.abs(np.subtract(vectors, other)).max(axis=1) > 0.01)
   picks_of_rounds = set()
   for round_num, cohort in enumerate(COHORTS):
     picks, trained, loss_sum, count = [], [], 0.0, 0
@@ -186,8 +194,7 @@ def test_fine_tuning_needs_a_batch_size():
     method.known_client()
 
 
-@pytest.mark.parametrize('clusters', [3, 1])
-def test_a_chosen_aggregator_and_server_optimizer(clusters):
+def test_a_chosen_aggregator_and_server_optimizer():
   """One of the models is picked, by TFF's mean of updates clipped to 0.01."""
   aggregator = tff.aggregators.clipping_factory(
       0.01, tff.aggregators.MeanFactory()
@@ -195,7 +202,7 @@ def test_a_chosen_aggregator_and_server_optimizer(clusters):
   process = registry.build(
       'ifca',
       oracle.build_model(),
-      dataclasses.replace(CONFIG, clusters=clusters),
+      CONFIG,
       seed=oracle.RUN_SEED,
       aggregation=aggregator,
       server_optimizer=tff.learning.optimizers.build_sgdm(0.5),
@@ -206,19 +213,6 @@ def test_a_chosen_aggregator_and_server_optimizer(clusters):
 
   before, after = (to_vectors(weights) for weights in result.weights)
   pick = naive_pick(before, CLIENTS[0].pairs())
-  expected = [0.005 if i == pick else 0.0 for i in range(clusters)]
+  expected = [0.005 if i == pick else 0.0 for i in range(3)]
   moved = np.linalg.norm(np.subtract(after, before), axis=1)
   np.testing.assert_allclose(moved, expected, rtol=1e-3)
-
-
-def test_initial_models_are_of_the_run_s_seed():
-  first, again, other = (
-      registry.build('ifca', oracle.build_model(), CONFIG, seed=seed, **OPTIONS)
-      for seed in (1, 1, 2)
-  )
-  weights = [
-      to_vectors(p.get_model_weights(p.initialize()).trainable)
-      for p in (first, again, other)
-  ]
-  np.testing.assert_array_equal(weights[0], weights[1])
-  assert np.all(np.abs(np.subtract(weights[0], weights[2])).max(axis=1) > 0.01)

@@ -5,6 +5,7 @@ import dataclasses
 import few_round_oracle as oracle
 import numpy as np
 import personal_head_oracle as personal
+import plain_process
 import pytest
 import tensorflow as tf
 
@@ -41,10 +42,15 @@ def kept_and_held_out(pairs, every):
   return [p for i, p in enumerate(pairs) if (i + 1) % every], held_out
 
 
-@pytest.mark.parametrize('uniform', [False, True])
-def test_two_rounds_are_federated_averaging_of_what_is_not_held_out(uniform):
+@pytest.mark.parametrize(
+    'uniform, build',
+    [(False, registry.build), (True, plain_process.PlainProcess)],
+)
+def test_two_rounds_are_federated_averaging_of_what_is_not_held_out(
+    uniform, build
+):
   config = dataclasses.replace(CONFIG, uniform=uniform)
-  process = registry.build(
+  process = build(
       'knn_per',
       oracle.build_model(),
       config,

@@ -5,6 +5,7 @@ import dataclasses
 import few_round_oracle as oracle
 import numpy as np
 import personal_head_oracle as personal
+import plain_process
 import pytest
 import tensorflow as tf
 
@@ -33,8 +34,8 @@ GRADIENTS = dataclasses.replace(
 ROUNDS = 4
 
 
-def run(config, cohorts=COHORTS):
-  process = registry.build(
+def run(config, cohorts=COHORTS, build=plain_process.PlainProcess):
+  process = build(
       'l2gd',
       oracle.build_model(),
       config,
@@ -132,7 +133,7 @@ def naive_round(config, own, average, tosses, pairs, seed):
 
 def test_three_rounds_by_a_naive_implementation():
   """Some clients in a round, epochs of minibatches, momentum and decay."""
-  result = run(CONFIG)
+  result = run(CONFIG, build=registry.build)
   average = first = initial_vector()
   own = {}
   for round_num, cohort in enumerate(COHORTS):
@@ -186,7 +187,7 @@ def test_a_whole_pull_and_one_local_step_are_federated_averaging():
   )
   assert config.pull == 1
   assert all(coin(config, t).count(0) == 1 for t in range(len(COHORTS)))
-  theirs = registry.build(
+  theirs = plain_process.PlainProcess(
       'fed_avg',
       oracle.build_model(),
       fed_avg.FedAvgConfig(

@@ -6,6 +6,7 @@ import functools
 import few_round_oracle as oracle
 import numpy as np
 import personal_head_oracle as personal
+import plain_process
 import pytest
 import tensorflow as tf
 
@@ -31,11 +32,11 @@ CONFIG = lg_fed_avg.LgFedAvgConfig(
 
 
 @functools.cache
-def run(averaged_rounds, uniform=False):
+def run(averaged_rounds, uniform=False, build=plain_process.PlainProcess):
   config = dataclasses.replace(
       CONFIG, averaged_rounds=averaged_rounds, uniform=uniform
   )
-  process = registry.build(
+  process = build(
       'lg_fed_avg',
       oracle.build_model(),
       config,
@@ -57,16 +58,21 @@ def body_vector(memory):
 
 
 @pytest.mark.parametrize(
-    'averaged_rounds, uniform', [(0, False), (1, True), (2, False)]
+    'averaged_rounds, uniform, build',
+    [
+        (0, False, plain_process.PlainProcess),
+        (1, True, registry.build),
+        (2, False, plain_process.PlainProcess),
+    ],
 )
-def test_rounds_with_changing_cohorts(averaged_rounds, uniform):
+def test_rounds_with_changing_cohorts(averaged_rounds, uniform, build):
   """All is averaged, then bodies stay with those who have trained one since.
 
   After one averaged round the client of the second and third round has a body
   of its own in the third, the first client takes the server's, though both took
   part before.
   """
-  result = run(averaged_rounds, uniform)
+  result = run(averaged_rounds, uniform, build)
   w, own = initial_vector(), {}
   for round_num, cohort in enumerate(COHORTS):
     is_local = round_num >= averaged_rounds
@@ -106,7 +112,7 @@ def test_the_servers_first_layers_stay_after_the_averaged_rounds():
   """Bit by bit, whatever the clients have; in these rounds it is FedAvg."""
   result = run(2)
   personal.assert_same(result.weights[3]['body'], result.weights[2]['body'])
-  theirs = registry.build(
+  theirs = plain_process.PlainProcess(
       'fed_avg',
       oracle.build_model(),
       fed_avg.FedAvgConfig(
@@ -131,7 +137,7 @@ def test_the_servers_first_layers_stay_after_the_averaged_rounds():
 )
 def test_which_layers_stay(shared_layers, own):
   """LeNet has three dense layers, of which the last is the classifier."""
-  process = registry.build(
+  process = plain_process.PlainProcess(
       'lg_fed_avg',
       models.build('lenet', (28, 28, 1), None),
       lg_fed_avg.LgFedAvgConfig(shared_layers=shared_layers),
@@ -147,7 +153,7 @@ def test_which_layers_stay(shared_layers, own):
 def test_rounds_with_two_shared_layers():
   """Of three: the first is averaged in the first round only."""
   model = models.build('fedec_mlp', (4, 4, 1), None)
-  process = registry.build(
+  process = plain_process.PlainProcess(
       'lg_fed_avg',
       model,
       lg_fed_avg.LgFedAvgConfig(shared_layers=2, averaged_rounds=1),

@@ -5,6 +5,7 @@ import functools
 
 import few_round_oracle as oracle
 import numpy as np
+import plain_process
 import pytest
 import tensorflow as tf
 
@@ -31,8 +32,8 @@ LINEAR = dataclasses.replace(
 
 
 @functools.cache
-def build(config):
-  return registry.build(
+def build(config, build_process):
+  return build_process(
       'personalized_fl',
       oracle.build_model(),
       config,
@@ -41,8 +42,13 @@ def build(config):
   )
 
 
-def run(config, num_rounds, clients=CLIENTS):
-  process = build(config)
+def run(
+    config,
+    num_rounds,
+    clients=CLIENTS,
+    build_process=plain_process.PlainProcess,
+):
+  process = build(config, build_process)
   state, metrics = process.initialize(), []
   weights = [oracle.to_vector(process.get_model_weights(state).trainable)]
   for _ in range(num_rounds):
@@ -89,10 +95,12 @@ def naive_round(config, phi, round_num):
 
 
 @pytest.mark.parametrize(
-    'config', [DISTANCE, LINEAR], ids=['distance', 'linear']
+    'config, build_process',
+    [(DISTANCE, registry.build), (LINEAR, plain_process.PlainProcess)],
+    ids=['distance', 'linear'],
 )
-def test_two_rounds_by_hand(config):
-  weights, metrics = run(config, 2)
+def test_two_rounds_by_hand(config, build_process):
+  weights, metrics = run(config, 2, build_process=build_process)
   phi = weights[0]
   for round_num in range(2):
     before = phi

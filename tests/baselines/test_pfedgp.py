@@ -6,6 +6,7 @@ import few_round_oracle as oracle
 import gp_oracle
 import numpy as np
 import personal_head_oracle as personal
+import plain_process
 import pytest
 import tensorflow as tf
 
@@ -109,13 +110,19 @@ def naive_training(config, w, client, seed):
 
 
 @pytest.mark.parametrize(
-    'change',
-    [{}, {'likelihood': 'geometric', 'max_gradient_norm': 0.02}],
+    'change, build',
+    [
+        ({}, registry.build),
+        (
+            {'likelihood': 'geometric', 'max_gradient_norm': 0.02},
+            plain_process.PlainProcess,
+        ),
+    ],
     ids=['paper', 'clipped'],
 )
-def test_two_rounds_by_a_naive_implementation(change):
+def test_two_rounds_by_a_naive_implementation(change, build):
   config = dataclasses.replace(CONFIG, **change)
-  process = registry.build(
+  process = build(
       'pfedgp',
       oracle.build_model(),
       config,
@@ -154,7 +161,7 @@ def test_the_tree_stays_that_of_the_servers_network():
   """Two steps of a client that after the first would build another tree."""
   config = dataclasses.replace(CONFIG, learning_rate=2.0)
   client = oracle.make_client((4, 3, 2), salt=14)
-  process = registry.build(
+  process = plain_process.PlainProcess(
       'pfedgp',
       oracle.build_model(),
       config,
@@ -178,7 +185,7 @@ def test_the_tree_stays_that_of_the_servers_network():
 
 
 def test_a_client_of_one_class_has_the_decay_alone():
-  process = registry.build(
+  process = plain_process.PlainProcess(
       'pfedgp',
       oracle.build_model(),
       dataclasses.replace(CONFIG, inner_steps=1),

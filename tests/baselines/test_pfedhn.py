@@ -7,9 +7,9 @@ import functools
 import few_round_oracle as oracle
 import numpy as np
 import personal_head_oracle as personal
+import plain_process
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_meta import registry
 from tff_meta.baselines import pfedhn
@@ -47,8 +47,12 @@ PLAIN = dataclasses.replace(
 
 
 @functools.cache
-def build(config, seed=oracle.RUN_SEED):
-  return registry.build(
+def build(
+    config,
+    seed=oracle.RUN_SEED,
+    build_process=plain_process.PlainProcess,
+):
+  return build_process(
       'pfedhn',
       oracle.build_model(),
       config,
@@ -139,9 +143,14 @@ def naive_gradient(phi, like, v, dtheta):
   )
 
 
-@pytest.mark.parametrize('config', [CONFIG, CLIPPED], ids=['free', 'clipped'])
-def test_three_rounds_by_a_naive_implementation(config):
-  result = personal.run(build(config), COHORTS)
+@pytest.mark.parametrize(
+    'config, build_process',
+    [(CONFIG, registry.build), (CLIPPED, plain_process.PlainProcess)],
+    ids=['free', 'clipped'],
+)
+def test_three_rounds_by_a_naive_implementation(config, build_process):
+  process = build(config, build_process=build_process)
+  result = personal.run(process, COHORTS)
 
   like = tf.nest.map_structure(np.asarray, result.weights[0])
   phi = to_flat(like)
@@ -207,7 +216,7 @@ def test_one_round_by_hand():
       learning_rate=0.5,
       local_steps=1,
   )
-  process = registry.build(
+  process = plain_process.PlainProcess(
       'pfedhn',
       personal.scalar_model(),
       config,
@@ -236,9 +245,7 @@ def test_one_round_by_hand():
   phi = structure(
       2, 1, ([[0.5]], [-1]), ([[0, 0]], [1, -1]), ([[0, 0]], [0, 0])
   )
-  state = process.set_model_weights(
-      process.initialize(), tff.learning.models.ModelWeights(phi, ())
-  )
+  state = process.initialize()._replace(weights=phi)
   kept = collections.OrderedDict(
       embedding=np.float32([0.5]), velocity=np.float32([0])
   )

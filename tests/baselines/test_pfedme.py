@@ -6,6 +6,7 @@ import functools
 import few_round_oracle as oracle
 import numpy as np
 import personal_head_oracle as personal
+import plain_process
 import pytest
 import tensorflow as tf
 
@@ -29,8 +30,13 @@ CONFIG = pfedme.PFedMeConfig(
 WHOLE = dataclasses.replace(CONFIG, batch_size=100, uniform=True)
 
 
-def build(config, model=None, num_classes=oracle.NUM_CLASSES):
-  return registry.build(
+def build(
+    config,
+    model=None,
+    num_classes=oracle.NUM_CLASSES,
+    build_process=plain_process.PlainProcess,
+):
+  return build_process(
       'pfedme',
       model or oracle.build_model(),
       config,
@@ -40,8 +46,8 @@ def build(config, model=None, num_classes=oracle.NUM_CLASSES):
 
 
 @functools.cache
-def run(config):
-  return personal.run(build(config), COHORTS)
+def run(config, build_process=plain_process.PlainProcess):
+  return personal.run(build(config, build_process=build_process), COHORTS)
 
 
 def test_one_round_by_hand():
@@ -104,9 +110,13 @@ def naive_training(config, w, pairs, seed):
   return w, theta, loss_sum, count
 
 
-@pytest.mark.parametrize('config', [CONFIG, WHOLE], ids=['batches', 'whole'])
-def test_two_rounds_by_a_naive_implementation(config):
-  result = run(config)
+@pytest.mark.parametrize(
+    'config, build_process',
+    [(CONFIG, registry.build), (WHOLE, plain_process.PlainProcess)],
+    ids=['batches', 'whole'],
+)
+def test_two_rounds_by_a_naive_implementation(config, build_process):
+  result = run(config, build_process)
   model = oracle.build_model().with_head(oracle.NUM_CLASSES)
   w = oracle.to_vector(
       model.initialize(composition.initial_seed(oracle.RUN_SEED))

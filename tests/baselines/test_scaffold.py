@@ -1,10 +1,12 @@
 """SCAFFOLD: gradients are corrected by what clients' gradients were before."""
 
 import dataclasses
+import functools
 
 import few_round_oracle as oracle
 import numpy as np
 import personal_head_oracle as personal
+import plain_process
 import pytest
 import tensorflow as tf
 
@@ -34,8 +36,14 @@ STEPS = dataclasses.replace(
 )
 
 
-def build(config, model=None, num_classes=oracle.NUM_CLASSES):
-  return registry.build(
+@functools.cache
+def build(
+    config,
+    model=None,
+    num_classes=oracle.NUM_CLASSES,
+    build_process=plain_process.PlainProcess,
+):
+  return build_process(
       'scaffold',
       model or oracle.build_model(),
       config,
@@ -44,8 +52,8 @@ def build(config, model=None, num_classes=oracle.NUM_CLASSES):
   )
 
 
-def run(config, cohorts=COHORTS):
-  return personal.run(build(config), cohorts)
+def run(config, cohorts=COHORTS, build_process=plain_process.PlainProcess):
+  return personal.run(build(config, build_process=build_process), cohorts)
 
 
 def control(state):
@@ -109,9 +117,13 @@ def naive_training(config, w, c, c_i, pairs, seed):
   return y, c_i - c + (w - y) / (num_steps * config.learning_rate)
 
 
-@pytest.mark.parametrize('config', [CONFIG, STEPS], ids=['batches', 'steps'])
-def test_three_rounds_by_a_naive_implementation(config):
-  result = run(config)
+@pytest.mark.parametrize(
+    'config, build_process',
+    [(CONFIG, registry.build), (STEPS, plain_process.PlainProcess)],
+    ids=['batches', 'steps'],
+)
+def test_three_rounds_by_a_naive_implementation(config, build_process):
+  result = run(config, build_process=build_process)
   model = oracle.build_model().with_head(oracle.NUM_CLASSES)
   w = oracle.to_vector(
       model.initialize(composition.initial_seed(oracle.RUN_SEED))
@@ -181,8 +193,8 @@ def test_corrections_cancel_where_everybody_takes_one_step():
 )
 def test_who_comes_back_and_cannot_train_leaves_the_control(x, y):
   back = oracle.Client(np.float32(x), np.int32(y), CLIENTS[0].salt)
-  once = run(CONFIG, (CLIENTS[:2],))
-  twice = run(CONFIG, (CLIENTS[:2], (back,)))
+  once = run(CONFIG, (CLIENTS[:2],), registry.build)
+  twice = run(CONFIG, (CLIENTS[:2], (back,)), registry.build)
   assert np.abs(oracle.to_vector(control(once.state))).max() > 0.01
   personal.assert_same(control(twice.state), control(once.state))
   personal.assert_same(twice.weights[2], once.weights[1])

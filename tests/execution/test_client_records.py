@@ -35,11 +35,13 @@ def _dense_total():
   return total
 
 
+_TOTAL = _dense_total()
+
+
 def _context(**options):
-  """A context's records, and `_dense_total` in it."""
-  total = _dense_total()
+  """A context's records, and `_TOTAL` in it."""
   context = in_process.InProcessContext(**options)
-  return context._records, lambda data: context.invoke(total, data)
+  return context._records, lambda data: context.invoke(_TOTAL, data)
 
 
 def _batches(values, batch_size=2):

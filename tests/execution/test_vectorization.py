@@ -45,8 +45,9 @@ def _normal(*shape):
   return tf.constant(values, tf.float32)
 
 
-@pytest.mark.parametrize('strides, padding', [(1, 'VALID'), (2, 'SAME')])
-@pytest.mark.parametrize('many_filters', [True, False])
+@pytest.mark.parametrize(
+    'strides, padding, many_filters', [(2, 'SAME', True), (1, 'VALID', False)]
+)
 def test_convolutions_and_their_two_gradients(strides, padding, many_filters):
   x, w = _normal(3, 5, 8, 7, 2), _normal(3, 3, 2, 2, 4)
 

@@ -1,5 +1,6 @@
 import collections
 import contextlib
+import itertools
 import math
 
 import numpy as np
@@ -241,7 +242,8 @@ def test_a_crash_at_any_write_is_continued(
   assert _files(tmp_path / 'run') == whole
 
 
-@pytest.mark.parametrize('last_round', range(1, _ROUNDS + 1))
+# Checkpoints follow rounds 3, 6 and 7.
+@pytest.mark.parametrize('last_round', [1, 3, 4, 7])
 def test_a_crash_between_metrics_and_checkpoint_is_continued(
     process, whole, tmp_path, monkeypatch, last_round
 ):
@@ -484,8 +486,13 @@ def test_clients_keep_what_they_saw_last(whole_stateful):
   assert states.keys() == set(_CLIENTS)
 
 
-@pytest.mark.parametrize('last_round', range(1, _ROUNDS + 1))
-@pytest.mark.parametrize('where', ['write', 'commit', 'save'])
+@pytest.mark.parametrize(
+    'where, last_round',
+    [
+        *(('write', last_round) for last_round in (1, 3, 4, 7)),
+        *itertools.product(('commit', 'save'), (1, 2, 3)),
+    ],
+)
 def test_a_crash_around_client_states_is_continued(
     stateful, whole_stateful, tmp_path, monkeypatch, where, last_round
 ):
@@ -506,12 +513,8 @@ def test_a_crash_around_client_states_is_continued(
 
   with monkeypatch.context() as patch:
     patch.setattr(owner, name, crash_after_or_before)
-    try:
+    with pytest.raises(_CrashError):
       _train_stateful(stateful, tmp_path / 'run')
-    except _CrashError:
-      pass
-    else:
-      assert where != 'write' and last_round > 3
 
   _train_stateful(stateful, tmp_path / 'run')
 

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -53,6 +54,7 @@ _FEW_ROUND = dict(
 )
 
 
+@functools.cache
 def prepare(**changes):
   return experiment_lib.prepare(run_config.resolve(**(_DEFAULTS | changes)))
 
@@ -60,6 +62,17 @@ def prepare(**changes):
 @pytest.fixture(scope='module')
 def experiment():
   return prepare()
+
+
+@functools.cache
+def build_evaluator(**changes):
+  """Shared, as what evaluates is traced once for an evaluator."""
+  return evaluator_lib.Evaluator(prepare(**changes))
+
+
+@pytest.fixture(scope='module')
+def evaluator():
+  return build_evaluator()
 
 
 @pytest.fixture(scope='module')
@@ -134,8 +147,7 @@ def test_what_is_offered(changes, offered):
     evaluator.choose(('new_people',))
 
 
-def test_known_clients_have_what_they_kept(experiment, models):
-  evaluator = evaluator_lib.Evaluator(experiment)
+def test_known_clients_have_what_they_kept(experiment, evaluator, models):
   summary, report = _evaluate(evaluator, 'known_clients', *models)
   ids = experiment.dataset.client_ids()
   assert report.ids == ids
@@ -155,9 +167,8 @@ def test_known_clients_have_what_they_kept(experiment, models):
 
 
 def test_all_protocols_of_clients_have_the_same_keys(
-    experiment, models, tmp_path
+    evaluator, models, tmp_path
 ):
-  evaluator = evaluator_lib.Evaluator(experiment)
   names = ('known_clients', 'new_clients')
   trained, untrained = models
   lines = []
@@ -188,15 +199,12 @@ def test_all_protocols_of_clients_have_the_same_keys(
     assert part in table
 
 
-def test_a_curve_that_there_is_not_is_said(experiment, models):
+def test_a_curve_that_there_is_not_is_said(evaluator, models):
   """Once, however many models are tested; FedPer has none."""
-  asked = dataclasses.replace(
-      experiment, config=experiment.config.replace(curve=True)
-  )
   trained, untrained = models
-  for one, count in ((experiment, 0), (asked, 1)):
+  for one, count in ((evaluator, 0), (build_evaluator(curve=True), 1)):
     lines = []
-    evaluator_lib.Evaluator(one).evaluate(
+    one.evaluate(
         'known_clients',
         {'': trained, '_best': trained},
         untrained,
@@ -209,11 +217,8 @@ def test_a_curve_that_there_is_not_is_said(experiment, models):
 
 
 def test_spread_of_classes_is_that_of_known_clients_in_the_global_body(
-    experiment, models
+    experiment, evaluator, models
 ):
-  asked = dataclasses.replace(
-      experiment, config=experiment.config.replace(nvar=True)
-  )
   trained, untrained = models
   body = tree.map_structure(
       lambda w: np.cos(np.arange(w.size, dtype=w.dtype)).reshape(w.shape),
@@ -228,31 +233,24 @@ def test_spread_of_classes_is_that_of_known_clients_in_the_global_body(
       experiment.model.embed(body, x, None).numpy(),
       np.concatenate([test.y for test in tests]),
   )
-  evaluator = evaluator_lib.Evaluator(asked)
-  known, _ = _evaluate(evaluator, 'known_clients', trained, untrained)
+  asked = build_evaluator(nvar=True)
+  known, _ = _evaluate(asked, 'known_clients', trained, untrained)
   assert known['nvar'] == pytest.approx(expected, rel=1e-4)
   assert f'nVAR {known["nvar"]:.4g}' in accuracy_table.format_table(
       {'a': known}
   )
-  new, _ = _evaluate(evaluator, 'new_clients', trained, untrained)
+  new, _ = _evaluate(asked, 'new_clients', trained, untrained)
   assert 'nvar' not in new
-  without, _ = _evaluate(
-      evaluator_lib.Evaluator(experiment), 'known_clients', trained, untrained
-  )
+  without, _ = _evaluate(evaluator, 'known_clients', trained, untrained)
   assert without == {k: v for k, v in known.items() if k != 'nvar'}
 
 
-def test_a_network_that_tells_no_classes_apart_has_no_spread(
-    experiment, models
-):
+def test_a_network_that_tells_no_classes_apart_has_no_spread(models):
   """It is said, and all else is measured."""
-  asked = dataclasses.replace(
-      experiment, config=experiment.config.replace(nvar=True)
-  )
   trained, untrained = models
   weights = tree.map_structure(np.zeros_like, trained.weights)
   lines = []
-  results = evaluator_lib.Evaluator(asked).evaluate(
+  results = build_evaluator(nvar=True).evaluate(
       'known_clients',
       {'': trained._replace(weights=weights)},
       untrained,
@@ -272,16 +270,14 @@ def test_spread_of_classes_needs_one_network():
 
 
 def test_evaluation_on_the_way_is_the_known_clients_or_their_validation(
-    experiment, process, states, models
+    evaluator, process, states, models
 ):
   weights = process.get_model_weights(process.initialize())
-  evaluation = evaluator_lib.Evaluator(experiment).on_the_way(process)
+  evaluation = evaluator.on_the_way(process)
   column = 'known_clients/accuracy'
   assert evaluation.names == (column, column + '_micro')
   assert evaluation.best_by is None
-  final, _ = _evaluate(
-      evaluator_lib.Evaluator(experiment), 'known_clients', *models
-  )
+  final, _ = _evaluate(evaluator, 'known_clients', *models)
   measured = evaluation.measure(weights, states)
   assert measured == {
       column: final['accuracy_mean'],
@@ -324,10 +320,11 @@ def test_evaluation_on_the_way_is_the_known_clients_or_their_validation(
   assert found[column + '_micro'] == pytest.approx(share)
 
 
-def test_new_clients_are_measured_on_the_way_and_few_of_many(models, states):
+def test_new_clients_are_measured_on_the_way_and_few_of_many(
+    process, models, states
+):
   """Every second of six known ones, and both new ones, as at the end."""
   few = prepare(rounds=9, eval_every=None, validation_clients=3)
-  process = few.build_process()
   evaluator = evaluator_lib.Evaluator(few)
   evaluation = evaluator.on_the_way(process)
   weights = process.get_model_weights(process.initialize())
@@ -366,16 +363,14 @@ def test_no_round_is_selected_by_new_clients(monkeypatch):
     evaluator_lib.Evaluator(selecting).check_on_the_way()
 
 
-def test_the_best_round_is_that_of_the_chosen_mean():
+def test_the_best_round_is_that_of_the_chosen_mean(process):
   by_micro = prepare(
       validation_fraction=0.3,
       eval_every=1,
       select_best=True,
       select_by='micro',
   )
-  evaluation = evaluator_lib.Evaluator(by_micro).on_the_way(
-      by_micro.build_process()
-  )
+  evaluation = evaluator_lib.Evaluator(by_micro).on_the_way(process)
   assert evaluation.best_by == 'validation_clients/accuracy_micro'
 
 
@@ -469,10 +464,8 @@ def test_there_must_be_something_to_select_on():
   assert groups.check_on_the_way() == 'validation_groups/accuracy'
 
 
-def test_groups_have_the_keys_of_clients(experiment, models, tmp_path):
-  clients, _ = _evaluate(
-      evaluator_lib.Evaluator(experiment), 'new_clients', *models
-  )
+def test_groups_have_the_keys_of_clients(evaluator, models, tmp_path):
+  clients, _ = _evaluate(evaluator, 'new_clients', *models)
   groups = prepare(algorithm='frl', eval_groups=2, **_FEW_ROUND)
   untrained = protocols.untrained_model(groups.build_process())
   lines = []
@@ -537,25 +530,18 @@ def test_who_ignores_what_was_trained(tmp_path, name, file, changes):
   assert '  from scratch ' in table and 'trained model' not in table
 
 
-@pytest.mark.parametrize(
-    'name, changes', [('new_groups', _FEW_ROUND), ('known_clients', {})]
-)
 def test_without_references_only_the_trained_model_is_tested(
-    tmp_path, name, changes
+    evaluator, models, tmp_path
 ):
-  algorithm = 'frl' if changes else 'fed_per'
-  changes = dict(changes, algorithm=algorithm, protocols=(name,), eval_groups=2)
-  experiment = prepare(references=False, **changes)
-  untrained = protocols.untrained_model(experiment.build_process())
+  _, untrained = models
   lines = []
-  found = evaluator_lib.Evaluator(experiment).evaluate_all(
-      [name], {'': untrained}, untrained, tmp_path, lines.append
+  found = build_evaluator(references=False).evaluate_all(
+      ['known_clients'], {'': untrained}, untrained, tmp_path, lines.append
   )['']
-  assert lines == [f'Evaluating {name}: trained model.']
-  with_references = evaluator_lib.Evaluator(prepare(**changes))
-  expected, _ = _evaluate(with_references, name, untrained, untrained)
+  assert lines == ['Evaluating known_clients: trained model.']
+  expected, _ = _evaluate(evaluator, 'known_clients', untrained, untrained)
   assert expected['references']
-  assert found == {name: expected | {'references': {}}}
+  assert found == {'known_clients': expected | {'references': {}}}
   table = accuracy_table.format_table(found)
   assert 'trained model' in table and 'untrained' not in table
 
