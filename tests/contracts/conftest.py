@@ -423,7 +423,7 @@ _MADE_OF_OTHERS = (
 )
 
 
-# The baselines that contracts run on by default: no memory, what is summed beside
+# The baselines that contracts run on by default: no memory, sums beside the
 # models, a personal model, clusters, prototypes alone, a hypernetwork with an
 # optimizer of the server, and clients that are kept.
 _EACH_MECHANISM = (
