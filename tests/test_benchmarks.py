@@ -2,6 +2,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from benchmarks import devices
@@ -35,23 +36,61 @@ def test_a_device_agrees_with_the_cpu_and_is_timed(capsys):
   )
 
 
-def test_a_device_that_differs_is_noticed(monkeypatch):
-  """A device whose weights are one too large after a round."""
+def _weights_of_a_device(monkeypatch, change):
+  """Has a device, 'CPU:0', whose weights after a round are changed."""
 
-  class Wrong(in_process.InProcessContext):
+  class Changed(in_process.InProcessContext):
 
     def invoke(self, comp, arg):
       output = super().invoke(comp, arg)
       if self._devices == ['CPU:0'] and hasattr(output, 'metrics'):
-        head = output.state.global_model_weights.trainable['head']
-        for name in head:
-          head[name] = head[name] + 1
+        before = arg[0].global_model_weights.trainable
+        change(before, output.state.global_model_weights.trainable)
       return output
 
-  monkeypatch.setattr(in_process, 'InProcessContext', Wrong)
-  system = workloads.SYSTEMS['fedmeta_per']
+  monkeypatch.setattr(in_process, 'InProcessContext', Changed)
+  return devices.difference(workloads.SYSTEMS['fedmeta_per'], ['CPU:0'])
+
+
+def test_a_device_that_differs_is_noticed(monkeypatch):
+  def one_too_large(_, after):
+    for name in after['head']:
+      after['head'][name] = after['head'][name] + 1
+
+  found = _weights_of_a_device(monkeypatch, one_too_large)
+
   # No weight is as large as 1 at first.
-  assert devices.difference(system, ['CPU:0']) > 1
+  assert found.largest > 1
+  assert found.verdict() == 'DIFFERS'
+
+
+def test_a_device_that_does_nothing_is_noticed(monkeypatch):
+  """Its weights are near those of the CPU: these hardly move in a round."""
+
+  def unmoved(before, after):
+    for part in after:
+      after[part] = before[part]
+
+  found = _weights_of_a_device(monkeypatch, unmoved)
+
+  assert found.of_moves == pytest.approx(1)
+  assert found.largest < 0.02
+  assert found.verdict() == 'DIFFERS'
+
+
+def test_a_step_of_adam_may_go_the_other_way(monkeypatch):
+  """As on an H100 that of one weight of a kernel did."""
+
+  def one_weight_the_other_way(before, after):
+    old, new = (np.array(w['body']['kernel']) for w in (before, after))
+    moved = np.unravel_index(np.abs(new - old).argmax(), new.shape)
+    new[moved] = 2 * old[moved] - new[moved]
+    after['body']['kernel'] = new
+
+  found = _weights_of_a_device(monkeypatch, one_weight_the_other_way)
+
+  assert found.largest > 0.01
+  assert found.verdict() == 'agrees'
 
 
 @pytest.mark.slow
