@@ -44,6 +44,11 @@ def main() -> int:
       if not flag.value:
         raise ValueError(f'Expected --{flag.name}, found none.')
     directory = run_directory.RunDirectory(RUN_DIR.value)
+    if directory.read_config() is None:
+      raise FileNotFoundError(
+          f'Expected a run in {RUN_DIR.value}, found no config.json there. Tip:'
+          ' --run_dir is the --output_dir of binaries.train.'
+      )
     flag_groups.import_plugins(RUN_DIR.value)
     command_line.announce(f'Exporting the model of the run in {RUN_DIR.value}.')
     installation.import_tff()
@@ -52,6 +57,7 @@ def main() -> int:
     from tff_meta.training import experiment as experiment_lib
     from tff_meta.training import restored_run
 
+    export.check_target(OUTPUT_DIR.value)
     config = restored_run.read_config(directory)
     if flag_groups.DATA_DIR.value is not None:
       config = config.replace(data_dir=flag_groups.DATA_DIR.value)

@@ -24,9 +24,9 @@ def main(folder: str = '.', rounds: int = 50) -> float:
   )
   bundle = fitted.export(pathlib.Path(folder) / 'bundle', uses=['new_client'])
 
-  # What the network was trained on: from here on nothing of tff_meta is needed.
-  mine_x = x[19::20, ..., np.newaxis].astype(np.float32) / 255
-  mine_y = y[19::20].astype(np.int32)
+  # From here on nothing of tff_meta is needed but this one file.
+  mine_x = x[19::20]
+  mine_y = y[19::20]
   predicted = serve.predict(
       bundle,
       'new_client',

@@ -5,7 +5,10 @@ import json
 import pathlib
 import re
 import shlex
+import shutil
 import statistics
+import subprocess
+import sys
 
 import pytest
 
@@ -14,7 +17,10 @@ from tff_meta import registry
 from tff_meta.comparison import results
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
+from tff_meta.training import checkpoints
+from tff_meta.training import restored_run
 from tff_meta.training import run_config
+from tff_meta.training import run_directory
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _KEPT = sorted(path.parent for path in _ROOT.glob('results/*/comparison.json'))
@@ -54,6 +60,34 @@ def _kept_cells(root):
       seeds=runner.seeds(root),
   )
   return [c for c in cells if (root / c.folder / 'cell.json').exists()]
+
+
+_MODELS = sorted(
+    path.parent for path in _ROOT.glob('results/models/*/config.json')
+)
+
+
+@pytest.mark.parametrize('root', _MODELS, ids=lambda root: root.name)
+def test_a_kept_model_is_that_of_the_last_round(root):
+  directory = run_directory.RunDirectory(root)
+  config = restored_run.read_config(directory)
+  assert config.data.data_dir is None
+  store = checkpoints.CheckpointStore(directory.checkpoints)
+  assert len(store.paths()) == 1
+  kept = store.load_latest(pytest.fail)
+  assert kept.position.rounds == config.training.rounds
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('root', _MODELS, ids=lambda root: root.name)
+def test_a_kept_model_is_as_good_as_its_run_was(root, real_data_dir, tmp_path):
+  copy = shutil.copytree(root, tmp_path / 'run')
+  program = [sys.executable, '-m', 'binaries.evaluate', f'--run_dir={copy}']
+  subprocess.run([*program, f'--data_dir={real_data_dir}'], check=True)
+  summary = json.loads((root / 'summary.json').read_text())
+  for protocol, was in summary['evaluation'].items():
+    found = json.loads((copy / 'evaluation' / f'{protocol}.json').read_text())
+    assert found['accuracy_mean'] == pytest.approx(was['accuracy_mean'], 1e-6)
 
 
 @pytest.mark.parametrize('root', _KEPT, ids=lambda root: root.name)

@@ -56,18 +56,19 @@ def fed_rep(tmp_path_factory):
 
 
 def _examples(experiment, *shape):
-  x = np.random.default_rng(7).random(
-      [*shape, *experiment.model.input_shape], np.float32
-  )
+  """Raw pixels, what the network has of them, and labels."""
+  dtype, form = experiment.dataset.raw_form
+  raw = np.random.default_rng(7).integers(0, 256, [*shape, *form]).astype(dtype)
+  x = experiment.dataset.preprocess(raw.reshape(-1, *form)).reshape(raw.shape)
   classes = experiment.group_method.num_classes if shape[1:] else 10
   y = np.arange(np.prod(shape), dtype=np.int32).reshape(shape) % classes
-  return x, y
+  return raw, x, y
 
 
 def test_clients_get_what_the_personalizer_gives(fed_rep):
   experiment, model, bundle = fed_rep
-  x, y = _examples(experiment, 30)
-  arrays = dict(support_x=x[:20], support_y=y[:20], query_x=x[20:])
+  raw, x, y = _examples(experiment, 30)
+  arrays = dict(support_x=raw[:20], support_y=y[:20], query_x=raw[20:])
   for use, memory in ('new_client', ()), (
       'known_client',
       model.memories.of(''),
@@ -93,8 +94,8 @@ def test_clients_get_what_the_personalizer_gives(fed_rep):
 
 def test_a_group_gets_what_the_personalizer_gives(tmp_path):
   experiment, model, bundle = _write(tmp_path, 'frl', dataset='digit_pairs')
-  x, y = _examples(experiment, 4, 6)
-  query, _ = _examples(experiment, 9)
+  raw, x, y = _examples(experiment, 4, 6)
+  raw_query, query, _ = _examples(experiment, 9)
   salts, seed = np.arange(4, dtype=np.int32), np.array([3, 1], np.int32)
   personalizer = experiment.group_method.group()
   adapted = personalizer.adapt(
@@ -105,7 +106,9 @@ def test_a_group_gets_what_the_personalizer_gives(tmp_path):
   )
   asked = episodes.Examples(query, tf.zeros(9, tf.int32), tf.ones(9))
   expected = personalizer.predict(adapted, asked).numpy()
-  arrays = dict(support_x=x, support_y=y, query_x=query, salts=salts, seed=seed)
+  arrays = dict(
+      support_x=raw, support_y=y, query_x=raw_query, salts=salts, seed=seed
+  )
   found = serve.predict(bundle, 'group', arrays)
   assert len(set(expected)) > 1
   np.testing.assert_array_equal(found, expected)
@@ -114,7 +117,7 @@ def test_a_group_gets_what_the_personalizer_gives(tmp_path):
 def test_it_serves_where_the_library_is_not(fed_rep, tmp_path):
   experiment, _, bundle = fed_rep
   moved = shutil.copytree(bundle, tmp_path / 'elsewhere')
-  x, y = _examples(experiment, 30)
+  x, _, y = _examples(experiment, 30)
   arrays = dict(support_x=x[:20], support_y=y[:20], query_x=x[20:])
   np.savez(tmp_path / 'examples.npz', **arrays)
   absent = (
@@ -144,16 +147,16 @@ def test_the_manifest_says_what_is_there(fed_rep):
       'embed',
   ]
   assert 'data_dir' not in manifest['configuration']
-  assert len(manifest['caveats']) == 1  # An mlp sees one example at a time.
+  assert manifest['caveats'] == []  # An mlp sees one example at a time.
   loaded = tf.saved_model.load(str(bundle / 'new_client'))
-  x, _ = _examples(experiment, 3)
+  _, x, _ = _examples(experiment, 3)
   embeddings = loaded.signatures['embed'](x=tf.constant(x))['embeddings']
   assert embeddings.shape == (3, experiment.model.embedding_size)
 
 
 def test_a_network_that_sees_its_batch_is_said_to(tmp_path):
   _, _, bundle = _write(tmp_path, 'fed_avg_ft', model='conv4')
-  assert 'mean and variance' in serve.read_manifest(bundle)['caveats'][1]
+  assert 'mean and variance' in serve.read_manifest(bundle)['caveats'][0]
 
 
 def test_heads_of_known_clients_do_not_leave_unasked(tmp_path):
@@ -163,7 +166,66 @@ def test_heads_of_known_clients_do_not_leave_unasked(tmp_path):
   with pytest.raises(ValueError, match='nothing of known clients.*fedmeta_per'):
     export.write(*arguments)
   assert not list(tmp_path.iterdir())
-  export.write(*arguments, uses=['known_client'])
+  export.write(*arguments, uses='known_client')
+  allowed = export.write(
+      experiment, model, 0, tmp_path / 'allowed', allow_private_heads=True
+  )
+  assert 'known clients' in serve.read_manifest(allowed)['caveats'][0]
+
+
+def test_a_group_may_have_any_number_of_clients(tmp_path):
+  """Also of an algorithm that wants some at least."""
+  _, _, bundle = _write(
+      tmp_path, 'one_shot_ft', dataset='digit_pairs', hparams='kept_clients=2'
+  )
+  assert list(serve.read_manifest(bundle)['uses']) == ['group']
+
+
+def test_names_are_those_of_training_and_pixels_are_scaled(tmp_path):
+  rng = np.random.default_rng(0)
+  kinds = np.array(['ape', 'bee', 'cow'])
+  y = np.arange(240) % 3
+  np.savez(
+      tmp_path / 'animals.npz',
+      x=rng.normal(500 * y[:, np.newaxis], 50, [240, 2]).astype(np.float32),
+      y=kinds[y],
+      client=np.arange(240) % 6,
+  )
+  experiment, _, bundle = _write(
+      tmp_path,
+      'fed_per_meta',
+      dataset=f'npz:{tmp_path}/animals.npz',
+      dataset_options='client=client,scaling=standard',
+      way=3,
+      group_clients=2,
+  )
+  assert export.uses_of(
+      _experiment(
+          'fed_per_meta',
+          dataset=f'npz:{tmp_path}/animals.npz',
+          dataset_options='client=client',
+      )
+  ) == ('known_client', 'new_client')
+  text = (bundle / serve.MANIFEST).read_text()
+  assert str(tmp_path) not in text and 'animals' not in text
+  x = rng.normal(500 * y[:30, np.newaxis], 50, [30, 2]).astype(np.float32)
+  arrays = dict(support_x=x[:21], support_y=kinds[y[:21]], query_x=x[21:])
+  found = serve.predict(str(bundle), 'new_client', arrays)
+  numbers = arrays | dict(support_y=y[:21])
+  np.testing.assert_array_equal(
+      found, serve.predict(bundle, 'new_client', numbers)
+  )
+  assert set(found) <= set(kinds)
+  with pytest.raises(ValueError, match="ape, bee, cow, found 'owl'"):
+    serve.predict(
+        bundle, 'new_client', arrays | dict(support_y=np.array(['owl'] * 21))
+    )
+  scaling = np.load(bundle / serve.SCALING)
+  np.testing.assert_allclose(
+      experiment.dataset.preprocess(x),
+      x * scaling['slope'] + scaling['offset'],
+      atol=1e-4,
+  )
 
 
 def test_every_changed_byte_is_seen(fed_rep, tmp_path):
@@ -212,21 +274,43 @@ def test_another_format_is_refused(fed_rep, tmp_path):
     'use, changes, problem',
     [
         ('group', {}, "known_client, .*new_client, found 'group'"),
-        ('new_client', {'query': np.zeros(3)}, 'support_x, support_y, found'),
-        ('new_client', {'support_y': np.zeros(20)}, 'int32 .*found float64'),
         (
             'new_client',
-            {'query_x': np.zeros((2, 3))},
-            r'found float64 \[2, 3\]',
+            {'query': np.zeros(3)},
+            'seed, if you like.*y, query_x, q',
         ),
+        ('new_client', {'support_y': np.zeros(20)}, 'int32 .*found float64'),
+        ('new_client', {'support_y': np.full(20, 2**33)}, 'up to 8589934592'),
+        ('new_client', {'support_y': np.arange(20)}, r'0\.\.9 .* 0\.\.19'),
+        ('new_client', {'support_y': np.zeros(19, int)}, r'\[19\], found \[20'),
+        ('new_client', {'query_x': np.zeros((2, 8, 8, 1))}, 'uint8 .* float64'),
+        ('known_client', {}, 'Expected the arrays memory_0, memory_1'),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(fed_rep, use, changes, problem):
   experiment, _, bundle = fed_rep
-  x, y = _examples(experiment, 30)
+  x, _, y = _examples(experiment, 30)
   arrays = dict(support_x=x[:20], support_y=y[:20], query_x=x[20:]) | changes
   with pytest.raises(ValueError, match=problem):
     serve.predict(bundle, use, arrays)
+
+
+@pytest.mark.parametrize('content', [b'', b'no archive'])
+def test_a_file_of_something_else_is_one_line(
+    fed_rep, tmp_path, content, capsys, monkeypatch
+):
+  monkeypatch.setattr(serve, '__file__', str(fed_rep[2] / 'serve.py'))
+  (tmp_path / 'x.npz').write_bytes(content)
+  arguments = ['new_client', str(tmp_path / 'x.npz'), str(tmp_path / 'y.npy')]
+  assert serve.main(arguments) == 2
+  assert capsys.readouterr().err.count('\n') == 1
+
+
+def test_python_may_keep_the_module(fed_rep, tmp_path):
+  root = shutil.copytree(fed_rep[2], tmp_path / 'used')
+  (root / '__pycache__').mkdir()
+  (root / '__pycache__/serve.cpython-311.pyc').write_bytes(b'')
+  serve.read_manifest(root)
 
 
 def test_nothing_is_written_over(fed_rep):

@@ -240,10 +240,11 @@ def _group_rounds(
   none = classifier.no_prototypes()
 
   def adapt(weights, support, salts, seed):
-    if support.y.shape[0] < config.kept_clients:
+    num_clients = support.y.shape[0]  # None where any number can come.
+    if num_clients is not None and num_clients < config.kept_clients:
       raise ValueError(
           f'Expected a group of at least {config.kept_clients} clients'
-          f' (`kept_clients`), found {support.y.shape[0]}.'
+          f' (`kept_clients`), found {num_clients}.'
       )
     # The seeds of fine-tuning via FedAvg: the same head, the same minibatches.
     start_seed, rounds_seed = tf.unstack(

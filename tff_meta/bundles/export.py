@@ -3,8 +3,8 @@
 A bundle is a folder: `manifest.json` says what is in it, what a use takes, and
 what it was made of; each use is a SavedModel; `serve.py` adapts and predicts
 where there is TensorFlow and nothing else; `SHA256SUMS` has the digest of every
-file. What known clients have kept is never in it: a known client brings its
-memory along.
+file. What known clients have kept is not in it: whoever asks for a known client
+gives its memory, too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,6 @@ import json
 import os
 import pathlib
 import shutil
-import tempfile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +19,15 @@ import tensorflow as tf
 import tree
 
 from tff_meta import episodes
+from tff_meta import plain_files
 from tff_meta.bundles import serve
 from tff_meta.learners import personalizer as personalizer_lib
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
+from tff_meta.training import run_directory
 
 USES = ('known_client', 'new_client', 'new_class', 'group')
+_OF_GROUPS = ('new_class', 'group')  # Whose classes training need not have had.
 
 
 class _Use(NamedTuple):
@@ -47,8 +49,32 @@ class _Use(NamedTuple):
 
 
 def uses_of(experiment: experiment_lib.Experiment) -> tuple[str, ...]:
-  """Returns the uses that an algorithm has, of `USES`."""
-  return tuple(u for u in USES if getattr(experiment.method, u) is not None)
+  """Returns the uses that an algorithm has for these data, of `USES`."""
+  evaluation = experiment.config.evaluation
+  has_groups = None not in (evaluation.way, evaluation.group_clients)
+  return tuple(
+      use
+      for use in USES
+      if getattr(experiment.method, use) is not None
+      and (has_groups or use not in _OF_GROUPS)
+  )
+
+
+def check_target(target: str | os.PathLike[str]) -> pathlib.Path:
+  """Returns the folder that a bundle would be.
+
+  Raises:
+    FileExistsError: If it exists.
+    RunDirectoryError: If it cannot be made.
+  """
+  folder = pathlib.Path(target).expanduser()
+  if os.path.lexists(folder):
+    raise FileExistsError(
+        f'Expected {folder} not to exist, found'
+        f' {plain_files.describe(folder)}. Tip: give another folder.'
+    )
+  run_directory.RunDirectory(folder).check_can_be_made()
+  return folder
 
 
 def write(
@@ -75,40 +101,46 @@ def write(
 
   Raises:
     FileExistsError: If it exists.
-    ValueError: If the algorithm has not such a use, or a new client would be
-      given the heads of known ones.
+    RunDirectoryError: If it cannot be made.
+    ValueError: If the algorithm does not have such a use, or a new client would
+      be given the heads of known ones.
   """
-  folder = pathlib.Path(target).expanduser()
-  if folder.exists() or folder.is_symlink():
-    raise FileExistsError(f'Expected {folder} not to exist.')
+  folder = check_target(target)
   offered = uses_of(experiment)
+  uses = [uses] if isinstance(uses, str) else uses
   for use in uses:
     if use not in offered:
       raise ValueError(
-          f'Expected uses of {", ".join(offered)}, which'
-          f' {experiment.spec.name} has, found {use!r}.'
+          f'Expected uses of {", ".join(offered) or "nobody"}, which'
+          f' {experiment.spec.name} has with these data, found {use!r}.'
       )
+  if not offered:
+    raise ValueError(
+        f'Expected a use of {experiment.spec.name} with these data, found none.'
+    )
   traced = {
       use: _trace(experiment, model, use, allow_private_heads)
       for use in uses or offered
   }
   folder.parent.mkdir(parents=True, exist_ok=True)
-  unfinished = pathlib.Path(
-      tempfile.mkdtemp(prefix=f'.{folder.name}.', dir=folder.parent)
-  )
+  unfinished = folder.with_name(f'.{folder.name}.{os.getpid()}')
+  unfinished.mkdir()
   try:
     for name, found in traced.items():
       tf.saved_model.save(
           found.module, str(unfinished / name), signatures=found.signatures
       )
-    manifest = _manifest(experiment, traced, rounds)
+    manifest = _manifest(experiment, traced, rounds, allow_private_heads)
+    scaling = _scaling(experiment)
+    if scaling is not None:
+      manifest['examples'], arrays = scaling
+      np.savez(unfinished / serve.SCALING, **arrays)
     (unfinished / serve.MANIFEST).write_text(
         json.dumps(manifest, indent=2, sort_keys=True) + '\n'
     )
     shutil.copyfile(serve.__file__, unfinished / 'serve.py')
     sums = serve.digests(unfinished)
     (unfinished / serve.SUMS).write_text(serve.to_text(sums))
-    unfinished.chmod(0o755)
     unfinished.rename(folder)
   except BaseException:
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -118,8 +150,7 @@ def write(
 
 def _trace(experiment, model, use, allow_private_heads) -> _Use:
   """Returns a use of a trained model as functions of plain tensors."""
-  is_of_group = use in ('group', 'new_class')
-  method = experiment.group_method if is_of_group else experiment.method
+  method = experiment.group_method if use in _OF_GROUPS else experiment.method
   personalizer = getattr(method, use)()
   network = experiment.model
   module = tf.Module()
@@ -262,12 +293,43 @@ def _sees_its_neighbours(network, embed: Callable[..., Any]) -> bool:
   return not np.allclose(together, alone, rtol=1e-3, atol=1e-5)
 
 
-def _manifest(experiment, traced: Mapping[str, _Use], rounds: int):
+def _scaling(experiment):
+  """Returns what examples were, and how the network has them; None if unknown.
+
+  Known are scalings that multiply and add, pixel by pixel.
+  """
+  form = experiment.dataset.raw_form
+  if form is None or form[1] != tuple(experiment.model.input_shape):
+    return None
+  dtype, shape = form
+  scale = experiment.dataset.preprocess
+  rng = np.random.default_rng(0)
+  some = rng.integers(0, 256, [8, *shape]).astype(dtype)
+  offset = scale(np.zeros([1, *shape], dtype))
+  slope = scale(np.ones([1, *shape], dtype)) - offset
+  if not np.allclose(scale(some), some * slope + offset, rtol=1e-4, atol=1e-4):
+    return None
+  arrays = {'slope': slope[0], 'offset': offset[0]}
+  return {'dtype': dtype.name, 'shape': list(shape)}, arrays
+
+
+def _manifest(
+    experiment, traced: Mapping[str, _Use], rounds: int, has_private_heads: bool
+):
   config, dataset = experiment.config.to_json(), experiment.dataset
-  caveats = [
-      'Examples have to be preprocessed as in training: see dataset and'
-      ' dataset_options of the configuration.'
-  ]
+  caveats = []
+  if _scaling(experiment) is None:
+    caveats.append(
+        'Examples have to be preprocessed as in training: see dataset and'
+        ' dataset_options of the configuration.'
+    )
+  if has_private_heads:
+    caveats.append(
+        'What known clients have kept for themselves may be in here: new'
+        ' clients begin with it.'
+    )
+  if config['select_best']:
+    caveats.append('The model is that of the last round, not of the best one.')
   signatures = [use.signatures for use in traced.values()]
   embeds = [found['embed'] for found in signatures if 'embed' in found]
   if embeds and _sees_its_neighbours(experiment.model, embeds[0]):
@@ -277,6 +339,7 @@ def _manifest(experiment, traced: Mapping[str, _Use], rounds: int):
         ' batches of the size of training, never with one example.'
     )
   config.pop('data_dir', None)
+  config['dataset'] = config['dataset'].partition(':')[0]  # Not where it was.
   return {
       'format': serve.FORMAT,
       'algorithm': experiment.spec.name,
@@ -284,6 +347,7 @@ def _manifest(experiment, traced: Mapping[str, _Use], rounds: int):
       'configuration': config,
       'class_names': dataset.class_names and list(dataset.class_names),
       'caveats': caveats,
+      'examples': None,
       'versions': {
           'tensorflow': tf.__version__,
           'numpy': np.__version__,

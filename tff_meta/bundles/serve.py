@@ -3,7 +3,8 @@
   python serve.py USE EXAMPLES.npz PREDICTIONS.npy
 
 USE is one of those in manifest.json, such as new_client. EXAMPLES.npz has the
-arrays that it says. Nothing is unpickled, and no code runs but this and the
+arrays support_x and support_y, which the model adapts to, and query_x, whose
+classes are written. Nothing is unpickled, and no code runs but this and the
 operations of the SavedModels. A folder that is not as it was written is
 refused.
 """
@@ -11,14 +12,17 @@ refused.
 from collections.abc import Mapping
 import hashlib
 import json
+import os
 import pathlib
 import sys
 from typing import Any
+import zipfile
 
 import numpy as np
 
-SUMS, MANIFEST = 'SHA256SUMS', 'manifest.json'
+SUMS, MANIFEST, SCALING = 'SHA256SUMS', 'manifest.json', 'scaling.npz'
 FORMAT = 1
+_OF_TRAINING = 'known_client', 'new_client'  # Whose classes training had.
 
 
 class BundleError(ValueError):
@@ -28,12 +32,17 @@ class BundleError(ValueError):
 def digests(root: pathlib.Path) -> dict[str, str]:
   """Returns path below a folder -> SHA-256 of each file but `SHA256SUMS`.
 
+  What Python keeps of modules that it has imported, in `__pycache__`, is left
+  out.
+
   Raises:
     BundleError: If there is anything but folders and plain files.
   """
   found = {}
   for path in sorted(root.rglob('*')):
     name = path.relative_to(root).as_posix()
+    if '__pycache__' in path.parts[len(root.parts) :]:
+      continue
     if path.is_symlink() or not (path.is_dir() or path.is_file()):
       raise BundleError(f'Expected plain files in {root}, found {name}.')
     if path.is_file() and name != SUMS:
@@ -62,7 +71,8 @@ def read_manifest(root: pathlib.Path) -> dict[str, Any]:
   if to_text(digests(root)) != recorded:
     raise BundleError(
         f'Expected the files in {root} as {SUMS} says, found others. Tip:'
-        f' `sha256sum -c {SUMS}` names those that were changed.'
+        f' `sha256sum -c {SUMS}` names those that were changed; there may also'
+        ' be more.'
     )
   try:
     manifest = json.loads((root / MANIFEST).read_bytes())
@@ -78,49 +88,102 @@ def read_manifest(root: pathlib.Path) -> dict[str, Any]:
 
 
 def predict(
-    root: pathlib.Path, use: str, arrays: Mapping[str, np.ndarray]
+    root: str | os.PathLike[str], use: str, arrays: Mapping[str, Any]
 ) -> np.ndarray:
-  """Returns the class of each query, int32, or its name where classes have one.
+  """Returns the class of each query, by its name where the manifest has names.
 
   Args:
     root: The bundle.
     use: Name of a use.
-    arrays: Name of an input -> its values, as the manifest says. `seed` and
-      `salts` may be left out, which are zeros then.
+    arrays: Name of an input -> its values. Examples are as the data set has
+      them where the manifest has `examples`, and otherwise as the network takes
+      them; labels are numbers, or names of the manifest's `class_names`.
+      `seed`, `salts` (zeros) and `support_mask` (ones) may be left out.
+
+  Returns:
+    int32 or text `[Q]`.
 
   Raises:
     BundleError: If the bundle is not as it was written.
     ValueError: If there is no such use, or the arrays are not what it takes.
   """
-  manifest = read_manifest(root)
+  folder = pathlib.Path(root)
+  manifest = read_manifest(folder)
   if use not in manifest['uses']:
     raise ValueError(
         f'Expected a use of {", ".join(manifest["uses"])}, found {use!r}.'
     )
-  inputs = manifest['uses'][use]['inputs']
-  given = dict(arrays)
-  if 'salts' in inputs and 'support_y' in given:
-    given.setdefault('salts', np.zeros(len(given['support_y']), np.int32))
-  if 'support_mask' in inputs and 'support_y' in given:
-    given.setdefault('support_mask', np.ones(np.shape(given['support_y'])))
-  given.setdefault('seed', np.zeros(2, np.int32))
-  if given.keys() != inputs.keys():
-    raise ValueError(
-        f'Expected the arrays {", ".join(inputs)}, found {", ".join(given)}.'
-    )
-  fed = {
-      name: _as(np.asarray(given[name]), name, **spec)
-      for name, spec in inputs.items()
-  }
+  spec = manifest['uses'][use]
+  names = manifest['class_names'] if use in _OF_TRAINING else None
+  fed = _inputs(folder, manifest, spec, names, arrays)
   import tensorflow as tf  # Last, because it takes seconds.
 
-  loaded = tf.saved_model.load(str(root / use))
-  adapt = loaded.signatures['adapt_and_predict']
+  adapt = tf.saved_model.load(str(folder / use)).signatures['adapt_and_predict']
   tensors = {name: tf.constant(array) for name, array in fed.items()}
   labels = adapt(**tensors)['labels'].numpy()
-  names = manifest['class_names']
-  is_of_training = manifest['uses'][use]['num_classes'] == len(names or ())
-  return np.array(names)[labels] if names and is_of_training else labels
+  return np.array(names)[labels] if names else labels
+
+
+def _inputs(folder, manifest, spec, names, arrays) -> dict[str, np.ndarray]:
+  """Returns what a use is fed with, or raises a ValueError."""
+  inputs = spec['inputs']
+  given = {name: np.asarray(array) for name, array in arrays.items()}
+  optional = {'seed', 'salts', 'support_mask'} & inputs.keys()
+  if not inputs.keys() - optional <= given.keys() <= inputs.keys():
+    raise ValueError(
+        'Expected the arrays'
+        f' {", ".join(sorted(inputs.keys() - optional))} (and'
+        f' {", ".join(sorted(optional))}, if you like), found'
+        f' {", ".join(given) or "none"}.'
+    )
+  y = given['support_y']
+  if names and y.dtype.kind in 'US':
+    numbers = {name: i for i, name in enumerate(names)}
+    for name in y.astype(str).reshape(-1).tolist():
+      if name not in numbers:
+        raise ValueError(
+            f'Expected support_y to be of {", ".join(names)}, found {name!r}.'
+        )
+    y = np.vectorize(numbers.get, otypes=[np.int32])(y.astype(str))
+    given['support_y'] = y
+  given.setdefault('seed', np.zeros(2, np.int32))
+  given.setdefault('salts', np.zeros(y.shape[:1], np.int32))
+  given.setdefault('support_mask', np.ones(y.shape, np.float32))
+  if manifest['examples'] is not None:
+    for name in ('support_x', 'query_x'):
+      given[name] = _scaled(folder, manifest['examples'], name, given[name])
+  fed = {name: _as(given[name], name, **of) for name, of in inputs.items()}
+  y, count = fed['support_y'], spec['num_classes']
+  for name in {'support_x', 'support_mask', 'salts'} & fed.keys():
+    axes = 1 if name == 'salts' else y.ndim
+    if fed[name].shape[:axes] != y.shape[:axes]:
+      raise ValueError(
+          f'Expected {name} to begin with the sizes of support_y,'
+          f' {list(y.shape[:axes])}, found {list(fed[name].shape)}.'
+      )
+  counts = fed.get('support_mask', np.ones(y.shape)) > 0
+  if not ((y >= 0) & (y < count))[counts].all():
+    raise ValueError(
+        f'Expected labels in 0..{count - 1} in support_y, found'
+        f' {y[counts].min()}..{y[counts].max()}.'
+    )
+  return fed
+
+
+def _scaled(folder, examples, name: str, array: np.ndarray) -> np.ndarray:
+  """Returns examples of the data set as the network takes them."""
+  shape = tuple(examples['shape'])
+  is_gray = shape[-1:] == (1,) and len(shape) > 1
+  if is_gray and array.shape[1 - len(shape) :] == shape[:-1]:
+    array = array[..., np.newaxis]
+  form = array.dtype.name, array.shape[array.ndim - len(shape) :]
+  if form != (examples['dtype'], shape):
+    raise ValueError(
+        f'Expected {name} of {examples["dtype"]} and shape {list(shape)}, as'
+        f' the data set had its examples, found {form[0]} and {list(form[1])}.'
+    )
+  with np.load(folder / SCALING, allow_pickle=False) as scaling:
+    return array.astype(np.float32) * scaling['slope'] + scaling['offset']
 
 
 def _as(array: np.ndarray, name: str, dtype: str, shape: list[Any]):
@@ -129,12 +192,21 @@ def _as(array: np.ndarray, name: str, dtype: str, shape: list[Any]):
       size is None or size == found
       for size, found in zip(shape, array.shape, strict=True)
   )
-  if not fits or not np.can_cast(array.dtype, dtype, 'same_kind'):
+  kinds = {'f': 'f', 'i': 'iu', 'b': 'b'}[np.dtype(dtype).kind]
+  if not fits or array.dtype.kind not in kinds:
     raise ValueError(
         f'Expected {name} to be {dtype} {shape}, found'
         f' {array.dtype} {list(array.shape)}.'
     )
-  return array.astype(dtype)
+  with np.errstate(over='ignore'):
+    cast = array.astype(dtype)
+  if array.dtype.kind == 'f' and not np.isfinite(cast).all():
+    raise ValueError(f'Expected {name} to be finite {dtype}, found others.')
+  if array.dtype.kind in 'iu' and (cast != array).any():
+    raise ValueError(
+        f'Expected {name} to be {dtype}, found up to {array.max()}.'
+    )
+  return cast
 
 
 def main(arguments: list[str]) -> int:
@@ -144,12 +216,21 @@ def main(arguments: list[str]) -> int:
     return 2
   use, source, target = arguments
   try:
-    with np.load(source, allow_pickle=False) as arrays:
-      labels = predict(pathlib.Path(__file__).parent, use, dict(arrays))
-  except (OSError, ValueError) as error:
-    print(f'error: {error}', file=sys.stderr)
+    with open(target, 'ab'):  # Before anything takes long.
+      pass
+    with zipfile.ZipFile(source) as archive:
+      arrays = {}
+      for member in archive.namelist():
+        with archive.open(member) as file:
+          name = member.removesuffix('.npy')
+          arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
+    labels = predict(pathlib.Path(__file__).parent, use, arrays)
+  except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    print(f'error: {source} to {target}: {error}', file=sys.stderr)
     return 2
-  np.save(target, labels, allow_pickle=False)
+  with open(target, 'wb') as file:
+    np.save(file, labels, allow_pickle=False)
+  print(f'Written: {target}')
   return 0
 
 

@@ -319,12 +319,18 @@ class CorpusSource:
         )
     )
 
+  @property
+  def raw_form(self) -> tuple[np.dtype, tuple[int, ...]]:
+    """Dtype and shape of a raw example."""
+    raw = self._corpus.train.x
+    return raw.dtype, raw.shape[1:]
+
   def preprocess(self, x: np.ndarray) -> np.ndarray:
     """Preprocesses pixels of the same form as the corpus has."""
-    raw = self._corpus.train.x
-    if (x.dtype, x.shape[1:]) != (raw.dtype, raw.shape[1:]):
+    dtype, shape = self.raw_form
+    if (x.dtype, x.shape[1:]) != (dtype, shape):
       raise ValueError(
-          f'Expected examples of {raw.dtype} and shape {raw.shape[1:]}, as'
+          f'Expected examples of {dtype} and shape {shape}, as'
           f' {self._corpus.name!r} has them, found {x.dtype} and shape'
           f' {x.shape[1:]}.'
       )
@@ -400,6 +406,8 @@ class ClientDataSource:
       self._check_tests_others(client_id, examples)
       self._digests[client_id] = digest
     return examples
+
+  raw_form = None  # A `ClientData` is not read to know it.
 
   def preprocess(self, x: np.ndarray) -> np.ndarray:
     """Preprocesses pixels as `preprocess` was told to."""

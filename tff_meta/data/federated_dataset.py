@@ -166,6 +166,11 @@ class FederatedDataset:
       )
     return found
 
+  @property
+  def raw_form(self) -> tuple[np.dtype, tuple[int, ...]] | None:
+    """Dtype and shape of a raw example; None where only reading would tell."""
+    return self._source.raw_form
+
   def is_cached(self, client_id: str) -> bool:
     """Returns whether a client is in memory, so that it need not be read."""
     return client_id in self._cache
