@@ -702,7 +702,10 @@ def test_the_list_of_an_algorithm_says_what_each_hparam_is(call, algorithm):
 
 @pytest.mark.parametrize(
     'execution',
-    ['in_process', pytest.param('native', marks=pytest.mark.slow)],
+    [
+        pytest.param('in_process', marks=pytest.mark.ci),
+        pytest.param('native', marks=pytest.mark.slow),
+    ],
 )
 def test_an_operation_that_fails_is_a_line_and_leaves_no_directory(
     call, tmp_path, execution

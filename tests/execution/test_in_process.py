@@ -142,13 +142,15 @@ _TFF_PROCESSES = {
 
 
 # Made of what the others have; the first takes longest.
-_SLOW = ('mime_lite', 'fed_prox', 'fed_sgd', 'robust', 'compression')
+_SLOW = ('mime_lite', 'fed_prox', 'robust', 'compression')
 
 
 @pytest.mark.parametrize(
     'name',
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name in _SLOW else [])
+        pytest.param(
+            name, marks=pytest.mark.slow if name in _SLOW else pytest.mark.ci
+        )
         for name in _TFF_PROCESSES
     ],
 )
@@ -477,6 +479,7 @@ def test_rounds_can_be_merged_from_several_contexts(native_context):
   _assert_equal(merged, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.ci
 def test_clients_can_be_dealt_over_devices():
   """In a process of its own, whose CPU counts as three devices."""
   program = textwrap.dedent(
