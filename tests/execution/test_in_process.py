@@ -184,6 +184,28 @@ def test_secure_sums_are_plain_ones(context):
   assert _run(context, _secure_sums, numbers) == (15, 15)
 
 
+@pytest.mark.ci
+def test_secure_aggregation_is_that_of_plain_sums(context, native_context):
+  """TFF's runtime computes what TFF's tests put in the place of its sums."""
+  process = tff.learning.algorithms.build_unweighted_fed_avg(
+      _keras_model,
+      _sgd(),
+      model_aggregator=tff.learning.secure_aggregator(weighted=False),
+  )
+  data = _client_data()
+  state = _run(context, process.initialize)
+  insecure = tff.backends.test.replace_secure_intrinsics_with_bodies(
+      process.next
+  )
+
+  _assert_equal(
+      _run(context, process.next, state, data),
+      _run(native_context, insecure, state, data),
+      rtol=1e-5,
+      atol=1e-5,
+  )
+
+
 @tff.tensorflow.computation(np.float32, np.int32)
 def _times(number, key):
   return number * tf.cast(key, tf.float32)
