@@ -67,6 +67,22 @@ def test_a_run_that_nothing_can_evaluate_says_so(
   assert ('few_round has groups with new classes' in err) == is_of_frl
 
 
+@pytest.mark.ci
+def test_a_run_that_nothing_can_evaluate_is_trained_to_its_end(call, tmp_path):
+  run = tmp_path / 'run'
+  code, _, err = call(
+      train,
+      *_TINY,
+      '--algorithm=fed_avg',
+      '--test_fraction=0',
+      '--rounds=1',
+      f'--output_dir={run}',
+  )
+  assert code == 0 and 'nothing will be evaluated: no client has' in err, err
+  summary = json.loads((run / 'summary.json').read_text())
+  assert (summary['rounds'], summary['evaluation']) == (1, {})
+
+
 def test_a_run_leaves_everything_a_reader_needs(call, tmp_path, monkeypatch):
   directory = tmp_path / 'runs' / 'first'
   code, out, _ = call(train, *_TINY, f'--output_dir={directory}')
