@@ -17,8 +17,6 @@ from tff_meta import method as method_lib
 from tff_meta import registry
 from tff_meta.client_works import client_work
 
-_fold_in = tf.random.experimental.stateless_fold_in
-
 
 class State(NamedTuple):
   """What the server keeps.
@@ -39,12 +37,38 @@ class PlainProcess:
   """What `registry.build` returns, as far as oracles ask for it.
 
   The metrics are the loss and its number of examples. Clients whose update is
-  not finite are not left out.
+  not finite are not left out. What clients send is checked as `build_process`
+  checks it.
   """
 
   def __init__(self, name, model, config, num_classes, *, seed=0):
-    """Makes the process; its client function is traced in the first round."""
+    """Makes the process; its client function is traced in the first round.
+
+    Args:
+      name: Of the algorithm.
+      model: The network.
+      config: The algorithm's configuration.
+      num_classes: As for `registry.build`.
+      seed: The run's seed.
+
+    Raises:
+      ValueError: If the method or the network has a part that is not here.
+    """
     method = registry.get(name).method(model, config, num_classes)
+    not_here = {
+        '`compose`': method.compose is not None,
+        'a channel in the update': bool(method_lib._channel(method, 'update')),
+        '`augment` of the network': model.augment is not None,
+    }
+    found = [part for part, is_there in not_here.items() if is_there]
+    if found:
+      raise ValueError(
+          f'Expected what {type(self).__name__} has a form of, found'
+          f' {", ".join(found)}. Tip: use `registry.build`.'
+      )
+    self._work = method_lib._work_of(
+        method, method_lib._channel(method, 'signal')
+    )
     self._method, self._input_shape = method, model.input_shape
     self._seed = composition.initial_seed(seed)
     self._server = client_work.round_seed(
@@ -131,14 +155,12 @@ class PlainProcess:
       @tf.function(autograph=False, input_signature=[specs])
       def client_update(arguments):
         weights, message, memory, salt, x, y = arguments
-        client = method_lib.ClientInput(
-            episodes.Examples(x, y, tf.ones(tf.shape(y))),
-            _fold_in(message.seed, salt),
-            _fold_in(message.run_seed, salt),
-            message.message,
-            memory,
+        examples = episodes.Examples(x, y, tf.ones(tf.shape(y)))
+        return self._work(
+            tff.learning.models.ModelWeights(weights, ()),
+            message,
+            client_work.ClientData(examples, salt, memory),
         )
-        return self._method.client_update(weights, client)
 
       self._client_update = client_update
     return self._client_update(arguments)

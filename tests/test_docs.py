@@ -182,7 +182,9 @@ def _with(*wanted):
 @pytest.mark.parametrize(
     'page',
     [
-        page
+        pytest.param(
+            page, marks=[] if page.name == 'README.md' else [pytest.mark.ci]
+        )
         for page in _PAGES
         if page in _with('run')
         or any(block['kind'] == 'python' for block in _blocks(page))

@@ -498,6 +498,33 @@ def test_the_published_curve_has_51_points():
     assert config.fine_tuning_steps == 50
 
 
+@pytest.mark.ci
+def test_rounds_of_the_convolutional_network():
+  """Its small form, through TFF: losses are finite and fall."""
+  process = registry.build(
+      'cafeme',
+      models.build('modulated_cnn', (4, 4, 1), None),
+      RELEASE,
+      num_classes=2,
+  )
+  rng = np.random.default_rng(0)
+  y = np.array([0, 1] * 6, np.int32)
+  x = (y - 0.5)[:, np.newaxis, np.newaxis, np.newaxis]
+  x = (x + 0.5 * rng.normal(size=(12, 4, 4, 1))).astype(np.float32)
+  state, memories, losses = process.initialize(), [None, None], []
+  for _ in range(6):
+    cohort = [
+        data(process, 3, (x, y), memories[0]),
+        data(process, 4, (x[:0], y[:0]), memories[1]),
+    ]
+    output, memories = process.next_with_memory(state, cohort)
+    memories = [m.value if m.present else None for m in memories]
+    state = output.state
+    losses.append(output.metrics['client_work']['train']['loss'])
+  assert np.isfinite(losses).all() and losses[-1] < 0.7 * losses[0]
+  assert memories[0]['num_rounds'] == 6 and memories[1] is None
+
+
 def test_other_networks_are_refused():
   with pytest.raises(ValueError, match="found 'mlp'. Tip: use `modulated_cnn`"):
     registry.build(

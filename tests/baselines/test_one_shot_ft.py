@@ -6,12 +6,12 @@ import functools
 import few_round_oracle as oracle
 import numpy as np
 import personal_head_oracle as personal
-import plain_process
 import pytest
 import tensorflow as tf
 
 from tff_meta import episodes
 from tff_meta import models
+from tff_meta import registry
 from tff_meta.baselines import fed_avg
 from tff_meta.baselines import one_shot_ft
 from tff_meta.data import groups as groups_lib
@@ -100,7 +100,7 @@ def test_preparation_is_federated_averaging():
   del shared['kept_clients'], shared['held_out_share']
   one_shot, averaging = (
       personal.run(
-          plain_process.PlainProcess(
+          registry.build(
               name,
               oracle.build_model(),
               own,

@@ -25,6 +25,7 @@ def _contents(directory):
   }
 
 
+@pytest.mark.ci
 def test_analyses_write_numbers_and_a_picture(call, tmp_path):
   runs = {name: tmp_path / name for name in ('fedec', 'frl')}
   fedec = ('--algorithm=fedec', '--test_fraction=0.3')
@@ -114,7 +115,7 @@ def _check_files(output):
   assert all(case['mse'] > 0 for case in cases.values())
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_the_theory_is_tried_and_written(tmp_path):
   """Theorem 1 with as many episodes as always; the rest on two problems."""
   call = ('--analysis=theory', '--problems=2', f'--output_dir={tmp_path}')

@@ -232,18 +232,20 @@ def test_a_table_of_ones_own_and_a_search_are_checked_before_the_first_run(
   assert [p.name for p in (tmp_path / 'runs').iterdir()] == []
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_search_chooses_on_validation_data_and_goes_on(tmp_path):
   flags = (
       '--experiment=digits',
       '--scale=smoke',
       '--rows=fed_avg',
       '--settings=Known clients',
+      '--processes=2',
       '--sweep=learning_rate=1e-6,0.1',
       f'--output_dir={tmp_path}/sweep',
   )
   done = _compare(*flags)
   assert done.returncode == 0, done.stderr
+  assert '2 of 2 runs to do, 2 at a time' in done.stderr
   assert 'learning_rate=0.1 has ' in done.stdout
   assert 'held-out training examples' in done.stdout
   summaries = [

@@ -67,6 +67,22 @@ def test_a_run_that_nothing_can_evaluate_says_so(
   assert ('few_round has groups with new classes' in err) == is_of_frl
 
 
+@pytest.mark.ci
+def test_a_run_that_nothing_can_evaluate_is_trained_to_its_end(call, tmp_path):
+  run = tmp_path / 'run'
+  code, _, err = call(
+      train,
+      *_TINY,
+      '--algorithm=fed_avg',
+      '--test_fraction=0',
+      '--rounds=1',
+      f'--output_dir={run}',
+  )
+  assert code == 0 and 'nothing will be evaluated: no client has' in err, err
+  summary = json.loads((run / 'summary.json').read_text())
+  assert (summary['rounds'], summary['evaluation']) == (1, {})
+
+
 def test_a_run_leaves_everything_a_reader_needs(call, tmp_path, monkeypatch):
   directory = tmp_path / 'runs' / 'first'
   code, out, _ = call(train, *_TINY, f'--output_dir={directory}')
@@ -702,7 +718,10 @@ def test_the_list_of_an_algorithm_says_what_each_hparam_is(call, algorithm):
 
 @pytest.mark.parametrize(
     'execution',
-    ['in_process', pytest.param('native', marks=pytest.mark.slow)],
+    [
+        pytest.param('in_process', marks=pytest.mark.ci),
+        pytest.param('native', marks=pytest.mark.slow),
+    ],
 )
 def test_an_operation_that_fails_is_a_line_and_leaves_no_directory(
     call, tmp_path, execution

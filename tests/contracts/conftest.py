@@ -799,7 +799,14 @@ def pytest_collection_modifyitems(items):
     items[place] = item
 
 
-def _with_marks(cases, is_slow=lambda case: case.is_slow):
+def _is_left_to_ci(found):
+  case = found if isinstance(found, Case) else found[0]
+  return not (case.is_system or case.algorithm in _EACH_MECHANISM)
+
+
+def _with_marks(
+    cases, is_slow=lambda case: case.is_slow, is_left_to_ci=_is_left_to_ci
+):
   """Returns cases, or uses of cases, as parameters with their marks.
 
   By default the contracts run on the systems and on one baseline of every
@@ -809,10 +816,7 @@ def _with_marks(cases, is_slow=lambda case: case.is_slow):
   def mark(found):
     if is_slow(found):
       return [pytest.mark.slow]
-    case = found if isinstance(found, Case) else found[0]
-    if case.is_system or case.algorithm in _EACH_MECHANISM:
-      return []
-    return [pytest.mark.ci]
+    return [pytest.mark.ci] if is_left_to_ci(found) else []
 
   return [pytest.param(found, marks=mark(found)) for found in cases]
 
@@ -844,11 +848,13 @@ _RACED = ('pfedhn-demo', 'fedec_l2-demo')
 
 @pytest.fixture(
     scope='session',
-    params=_with_marks(_PRESETS, lambda case: str(case) not in _RACED),
+    params=_with_marks(
+        _PRESETS, lambda case: str(case) not in _RACED, lambda case: True
+    ),
     ids=str,
 )
 def preset_subject(request) -> Subject:
-  """Every preset with its own numbers; most are slow tests."""
+  """Every preset with its own numbers; most are slow, two are left to CI."""
   return _subject(request.param)
 
 
@@ -907,6 +913,23 @@ def recalling_subject(request) -> Subject:
 
   One has a signal and a state of the clients' work, the other a state of the
   server's optimizer.
+  """
+  return _subject(request.param)
+
+
+@pytest.fixture(
+    scope='session',
+    params=_with_marks(
+        _PROCESSES,
+        lambda case: case not in _NOT_ALIKE,
+        lambda case: case not in _COMPOSED,
+    ),
+    ids=str,
+)
+def seeded_subject(request) -> Subject:
+  """As `thrifty_subject`; of these all but one of each composition run in CI.
+
+  For what a process that is built again draws.
   """
   return _subject(request.param)
 

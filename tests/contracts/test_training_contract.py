@@ -184,8 +184,8 @@ def test_weights_that_are_set_are_got(subject):
   assert _all_finite(subject.one_round(changed, data)[0].state)
 
 
-def test_same_seed_same_states(thrifty_subject):
-  subject = thrifty_subject
+def test_same_seed_same_states(seeded_subject):
+  subject = seeded_subject
   rebuilt = subject.build(copy=1)
 
   assert rebuilt is not subject.process
@@ -237,19 +237,19 @@ def test_every_client_that_took_part_keeps_something(stateful_subject):
       tree.assert_same_structure(memory, subject.process.initial_memory)
 
 
-def test_another_seed_draws_other_weights_and_other_rounds(module_subject):
-  other = module_subject.build(seed=8)
-  initial = module_subject.process.get_model_weights(module_subject.states[0])
+def test_another_seed_draws_other_weights_and_other_rounds(seeded_subject):
+  other = seeded_subject.build(seed=8)
+  initial = seeded_subject.process.get_model_weights(seeded_subject.states[0])
   state = other.initialize()
 
-  assert _differ(module_subject.weights(state), initial.trainable)
+  assert _differ(seeded_subject.weights(state), initial.trainable)
   state = other.set_model_weights(state, initial)
-  outputs = module_subject.run(
-      module_subject.cohort, process=other, state=state
+  outputs = seeded_subject.run(
+      seeded_subject.cohort, process=other, state=state
   )
   assert _differ(
-      _learned(module_subject, outputs[-1]),
-      _learned(module_subject, module_subject.outputs[-1]),
+      _learned(seeded_subject, outputs[-1]),
+      _learned(seeded_subject, seeded_subject.outputs[-1]),
   )
 
 

@@ -142,13 +142,15 @@ _TFF_PROCESSES = {
 
 
 # Made of what the others have; the first takes longest.
-_SLOW = ('mime_lite', 'fed_prox', 'fed_sgd', 'robust', 'compression')
+_SLOW = ('mime_lite', 'fed_prox', 'robust', 'compression')
 
 
 @pytest.mark.parametrize(
     'name',
     [
-        pytest.param(name, marks=[pytest.mark.slow] if name in _SLOW else [])
+        pytest.param(
+            name, marks=pytest.mark.slow if name in _SLOW else pytest.mark.ci
+        )
         for name in _TFF_PROCESSES
     ],
 )
@@ -180,6 +182,28 @@ def test_secure_sums_are_plain_ones(context):
   """TFF's runtime refuses them."""
   numbers = [np.int32(n) for n in (3, 5, 7)]
   assert _run(context, _secure_sums, numbers) == (15, 15)
+
+
+@pytest.mark.ci
+def test_secure_aggregation_is_that_of_plain_sums(context, native_context):
+  """TFF's runtime computes what TFF's tests put in the place of its sums."""
+  process = tff.learning.algorithms.build_unweighted_fed_avg(
+      _keras_model,
+      _sgd(),
+      model_aggregator=tff.learning.secure_aggregator(weighted=False),
+  )
+  data = _client_data()
+  state = _run(context, process.initialize)
+  insecure = tff.backends.test.replace_secure_intrinsics_with_bodies(
+      process.next
+  )
+
+  _assert_equal(
+      _run(context, process.next, state, data),
+      _run(native_context, insecure, state, data),
+      rtol=1e-5,
+      atol=1e-5,
+  )
 
 
 @tff.tensorflow.computation(np.float32, np.int32)
@@ -477,6 +501,7 @@ def test_rounds_can_be_merged_from_several_contexts(native_context):
   _assert_equal(merged, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.ci
 def test_clients_can_be_dealt_over_devices():
   """In a process of its own, whose CPU counts as three devices."""
   program = textwrap.dedent(

@@ -9,6 +9,8 @@ from tff_meta.learners import gp_classifier
 from tff_meta.learners import gp_tree
 from tff_meta.losses import prototypical
 
+pytestmark = pytest.mark.ci
+
 PROCESS = gp_classifier.GaussianProcess(output_scale=3.0, gibbs_steps=1)
 SEED = tf.constant([5, 6])
 NUM_CLASSES, NUM_DRAWS = 5, 2
