@@ -20,6 +20,18 @@ _MANY_CLASSES = 20
 _LEAST_SPLIT_CLASSES = 8
 
 
+class _AsTheyAre:
+  """Leaves numbers as they are, which may be a mistake: nobody asked for it."""
+
+  scale_tip = (
+      'Tip: --dataset_options=scaling=standard, or in a program'
+      " dataset_options={'scaling': 'standard'}; scaling raw leaves them so."
+  )
+
+  def __call__(self, x: np.ndarray) -> np.ndarray:
+    return np.float32(x)
+
+
 class Part(NamedTuple):
   """The train or the test part of a file, as it is there.
 
@@ -238,8 +250,7 @@ def _preprocess(pixels, scaling, where, is_table):
     return scalings.UNIT
   if scaling == 'standard' or (scaling == 'auto' and is_table):
     return scalings.standard(pixels[0])
-  # `np.float32` does the same, and is warned of where that may be a mistake.
-  return scalings.RAW if scaling == 'raw' else np.float32
+  return scalings.RAW if scaling == 'raw' else _AsTheyAre()
 
 
 def _class_split(num_classes: int) -> corpus_lib.ClassSplit | None:
