@@ -29,7 +29,7 @@ class _AsTheyAre:
   )
 
   def __call__(self, x: np.ndarray) -> np.ndarray:
-    return np.float32(x)
+    return np.array(x, np.float32)
 
 
 class Part(NamedTuple):
