@@ -354,7 +354,9 @@ def _place(path: str) -> str:
 def _this_program(name: str) -> list[str]:
   """Returns the command of one of our programs, without flags."""
   if (_ROOT / 'run').exists():
-    return ['./run', 'python', '-m', f'binaries.{name}']
+    place = _place(str(_ROOT / 'run'))
+    run = './run' if place == 'run' else place
+    return [run, 'python', '-m', f'binaries.{name}']
   return [f'tff-meta-{name}']  # As an installation has it.
 
 

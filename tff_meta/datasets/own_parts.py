@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 import difflib
 import os
+import pathlib
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from tff_meta import spelling
 from tff_meta.data import class_splits
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.datasets import locations
@@ -50,8 +52,15 @@ def check_is_file(path: str) -> None:
   """Raises a DatasetNotFoundError if there is no such file."""
   if not os.path.isfile(path):
     raise locations.DatasetNotFoundError(
-        f'Expected a file, found none at {path}.'
+        f'Expected a file, found none at {path}.{path_tip(path)}'
     )
+
+
+def path_tip(path: str) -> str:
+  """Returns what is called almost as a path that is not there, or nothing."""
+  missing = pathlib.Path(path)
+  there = sorted(p.name for p in missing.parent.glob('*'))
+  return spelling.tip(missing.name, there)
 
 
 def check_has(name: str, known: Sequence[str], kind: str, where: str) -> None:
