@@ -283,11 +283,17 @@ def _check_names(cells: Sequence[tables.Cell]) -> None:
 
 
 def _check_data(cells: Sequence[tables.Cell]) -> None:
-  """Loads each data set, so that one that is not there is one error."""
+  """Loads each data set as cells do: one that is not there is one error."""
   from tff_meta import datasets
+  from tff_meta.training import hyperparameters
 
-  for name in filter(None, dict.fromkeys(_values(cells, 'dataset'))):
-    datasets.load_corpus(name, _data_dir())
+  names = ('dataset', 'data_dir', 'dataset_options')
+  given = zip(*(_values(cells, name) for name in names), strict=True)
+  for name, data_dir, text in dict.fromkeys(given):
+    if name:
+      load = datasets.get(name).load
+      options = hyperparameters.parse_options(load, 2, text)
+      load(data_dir or _data_dir(), False, **options)
 
 
 def _claim_kept(kept: pathlib.Path, work: _Work) -> None:
@@ -348,7 +354,9 @@ def _place(path: str) -> str:
 def _this_program(name: str) -> list[str]:
   """Returns the command of one of our programs, without flags."""
   if (_ROOT / 'run').exists():
-    return ['./run', 'python', '-m', f'binaries.{name}']
+    place = _place(str(_ROOT / 'run'))
+    run = './run' if place == 'run' else place
+    return [run, 'python', '-m', f'binaries.{name}']
   return [f'tff-meta-{name}']  # As an installation has it.
 
 

@@ -4,11 +4,12 @@ Where one is not given, training takes what suits the data, and evaluation takes
 what the run had.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from absl import flags
 
+from binaries import command_line
 from binaries import flag_kinds
 from tff_meta import plugins
 from tff_meta.training import protocol_names
@@ -114,15 +115,24 @@ def import_plugins(*run_dirs: str) -> tuple[str, ...]:
     ValueError: If another cannot be imported.
   """
   plugins.import_installed()
-  plugins.import_named(PLUGINS.value, '--plugins')
+  _import(PLUGINS.value, '--plugins')
   names = dict.fromkeys(PLUGINS.value)
   if not names:
     for run_dir in run_dirs:
       directory = run_directory.RunDirectory(run_dir)
       recorded = directory.read_plugins()
-      plugins.import_named(recorded, str(directory.config))
+      _import(recorded, str(directory.config))
       names |= dict.fromkeys(recorded)
   return tuple(names)
+
+
+def _import(names: Sequence[str], wanted_by: str) -> None:
+  """Imports plugins, and says so: most import TensorFlow."""
+  for name in names:
+    plugins.check_is_there(name, wanted_by)
+  if names:
+    command_line.announce(f'Importing {", ".join(names)}.')
+  plugins.import_named(names, wanted_by)
 
 
 def values(fields: Iterable[str]) -> dict[str, Any]:

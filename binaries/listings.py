@@ -48,7 +48,7 @@ def show_hparams(algorithm: str) -> None:
   meanings = hyperparameters.meanings(type(presets['paper']))
   print(f'What --hparams=name=value,... can change of {algorithm}')
   for name, meaning in meanings.items():
-    print(f'  {name}: {meaning}')
+    print(f'  {name}: {meaning}' if meaning else f'  {name}')
   print('\nPresets (--preset)')
   for field in dataclasses.fields(presets['paper']):
     values = {p: getattr(config, field.name) for p, config in presets.items()}

@@ -13,6 +13,7 @@ of clients or groups for each protocol.
 import contextlib
 import dataclasses
 import pathlib
+import sys
 
 from absl import flags
 
@@ -315,6 +316,7 @@ def _config(**changes):
     )
   if OUTPUT_DIR.value == '':
     raise ValueError('Expected --output_dir to name a directory, found none.')
+  is_new = 'tensorflow' not in sys.modules
   plugins = _plugins()
   trackers.check(TRACK.value)
   # What can be checked without TFF first: to import it takes seconds.
@@ -335,12 +337,20 @@ def _config(**changes):
   if PARTITION.value:
     partitions.read_options(PARTITION.value, PARTITION_OPTIONS.value, None)
   if dataset.look is not None:
-    dataset.look(flag_groups.DATA_DIR.value, options)
+    dataset = dataset.look(flag_groups.DATA_DIR.value, options)
   _run_directory().check_can_be_made()
-  command_line.announce(
-      f'Training {ALGORITHM.value} on {_dataset()} for {ROUNDS.value} rounds,'
-      f' written to {_output_dir()}.'
-  )
+  if DESCRIBE.value:
+    line = f'Describing the clients of {_dataset()}.'
+  else:
+    line = (
+        f'Training {ALGORITHM.value} on {_dataset()} for {ROUNDS.value} rounds'
+        f' with the preset {PRESET.value or dataset.preset}, written to'
+        f' {_output_dir()}.'
+    )
+  if is_new and 'tensorflow' in sys.modules:  # A plugin has imported it.
+    command_line.report(line)
+  else:
+    command_line.announce(line)
   installation.import_tff()
   from tff_meta.training import run_config
 

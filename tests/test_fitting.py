@@ -59,7 +59,7 @@ def test_what_is_trained_is_tested_and_saved(fitted, tmp_path):
   saved = tff_meta.load(fitted.save(tmp_path / 'saved'))
   again = saved.evaluate('known_clients')['known_clients']
   assert again['accuracy_mean'] == known['accuracy_mean']
-  with pytest.raises(FileExistsError):
+  with pytest.raises(FileExistsError, match='Expected a directory .*saved.$'):
     fitted.save(tmp_path / 'saved')
 
 
@@ -105,7 +105,13 @@ def test_what_does_not_fit_is_refused(fitted, examples, client, problem):
         ({'a': 1}, {}, "x, y. of client 'a', found a int"),
         ({'a': ([1], [])}, {}, "examples, found none of 'a'"),
         ({'a': ([1.0], [0]), 'b': ([[1.0]], [0])}, {}, 'one shape and dtype'),
-        (_CLIENTS, dict(round=3), "found 'round'"),
+        (_CLIENTS, dict(round=3), "found 'round'. Tip: .* mean 'rounds'"),
+        (_CLIENTS, dict(num_new_client=3), "mean 'num_new_clients'"),
+        (_CLIENTS, dict(dataset_options={'scalling': 1}), "mean 'scaling'"),
+        (_CLIENTS, dict(dataset_options='client=x'), '`client` once, found it'),
+        (_CLIENTS, dict(dataset='digits'), 'found `dataset` as well'),
+        (_CLIENTS, dict(data_dir='.'), 'found `data_dir` as well'),
+        ('digits', dict(dataset='digits'), 'found `dataset` as well'),
         (_CLIENTS, dict(algorithm='fedper'), "mean 'fed_per'"),
         ('digit', {}, "mean 'digits'"),
     ],
@@ -141,6 +147,23 @@ def test_a_network_is_given_as_it_is(tmp_path):
   assert again.experiment.config == fitted.experiment.config.replace(
       data_dir=str(saved)
   )
+
+
+@pytest.mark.parametrize(
+    'options', [{'scaling': 'standard'}, 'scaling=standard']
+)
+def test_examples_are_scaled_as_is_asked_for(monkeypatch, options):
+  class PreparedError(Exception):
+    pass
+
+  def prepared(config, model):
+    raise PreparedError(config.data.dataset_options)
+
+  monkeypatch.setattr(fitting, '_prepare', prepared)
+  with pytest.raises(PreparedError) as found:
+    tff_meta.fit(_CLIENTS, dataset_options=options)
+  (given,) = found.value.args
+  assert (given['scaling'], given['client']) == ('standard', 'client')
 
 
 def test_to_import_the_package_is_cheap_still():

@@ -17,6 +17,7 @@ from typing import Any, TYPE_CHECKING
 import numpy as np
 
 from tff_meta import registry
+from tff_meta import spelling
 from tff_meta.execution import native
 
 if TYPE_CHECKING:  # They import TensorFlow.
@@ -72,14 +73,14 @@ def fit(
     hparams: Changes to the hyperparameters, name -> value.
     **settings: What other flags of `binaries.train` say, by their names, such
       as `test_fraction`, `num_new_clients`, `partition` or `preset`; options
-      such as `partition_options` may be mappings.
+      such as `dataset_options`, of arrays those of `npz:PATH`, may be mappings.
 
   Returns:
     What was trained.
 
   Raises:
     NothingLearnedError: If no client trained in any round.
-    TypeError: If a setting is unknown.
+    TypeError: If a setting is unknown, or says what `clients` says already.
     ValueError: If one, or the examples, are not what they should be.
   """
   _prepare_process()
@@ -92,7 +93,12 @@ def fit(
   if unknown:
     raise TypeError(
         f'Expected settings of {", ".join(run_config.FIELDS)}, found'
-        f' {unknown[0]!r}.'
+        f' {unknown[0]!r}.{spelling.tip(unknown[0], run_config.FIELDS)}'
+    )
+  given = {'dataset', *([] if isinstance(clients, str) else ['data_dir'])}
+  for name in sorted(given & set(settings)):
+    raise TypeError(
+        f'Expected `clients` to say what the data are, found `{name}` as well.'
     )
   arrays = None if isinstance(clients, str) else _to_arrays(clients)
   temporary = None
@@ -104,10 +110,11 @@ def fit(
     settings['dataset'] = clients
   else:
     _write_arrays(root, arrays)
+    options = _to_text(settings.get('dataset_options')) or ''
     settings |= dict(
         dataset=f'npz:{_ARRAYS}',
         data_dir=str(root),
-        dataset_options='client=client',
+        dataset_options=f'client=client,{options}',
     )
   settings |= dict(
       algorithm=algorithm,
@@ -319,7 +326,12 @@ class Fitted:
       FileExistsError: If it does.
     """
     saved = pathlib.Path(path).expanduser()
-    shutil.copytree(self.path, saved)
+    try:
+      shutil.copytree(self.path, saved)
+    except FileExistsError:
+      raise FileExistsError(
+          f'Expected a directory that does not exist yet, found {saved}.'
+      ) from None
     return saved
 
   def export(

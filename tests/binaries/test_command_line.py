@@ -145,16 +145,28 @@ def _without_tff(name, *flags):
   return ended.returncode, ended.stderr.splitlines()
 
 
-def test_what_is_going_to_happen_is_said_before_tensorflow_is_loaded(tmp_path):
+def test_what_is_going_to_happen_is_said_before_tensorflow_is_loaded(
+    tmp_path, monkeypatch
+):
   code, lines = _without_tff(
       'train', '--algorithm=frl', f'--output_dir={tmp_path}/run'
   )
   assert code == command_line.FAILURE and len(lines) == 2
   assert lines[0] == (
-      'Training frl on digit_pairs for 200 rounds, written to'
-      f' {tmp_path}/run. Loading TensorFlow takes some seconds.'
+      'Training frl on digit_pairs for 200 rounds with the preset demo, written'
+      f' to {tmp_path}/run. Loading TensorFlow takes some seconds.'
   )
   assert 'to import tensorflow_federated' in lines[1]
+  code, lines = _without_tff('train', '--describe')
+  assert code == command_line.FAILURE and len(lines) == 2
+  assert lines[0].startswith('Describing the clients of digits. Loading')
+  (tmp_path / 'mine.py').write_text('import tensorflow')
+  path = f'{tmp_path}:{os.environ.get("PYTHONPATH", "")}'
+  monkeypatch.setenv('PYTHONPATH', path)
+  code, lines = _without_tff('train', '--algorithm=frl', '--plugins=mine')
+  assert code == command_line.FAILURE and len(lines) == 3
+  assert lines[0].startswith('Importing mine. Loading TensorFlow takes')
+  assert lines[1].startswith('Training frl on digit_pairs for 200 rounds with')
   (tmp_path / 'config.json').write_text('{}')
   code, lines = _without_tff('evaluate', f'--run_dir={tmp_path}')
   assert code == command_line.FAILURE and len(lines) == 2

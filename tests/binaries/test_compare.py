@@ -186,6 +186,7 @@ TABLES = [
     for i, flags in enumerate((
         ('--algorithm=own_one',),
         ('--algorithm=fed_avg', '--hparams=epochs=1,learning_rate=fast'),
+        ('--dataset=csv:own.csv', '--dataset_options=label=knd'),
     ))
 ]
 """
@@ -196,7 +197,9 @@ def test_a_table_of_ones_own_and_a_search_are_checked_before_the_first_run(
 ):
   (tmp_path / 'table.py').write_text(_TABLE)
   (tmp_path / 'late.py').write_text(_TABLE.replace('mine_', 'late_'))
+  (tmp_path / 'last.py').write_text(_TABLE.replace('mine_', 'last_'))
   (tmp_path / 'runs').mkdir()
+  (tmp_path / 'own.csv').write_text('a,kind\n1,oak\n2,elm\n')
   rows = ('--experiment=digits', '--rows=fed_avg')
   expected = {
       # Without --scale: it is that of the table.
@@ -212,13 +215,14 @@ def test_a_table_of_ones_own_and_a_search_are_checked_before_the_first_run(
   }
   late = [
       ('--experiment=late.py:late_1',),
+      ('--experiment=last.py:last_2',),
       (
           '--experiment=fedmeta_per_mnist',
           '--scale=smoke',
           f'--data_dir={tmp_path}/nothing',
       ),
   ]
-  *found, wrong, lacking = program_calls.call_all(
+  *found, wrong, misread, lacking = program_calls.call_all(
       'compare', [*expected, *late], tmp_path
   )
   for (flags, problem), (code, _, err) in zip(
@@ -226,6 +230,9 @@ def test_a_table_of_ones_own_and_a_search_are_checked_before_the_first_run(
   ):
     assert code == 2 and problem in err and err.count('\n') == 1, (flags, err)
   assert "`learning_rate` to be a finite number, found 'fast'. Tip" in wrong[2]
+  # A data set is read as its runs read it.
+  assert misread[0] == 2 and "column 'knd' in own.csv" in misread[2]
+  assert "did you mean 'kind'?" in misread[2] and _of_errors(misread[2])
   # Data that are not there are one error.
   assert lacking[0] == 1 and f'{tmp_path}/nothing/mnist' in lacking[2]
   assert _of_errors(lacking[2])

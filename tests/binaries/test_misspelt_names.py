@@ -78,13 +78,21 @@ def test_evaluate_knows_protocols_at_once():
 
 def test_own_data_are_looked_at_first(tmp_path):
   (tmp_path / 'a.csv').write_text('n,y\n1,b\n2,c\n')
+  (tmp_path / 'fruit.csv').touch()
+  (tmp_path / 'pile').mkdir()
   calls = [
       [_FED_AVG, '--dataset=csv:none.csv'],
+      [_FED_AVG, '--dataset=csv:fruity.csv'],
+      [_FED_AVG, '--dataset=folder:piles'],
+      [_FED_AVG, '--dataset=leaf:piles'],
       [_FED_AVG, '--dataset=csv:a.csv'],
       [_FED_AVG, '--dataset=a.csv'],
   ]
   problems = [
-      (1, 'Expected a file, found none at none.csv'),
+      (1, 'Expected a file, found none at none.csv.\n'),
+      (1, "found none at fruity.csv. Tip: did you mean 'fruit.csv'?"),
+      (1, "found none at piles. Tip: did you mean 'pile'?"),
+      (1, "at piles, found none. Tip: did you mean 'pile'?"),
       (2, "the column 'label' in a.csv, found n, y."),
       (2, 'Tip: data of your own are --dataset=csv:a.csv'),
   ]

@@ -39,6 +39,9 @@ def test_everything_comes_from_outside(tmp_path):
   rows = next(x for x in shown[1].splitlines() if 'rows: frl, met' in x)
   assert rows.endswith(', theirs') and '\ntheir_table\n' in shown[1]
   assert table[0] == 0 and ' --plugins=theirs' in table[1], table[2]
+  # The program is not in this folder.
+  page = (tmp_path / run).parents[3] / 'report.html'
+  assert 'ELSEWHERE/run python -m binaries.compare' in page.read_text()
   assert report[0] == 0 and '| theirs (1) |' in report[1], report[2]
   content = json.loads((tmp_path / run / 'config.json').read_text())
   assert content['config']['plugins'] == ['theirs']

@@ -284,8 +284,16 @@ def test_the_verdict_is_of_published_numbers_or_of_the_lead(tmp_path):
       'Ours minus published: Good in 50 clients (+3.00), in percentage points.'
   )
   ours = [dataclasses.replace(e, published=None) for e in first]
-  assert '3.00 points before Bad, more than the' in verdicts.verdict(
+  assert '3.00 points before Bad, more than chance' in verdicts.verdict(
       [('50 clients', ours)]
+  )
+  good, bad = ({e.row: e for e in ours}[row] for row in ('Good', 'Bad'))
+  spread = {seed: 9.0 * (seed == 1) for seed in bad.values}
+  apart = dataclasses.replace(
+      bad, values={s: v - spread[s] for s, v in bad.values.items()}
+  )
+  assert 'but the two are not told apart: ' in verdicts.verdict(
+      [('50 clients', [good, apart])]
   )
   lower = [dataclasses.replace(e, lower_is_better=True) for e in ours]
   assert 'Bad has 80.00 %' in verdicts.verdict([('50 clients', lower)])

@@ -152,7 +152,7 @@ def test_arrays(tmp_path):
   assert corpus.input_shape == (6, 4, 1) and corpus.test.y.tolist() == [2, 0]
   # Labels without gaps are made of any; floats are as they are.
   np.savez(path, x=_NUMBERS, y=np.tile([7, -1, 300], 8))
-  with pytest.warns(UserWarning, match='not scaled at all'):
+  with pytest.warns(UserWarning, match='not scaled at all.*=scaling=standard'):
     corpus = _load(f'npz:{path}')
   assert corpus.class_names == ('-1', '7', '300')
   assert corpus.train.y.tolist() == [1, 0, 2] * 8

@@ -73,3 +73,11 @@ def test_values_are_read_by_their_types(text, changes):
 def test_bad_values_are_refused(text, message):
   with pytest.raises(ValueError, match=message.replace('(', r'\(')):
     hyperparameters.override(_Config(), text)
+
+
+def test_a_field_that_is_not_described_has_no_text():
+  @dataclasses.dataclass(frozen=True)
+  class Undocumented:
+    step: float = 0.5
+
+  assert hyperparameters.meanings(Undocumented) == {'step': ''}

@@ -183,6 +183,32 @@ def test_clients_that_come_with_the_data_are_not_dealt_otherwise():
     _resolve(**given, partition='shards')
 
 
+def test_groups_are_asked_for_where_the_data_can_be_dealt(tmp_path):
+  lines = [f'{k},{"ab"[k % 2]},{k % 3}' for k in range(30)]
+  (tmp_path / 'own.csv').write_text('\n'.join(['x,label,who', *lines]))
+
+  def tip(**given):
+    given = dict(algorithm='frl', hparams='', dataset_options='') | given
+    return run_config.few_round_tip(_resolve(**given).data)
+
+  own = dict(
+      dataset=f'csv:{tmp_path}/own.csv',
+      dataset_options='client=who',
+      partition='by_writer',
+  )
+  assert tip(**own) == (
+      ' Tip: leave out client= in --dataset_options, so that'
+      ' --partition=few_round can deal the examples to clients of its own.'
+  )
+  with pytest.raises(ValueError, match="found 'few_round'. Tip: leave out"):
+    tip(**own | dict(partition='few_round'))
+  assert tip(dataset='digits', partition='shards') == (
+      ' Tip: --partition=few_round has groups with new classes.'
+  )
+  of_meta_dataset = tip(dataset='meta_dataset', partition='by_writer')
+  assert 'few_round' not in of_meta_dataset and 'other data' in of_meta_dataset
+
+
 def test_other_data_have_the_published_settings_and_many_clients():
   config = _resolve(
       algorithm='fed_avg',

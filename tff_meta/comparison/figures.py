@@ -282,8 +282,8 @@ def _accuracy_curves(runs, styles) -> Picture | None:
       styles,
       'communication round',
       'accuracy, percent',
-      'Accuracy during training (mean over seeds, band of one standard'
-      ' deviation, to where the first of them ended), as'
+      'Accuracy during training (mean over the seeds of a method, band of one'
+      ' standard deviation, to the end of the shortest of its runs), as'
       f' {" and ".join(names)} in metrics.csv: names with "validation" are'
       ' of examples or classes kept apart for it, others of test examples, by'
       ' which nothing is chosen.',
@@ -305,8 +305,9 @@ def _losses(runs, styles) -> Picture | None:
       styles,
       'communication round',
       'training loss',
-      'The loss that a method reports of its local training (mean over seeds,'
-      ' a moving one over 2 % of the rounds, to where the first of them ended).'
+      'The loss that a method reports of its local training (mean over the'
+      ' seeds of a method, a moving one over 2 % of the rounds, to the end of'
+      ' the shortest of its runs).'
       ' Methods minimise different losses: compare shapes, not heights.'
       f'{left_out if num_shown < num_runs else ""}',
       smooth=True,

@@ -5,6 +5,7 @@ import statistics
 
 from tff_meta.comparison import results
 
+_INTERVAL = 'the paired 95 % interval over'
 _NAMED = 2  # Settings, or rows, that are named; more are counted.
 
 
@@ -116,5 +117,8 @@ def _lead(setting, best, entries) -> str:
     shared = 'one seed' if seeds else 'no seed'
     return f'{text}; with {shared} in common this may be luck.'
   if abs(pair.mean) > pair.half_width:
-    return f'{text}, more than the paired 95 % interval over {seeds} seeds.'
-  return f'{text}, which is within the paired 95 % interval over {seeds} seeds.'
+    return f'{text}, more than chance: {_INTERVAL} {seeds} seeds leaves out 0.'
+  return (
+      f'{text}, but the two are not told apart: {_INTERVAL} {seeds} seeds'
+      ' includes 0.'
+  )

@@ -530,7 +530,7 @@ def warn_of_scale(
 
   Args:
     preprocess: What made the pixels. One with an attribute `is_deliberate` that
-      is True is not warned of.
+      is True is not warned of. An attribute `scale_tip` says what can be done.
     pixels: Some examples, preprocessed, float32 [n, ...].
     where: Whose pixels these are.
   """
@@ -545,8 +545,8 @@ def warn_of_scale(
     return
   warnings.warn(
       'Expected the pixels that networks see to be of the order of 1, found'
-      f' {largest:.3g} as the largest of three examples of {where}: {cause} See'
-      ' `preprocess`.',
+      f' {largest:.3g} as the largest of three examples of {where}: {cause}'
+      f' {getattr(preprocess, "scale_tip", "See `preprocess`.")}',
       stacklevel=2,
   )
 

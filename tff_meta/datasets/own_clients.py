@@ -58,6 +58,7 @@ def leaf(
     if not files['train']:
       raise locations.DatasetNotFoundError(
           f'Expected a .json file or files train/*.json at {path}, found none.'
+          f'{own_parts.path_tip(path)}'
       )
     train = _read_users(files['train'], image_shape)
     if files['test']:

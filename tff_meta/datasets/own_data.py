@@ -33,7 +33,7 @@ _READERS: dict[str, Callable[..., corpus_lib.Corpus]] = {
 KINDS = {
     'folder:PATH': 'images at class/image or client/class/image',
     'csv:PATH': 'a table with a line of names, an example a row',
-    'npz:PATH': "NumPy's arrays x, y and, if there are, x_test, y_test",
+    'npz:PATH': "NumPy's arrays x, y or x_train, y_train, maybe x_test, y_test",
     'parquet:PATH': 'a table, an example a row; as csv:PATH, with pyarrow',
     'leaf:PATH': "LEAF's JSON files, by user",
     'hdf5:PATH': "TensorFlow Federated's HDF5 files, by client",

@@ -55,7 +55,7 @@ def folder(
   del download
   if not os.path.isdir(path):
     raise locations.DatasetNotFoundError(
-        f'Expected a folder, found none at {path}.'
+        f'Expected a folder, found none at {path}.{own_parts.path_tip(path)}'
     )
   found = _names(path)
   is_split = bool(found) and set(found) <= set(_PARTS)

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 import difflib
 import os
+import pathlib
 from typing import Literal, NamedTuple
 
 import numpy as np
 
+from tff_meta import spelling
 from tff_meta.data import class_splits
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.datasets import locations
@@ -18,6 +20,18 @@ OwnScaling = Literal['auto', 'unit', 'standard', 'raw']
 _MANY_CLASSES = 20
 # Below, the parts of a split would have less than two classes each.
 _LEAST_SPLIT_CLASSES = 8
+
+
+class _AsTheyAre:
+  """Leaves numbers as they are, which may be a mistake: nobody asked for it."""
+
+  scale_tip = (
+      'Tip: --dataset_options=scaling=standard, or in a program'
+      " dataset_options={'scaling': 'standard'}; scaling raw leaves them so."
+  )
+
+  def __call__(self, x: np.ndarray) -> np.ndarray:
+    return np.array(x, np.float32)
 
 
 class Part(NamedTuple):
@@ -38,8 +52,15 @@ def check_is_file(path: str) -> None:
   """Raises a DatasetNotFoundError if there is no such file."""
   if not os.path.isfile(path):
     raise locations.DatasetNotFoundError(
-        f'Expected a file, found none at {path}.'
+        f'Expected a file, found none at {path}.{path_tip(path)}'
     )
+
+
+def path_tip(path: str) -> str:
+  """Returns what is called almost as a path that is not there, or nothing."""
+  missing = pathlib.Path(path)
+  there = sorted(p.name for p in missing.parent.glob('*'))
+  return spelling.tip(missing.name, there)
 
 
 def check_has(name: str, known: Sequence[str], kind: str, where: str) -> None:
@@ -238,8 +259,7 @@ def _preprocess(pixels, scaling, where, is_table):
     return scalings.UNIT
   if scaling == 'standard' or (scaling == 'auto' and is_table):
     return scalings.standard(pixels[0])
-  # `np.float32` does the same, and is warned of where that may be a mistake.
-  return scalings.RAW if scaling == 'raw' else np.float32
+  return scalings.RAW if scaling == 'raw' else _AsTheyAre()
 
 
 def _class_split(num_classes: int) -> corpus_lib.ClassSplit | None:

@@ -243,8 +243,9 @@ def _read_numbers(table, names, path, image_shape) -> np.ndarray:
       found = repr(texts[0]) if texts else str(column.dtype)
       raise ValueError(
           f'Expected numbers in the column {name!r} of {path}, found {found}.'
-          ' Tip: --dataset_options=features=(a,b) chooses columns, client=NAME'
-          ' says which has the client; text has to be made numbers first.'
+          " Tip: '--dataset_options=features=(a,b)', in quotes for the shell,"
+          ' chooses columns, client=NAME says which has the client; text has to'
+          ' be made numbers first.'
       )
     numbers = column.to_numpy()
     bad = ~np.isfinite(numbers)

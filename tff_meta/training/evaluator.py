@@ -71,12 +71,12 @@ class Evaluator:
           'no client has examples to be tested on. Tip: without --test_fraction'
           ' they get the published ones, with a larger one more of their own.'
       )
-    tip = 'shards has clients to know'
+    tip = ' Tip: --partition=shards has clients to know.'
     if partition != run_config.FEW_ROUND:
-      tip = f'{run_config.FEW_ROUND} has groups with new classes'
+      tip = run_config.few_round_tip(self._config.data)
     return (
         f'{self._config.algorithm} has no use for clients of partition'
-        f' {partition}. Tip: --partition={tip}.'
+        f' {partition}.{tip}'
     )
 
   def choose(self, names: Sequence[str]) -> tuple[str, ...]:
@@ -119,7 +119,7 @@ class Evaluator:
       ]
       return f' Tip: algorithms that have it are {", ".join(others)}.'
     if protocol.has_groups:
-      return f' Tip: --partition={run_config.FEW_ROUND} has new classes.'
+      return run_config.few_round_tip(self._config.data)
     if self._config.data.test_fraction == 0:
       return ' Tip: with a `test_fraction` of 0 clients have no test examples.'
     if name == protocols.NEW_CLIENTS and self._config.data.num_new_clients == 0:

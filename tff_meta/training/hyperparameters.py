@@ -103,12 +103,12 @@ def meanings(kind: type) -> dict[str, str]:
       `Attributes:` says it, itself or a base.
 
   Returns:
-    Name -> text, whose further lines are indented.
+    Name -> text, whose further lines are indented; '' where nothing is told.
   """
   found: dict[str, str] = {}
   for base in reversed(kind.__mro__):
     found |= _described(base, 'Attributes:\n')
-  return {f.name: found[f.name] for f in dataclasses.fields(kind)}
+  return {f.name: found.get(f.name, '') for f in dataclasses.fields(kind)}
 
 
 def option_meanings(

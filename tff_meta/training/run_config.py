@@ -15,6 +15,7 @@ from tff_meta import models
 from tff_meta import registry
 from tff_meta import spelling
 from tff_meta.data import partitioners
+from tff_meta.datasets import own_data
 from tff_meta.training import hyperparameters
 from tff_meta.training import partitions
 
@@ -532,6 +533,26 @@ def _evaluations_on_the_way(
   }
 
 
+def few_round_tip(data: DataConfig) -> str:
+  """Returns what to do to have groups with new classes."""
+  if data.dataset_options.get('client'):
+    return _without_clients(data.dataset_options, FEW_ROUND)
+  is_own = own_data.is_own(data.dataset)
+  is_own = is_own or datasets.get(data.dataset).partition is not None
+  if is_own and data.partition == 'by_writer':
+    return ' Tip: other data; these say themselves who their clients are.'
+  return f' Tip: --partition={FEW_ROUND} has groups with new classes.'
+
+
+def _without_clients(options: Mapping[str, Any], partition: str) -> str:
+  if not options.get('client'):
+    return ''
+  return (
+      ' Tip: leave out client= in --dataset_options, so that'
+      f' --partition={partition} can deal the examples to clients of its own.'
+  )
+
+
 def resolve(**flags: Any) -> RunConfig:
   """Fills in what was left to the algorithm and to the data set.
 
@@ -565,7 +586,7 @@ def resolve(**flags: Any) -> RunConfig:
     raise ValueError(
         f'Expected `partition` to be {only!r} with the data set'
         f' {dataset.name!r}, which says itself who its clients are, found'
-        f' {partition!r}.'
+        f' {partition!r}.{_without_clients(dataset_options, partition)}'
     )
   groups, clients = dataset.few_round, dataset.clients
   if partition == FEW_ROUND and groups:
