@@ -36,6 +36,7 @@ def test_quickstart():
   assert _main('quickstart', rounds=3) > 0.6  # Guessing is 0.1.
 
 
+@pytest.mark.ci
 def test_export(tmp_path):
   assert _main('export', folder=str(tmp_path), rounds=3) > 0.5
 
@@ -53,6 +54,7 @@ def test_own_keras_model():
   assert 0 < _main('own_keras_model', rounds=2) <= 1
 
 
+@pytest.mark.ci
 def test_own_algorithm():
   assert 0 < _main('own_algorithm', rounds=2, model='mlp') <= 1
 
@@ -63,6 +65,7 @@ def test_clients_that_remember():
   assert num_clients == 10 and 0 < accuracy <= 1
 
 
+@pytest.mark.ci
 def test_the_notebook():
   """Its cells of code, in order, in one namespace."""
   notebook = json.loads((_EXAMPLES / 'quickstart.ipynb').read_text())

@@ -18,6 +18,8 @@ from tff_meta.data import groups as groups_lib
 from tff_meta.learners import few_round
 from tff_meta.training import embeddings
 
+pytestmark = pytest.mark.ci
+
 PCA = projections.Layout('pca')
 RNG = np.random.default_rng(0)
 CONFIG = dataclasses.replace(

@@ -15,6 +15,8 @@ from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
 from tff_meta.training import run_config
 
+pytestmark = pytest.mark.ci
+
 _DEFAULTS = dict(
     algorithm='fedec',
     preset='demo',

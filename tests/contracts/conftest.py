@@ -424,16 +424,14 @@ _MADE_OF_OTHERS = (
 
 
 # The baselines that contracts run on by default: no memory, sums beside the
-# models, a personal model, clusters, prototypes alone, a hypernetwork with an
-# optimizer of the server, and clients that are kept.
+# models, clusters, prototypes alone, and a hypernetwork with an optimizer of
+# the server.
 _EACH_MECHANISM = (
     'fed_avg',
     'scaffold',
-    'ditto',
     'ifca',
     'fed_proto',
     'pfedhn',
-    'one_shot_ft',
 )
 
 

@@ -8,6 +8,8 @@ from tff_meta.execution import client_records
 from tff_meta.execution import round_function
 from tff_meta.execution import vectorization
 
+pytestmark = pytest.mark.ci
+
 
 def _many(function, *columns):
   """What a function is of each row of columns, computed together."""

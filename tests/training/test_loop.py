@@ -178,6 +178,7 @@ def test_patience_is_a_number_of_drops_since_the_best(
   assert loop.is_out_of_patience(values, patience) is expected
 
 
+@pytest.mark.ci
 def test_training_ends_out_of_patience_however_often_it_was_stopped(
     process, tmp_path
 ):
