@@ -351,7 +351,8 @@ class Fitted:
 
     Raises:
       FileExistsError: If the directory exists.
-      ValueError: If the algorithm has not such a use, or may not be exported.
+      ValueError: If the algorithm does not have such a use, or new clients
+        would be given what known ones have kept.
     """
     from tff_meta.bundles import export
     from tff_meta.training import restored_run

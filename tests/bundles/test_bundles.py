@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tff_meta import episodes
+from tff_meta import fitting
 from tff_meta.bundles import export
 from tff_meta.bundles import serve
 from tff_meta.training import experiment as experiment_lib
@@ -21,23 +22,9 @@ from tff_meta.training import run_config
 
 def _experiment(algorithm, **settings):
   config = run_config.resolve(
-      **dict(
-          algorithm=algorithm,
-          dataset='digits',
-          model='mlp',
-          rounds=1,
-          seed=0,
-          new_clients='held_out',
-          stratify=False,
-          validation_fraction=0.0,
-          checkpoint_every=1,
-          select_best=False,
-          select_by='macro',
-          patience=0,
-          execution='in_process',
-          protocols=('none',),
-          references=False,
-      )
+      **fitting._SETTINGS
+      | dict(algorithm=algorithm, dataset='digits', model='mlp', rounds=1)
+      | dict(seed=0, protocols=('none',))
       | settings
   )
   return experiment_lib.prepare(config)
@@ -304,6 +291,7 @@ def test_a_file_of_something_else_is_one_line(
   arguments = ['new_client', str(tmp_path / 'x.npz'), str(tmp_path / 'y.npy')]
   assert serve.main(arguments) == 2
   assert capsys.readouterr().err.count('\n') == 1
+  assert not (tmp_path / 'y.npy').exists()
 
 
 def test_python_may_keep_the_module(fed_rep, tmp_path):

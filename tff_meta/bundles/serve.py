@@ -215,6 +215,7 @@ def main(arguments: list[str]) -> int:
     print(__doc__, file=sys.stderr)
     return 2
   use, source, target = arguments
+  is_new = not os.path.lexists(target)
   try:
     with open(target, 'ab'):  # Before anything takes long.
       pass
@@ -227,6 +228,8 @@ def main(arguments: list[str]) -> int:
     labels = predict(pathlib.Path(__file__).parent, use, arrays)
   except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
     print(f'error: {source} to {target}: {error}', file=sys.stderr)
+    if is_new:
+      pathlib.Path(target).unlink(missing_ok=True)
     return 2
   with open(target, 'wb') as file:
     np.save(file, labels, allow_pickle=False)
