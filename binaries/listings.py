@@ -5,6 +5,7 @@ import dataclasses
 import textwrap
 
 from binaries import command_line
+from tff_meta import aggregation
 from tff_meta import datasets
 from tff_meta import installation
 from tff_meta import models
@@ -124,9 +125,16 @@ def _show_protocols() -> None:
 
 
 def _show_aggregations() -> None:
-  print('Aggregations (--aggregation): how the server takes the mean')
-  _print_line('plain', 'of all updates, by their weights')
-  _print_line('robust', 'without, or with less of, what is much larger')
+  print('Aggregations (--aggregation): of everything that clients send')
+  for name, kind in aggregation.BY_NAME.items():
+    _print_line(name, (kind.__doc__ or '').strip().partition('\n')[0])
+    told = hyperparameters.meanings(kind)
+    _print_options(
+        {
+            f'{f.name}={f.default}': told[f.name]
+            for f in dataclasses.fields(kind)
+        }
+    )
 
 
 def _show_experiments() -> None:

@@ -21,6 +21,7 @@ from binaries import command_line
 from binaries import flag_groups
 from binaries import flag_kinds
 from binaries import listings
+from tff_meta import aggregation
 from tff_meta import datasets
 from tff_meta import installation
 from tff_meta import models
@@ -170,9 +171,22 @@ EXECUTION = flags.DEFINE_enum(
 AGGREGATION = flags.DEFINE_enum(
     'aggregation',
     'plain',
-    ['plain', 'robust'],
-    "How the server takes the mean of the clients' updates; robust leaves out"
-    ' and cuts down what is much larger than most.',
+    list(aggregation.BY_NAME),
+    'How everything that clients send is aggregated, metrics included; see'
+    ' --list=aggregations. Refused where an algorithm sends what it cannot'
+    ' cover.',
+)
+AGGREGATION_OPTIONS = flags.DEFINE_string(
+    'aggregation_options',
+    '',
+    'Options of --aggregation, such as noise_multiplier=1,clip=0.1.',
+)
+TARGET_EPSILON = flags.DEFINE_float(
+    'target_epsilon',
+    None,
+    'The largest epsilon that a run with --aggregation=dp may have; nothing is'
+    ' trained where it would be larger.',
+    lower_bound=0.0,
 )
 BATCHED_CLIENTS = flag_kinds.define_whole_number(
     'batched_clients',
@@ -326,6 +340,11 @@ def _config(**changes):
   ):
     known = registry.get(name).hparam_names()
     hyperparameters.assignments(text, known, of=name)
+  hyperparameters.check(
+      aggregation.BY_NAME[AGGREGATION.value],
+      AGGREGATION_OPTIONS.value,
+      of=f'--aggregation={AGGREGATION.value}',
+  )
   hyperparameters.parse_augmentation(AUGMENTATION.value)
   protocol_names.check(flag_groups.PROTOCOL.value)
   if MODEL.value is not None:

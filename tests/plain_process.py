@@ -77,13 +77,14 @@ class PlainProcess:
     self._client_update: Any = None
     self._signals: Any = None
     for channel in method.channels:
-      is_sum = isinstance(channel.aggregator, tff.aggregators.SumFactory)
-      if channel.place == 'signal' and not is_sum:
+      total = tff.aggregators.SumFactory()
+      aggregator = channel.aggregator(total)
+      if channel.place == 'signal' and aggregator is not total:
         kind = tf.nest.map_structure(
             lambda spec: tff.TensorType(spec.dtype.as_numpy_dtype, spec.shape),
             channel.summed,
         )
-        self._signals = channel.aggregator.create(tff.to_type(kind))
+        self._signals = aggregator.create(tff.to_type(kind))
     if method.memory is not None:
       self.initial_memory = _to_numpy(method.memory(self._seed))
 

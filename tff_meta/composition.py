@@ -17,21 +17,6 @@ from tff_meta import config_checks
 from tff_meta.client_works import client_work as client_work_lib
 
 
-def mean_factory() -> tff.aggregators.WeightedAggregationFactory:
-  """The weighted mean; zero, not NaN, when every client has weight zero."""
-  return tff.aggregators.MeanFactory(no_nan_division=True)
-
-
-def robust_factory() -> tff.aggregators.WeightedAggregationFactory:
-  """The weighted mean without updates that are much larger than most.
-
-  Those beyond a multiple of a high quantile of the norms so far count as zeros,
-  long ones are cut to a quantile. Where every client has weight zero the mean
-  is NaN, which TFF's finalizers leave out.
-  """
-  return tff.learning.robust_aggregator()
-
-
 def initial_seed(seed: int) -> tf.Tensor:
   """The seed of a run's initial weights, int32 `[2]`.
 

@@ -18,9 +18,11 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import aggregation as aggregation_lib
 from tff_meta import composition
 from tff_meta import episodes
 from tff_meta import optimizers
+from tff_meta.aggregators import bounds
 from tff_meta.aggregators import clusters
 from tff_meta.client_works import client_work
 from tff_meta.learners import few_round
@@ -56,25 +58,20 @@ class Channel(NamedTuple):
     summed: What is summed over the clients, a structure of `tf.TensorSpec`s. A
       signal is compared with it when the process is built; what travels in an
       update is not.
-    aggregator: Of what the clients send. Unweighted for a
-      `ClientOutput.signal`; for what travels in `ClientOutput.update`, under
-      its weight, `aggregator_of_changes -> weighted aggregator of updates`.
+    aggregator: Of what the clients send, given what sums it. For a
+      `ClientOutput.signal`, `sum -> unweighted aggregator of signals`; for what
+      travels in `ClientOutput.update`, under its weight, `(aggregator of
+      changes of models, sum) -> weighted aggregator of updates`. By default the
+      sum itself.
     place: `'signal'`, or `'update'`.
-    bound: How what one client adds can be bounded: `'norm'`, where its vectors
-      can be shortened; `'range'`, where its numbers can be cut to an interval.
+    bound: How what one client adds to the sum is bounded.
   """
 
   name: str
   summed: Any
-  aggregator: (
-      tff.aggregators.UnweightedAggregationFactory
-      | Callable[
-          [tff.aggregators.WeightedAggregationFactory],
-          tff.aggregators.WeightedAggregationFactory,
-      ]
-  )
+  aggregator: Callable[..., Any] = lambda total: total
   place: Literal['signal', 'update'] = 'signal'
-  bound: Literal['norm', 'range'] = 'norm'
+  bound: bounds.Bound = bounds.VECTOR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,12 +98,15 @@ class Method:
       a client's update is a `clusters.ClusterUpdate`; None for one as it is.
     sums_updates: Whether the clients' updates are summed; otherwise the server
       takes their mean by `update_weight`, or another aggregation.
+    sends_updates: Whether clients send their updates; otherwise the server's
+      optimizer is given zeros.
     channels: What clients send beside changes of models and metrics. Nothing
       else is aggregated.
     server_optimizer: Applied to the mean update; None for SGD of rate 1, which
       puts the clients' mean in the place of the weights.
-    compose: `(model, seed, aggregator of updates) -> LearningProcess` where the
-      state of the server is more than weights; None for `build_process`'s own.
+    compose: `(model, seed, aggregator of updates, metrics) -> LearningProcess`
+      where the state of the server is more than weights, with `metrics` as
+      `client_work.build_client_work` takes it; None for `build_process`'s own.
     memory_reaches: What a client's memory reaches of what leaves the client,
       `{channel: how}`. Channels are the `'update'` (of the model, with its
       weight and all metrics but the loss), the `'signal'` and the `'loss'`.
@@ -137,11 +137,17 @@ class Method:
   state: Callable[[int], client_work.ClientWorkState] | None = None
   num_models: int | None = None
   sums_updates: bool = False
+  sends_updates: bool = True
   channels: tuple[Channel, ...] = ()
   server_optimizer: tff.learning.optimizers.Optimizer | None = None
   compose: (
       Callable[
-          [model_lib.Model, int, tff.aggregators.WeightedAggregationFactory],
+          [
+              model_lib.Model,
+              int,
+              tff.aggregators.WeightedAggregationFactory,
+              client_work.Metrics,
+          ],
           tff.learning.templates.LearningProcess,
       ]
       | None
@@ -184,7 +190,7 @@ def build_process(
     model: model_lib.Model,
     *,
     seed: int = 0,
-    aggregation: tff.aggregators.WeightedAggregationFactory | None = None,
+    aggregation: aggregation_lib.Aggregation | None = None,
     server_optimizer: tff.learning.optimizers.Optimizer | None = None,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the process that trains with an algorithm.
@@ -194,8 +200,8 @@ def build_process(
     model: The network that it was made for: what clients' examples look like,
       and how they are augmented.
     seed: The run's seed, 0..2**31-1.
-    aggregation: Of the changes of a model. What goes through channels does not
-      go through it. By default `composition.mean_factory()`.
+    aggregation: Of everything that clients send, metrics included; None for
+      `aggregation.Plain()`.
     server_optimizer: In place of the method's own.
 
   Returns:
@@ -205,10 +211,12 @@ def build_process(
     clients keep a memory.
 
   Raises:
+    TypeError: If the aggregation is none.
     ValueError: If the seed is another number, the method does not take the
       aggregation or the optimizer, or clients send what is not declared.
   """
-  aggregator = _aggregator(method, aggregation)
+  aggregation = aggregation or aggregation_lib.Plain()
+  aggregator, sum_of_signals = _aggregators(method, aggregation)
   if method.compose is not None:
     if server_optimizer is not None:
       raise ValueError(
@@ -220,7 +228,7 @@ def build_process(
           'Expected no channel in the signal of clients with a `compose`, which'
           f' does not get it, found {_channel(method, "signal")}.'
       )
-    return method.compose(model, seed, aggregator)
+    return method.compose(model, seed, aggregator, aggregation.metrics)
 
   @tff.tensorflow.computation
   def initial_weights():
@@ -236,7 +244,7 @@ def build_process(
       method, 'signal'
   )
   if state is not None and signal is not None:
-    state = state._replace(aggregator=signal.aggregator)
+    state = state._replace(aggregator=signal.aggregator(sum_of_signals))
   weights_type = initial_weights.type_signature.result
   keeps = memory is not None
   work = client_work.build_client_work(
@@ -246,6 +254,7 @@ def build_process(
       client_work.round_seed(seed, state),
       initial_memory if keeps else None,
       num_classes=method.num_classes,
+      metrics=aggregation.metrics,
   )
   result_type = work.process.next.type_signature.result.result.member
   optimizer = server_optimizer or method.server_optimizer
@@ -293,15 +302,11 @@ def _work_of(method: Method, signal: Channel | None):
 def _channel(method: Method, place: str) -> Channel | None:
   """Returns the one channel of a place; two of a place have to be one."""
   for channel in method.channels:
-    for field, known in (
-        ('place', ('signal', 'update')),
-        ('bound', ('norm', 'range')),
-    ):
-      if getattr(channel, field) not in known:
-        raise ValueError(
-            f'Expected `{field}` of the channel {channel.name!r} as one of'
-            f' {known}, found {getattr(channel, field)!r}.'
-        )
+    if channel.place not in ('signal', 'update'):
+      raise ValueError(
+          f"Expected `place` of the channel {channel.name!r} as 'signal' or"
+          f" 'update', found {channel.place!r}."
+      )
   channels = [c for c in method.channels if c.place == place]
   if len(channels) > 1:
     raise ValueError(
@@ -312,26 +317,45 @@ def _channel(method: Method, place: str) -> Channel | None:
   return channels[0] if channels else None
 
 
-def _aggregator(
-    method: Method,
-    aggregation: tff.aggregators.WeightedAggregationFactory | None,
-) -> tff.aggregators.WeightedAggregationFactory:
-  """Returns what aggregates the clients' updates, made of the declaration."""
-  if method.sums_updates:
-    if aggregation is not None:
-      raise ValueError(
-          'Expected no `aggregation` with a method whose updates are summed,'
-          f' which is one itself, found {aggregation}.'
-      )
-    # Clients that do not count send zeros.
-    aggregation = tff.aggregators.as_weighted_aggregator(
-        tff.aggregators.SumFactory()
+def _aggregators(method: Method, aggregation: aggregation_lib.Aggregation):
+  """Returns what aggregates the clients' updates, and what sums their signals.
+
+  Both cover all that the declaration says clients send.
+  """
+  if not isinstance(aggregation, aggregation_lib.Aggregation):
+    raise TypeError(
+        f'Expected an `aggregation.Aggregation`, found {aggregation!r}. Tip:'
+        ' aggregation.OfModels(...) takes a TFF aggregator for the changes of'
+        ' models alone.'
     )
-  aggregation = aggregation or composition.mean_factory()
+  plain = isinstance(aggregation, aggregation_lib.Plain)
+  if method.num_models is not None and not aggregation.covers_choices:
+    raise ValueError(
+        'Expected an aggregation that covers the choice of a client among'
+        f' {method.num_models} models, found {aggregation}: a client that picks'
+        ' another model moves two sums, and every model has the zeros of those'
+        ' that picked another.'
+    )
+  num_parts = method.sends_updates + len(method.channels)
+  if not num_parts and not plain:
+    raise ValueError(
+        'Expected a plain aggregation with a method whose clients send nothing,'
+        f' found {aggregation}.'
+    )
+  factory = bounds.NothingFactory()
+  if method.sends_updates:
+    factory = aggregation.of_models(num_parts, method.sums_updates)
   if method.num_models is not None:
-    aggregation = clusters.ClusterMeansFactory(aggregation)
+    factory = clusters.ClusterMeansFactory(factory)
+
+  def total(channel):
+    return aggregation.of_sums(num_parts, channel.bound)
+
   in_update = _channel(method, 'update')
-  return in_update.aggregator(aggregation) if in_update else aggregation
+  if in_update is not None:
+    factory = in_update.aggregator(factory, total(in_update))
+  signal = _channel(method, 'signal')
+  return aggregation.limited(factory), signal and total(signal)
 
 
 def _check_signal(signal: Channel | None, sent: Any) -> None:

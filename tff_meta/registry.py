@@ -57,7 +57,9 @@ class AlgorithmSpec:
       the value that means what the algorithm always does now.
     channels: What else than the change of one model decides what the server
       does next, of all that clients send: the names of its `Method`'s channels.
-      An `aggregation` does not see it. None for nothing.
+      None for nothing.
+    refused_aggregations: Name in `aggregation.BY_NAME` -> why it cannot cover
+      all that clients send.
     starts_from_scratch: Those of the uses that begin with random weights, so
       that what was trained makes no difference.
     group_rounds_field: Field of the configuration that holds R, the rounds of a
@@ -84,6 +86,9 @@ class AlgorithmSpec:
   cohort_rounds_field: str | None = None
   former_fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   channels: str | None = None
+  refused_aggregations: Mapping[str, str] = dataclasses.field(
+      default_factory=dict
+  )
   starts_from_scratch: tuple[str, ...] = ()
   group_rounds_field: str | None = None
   kept_clients_field: str | None = None
@@ -267,6 +272,15 @@ _TESTS_OF_FEDMETA_PER = dict(
     eval_support_fraction='eval_support_fraction',
     restrict_f1_to_client_labels='f1_restrict_to_client_labels',
 )
+_CHOICES = (
+    'a client that picks another model moves two sums, and every model has the'
+    ' zeros of those that picked another'
+)
+_REFUSED_WITH_CHOICES = dict(robust=_CHOICES, dp=_CHOICES)
+_REFUSED_WITH_NOTHING = dict.fromkeys(
+    ('robust', 'compressed', 'secure', 'dp'),
+    'its clients send nothing but metrics, which have nothing to hide in',
+)
 # Those of `cafeme_fed_rep`, which was an option of FedRep.
 _FORMER_FIELDS_OF_FED_REP = dict(
     averaged_head=False,
@@ -373,6 +387,7 @@ _OURS = {
             module_name='tff_meta.baselines.local',
             uses=('known_client', 'new_client'),
             starts_from_scratch=('new_client',),
+            refused_aggregations=_REFUSED_WITH_NOTHING,
         ),
         AlgorithmSpec(
             name='fed_avg',
@@ -543,6 +558,7 @@ _OURS = {
             module_name='tff_meta.baselines.ifca',
             uses=('known_client', 'new_client'),
             channels='choices among models',
+            refused_aggregations=_REFUSED_WITH_CHOICES,
         ),
         AlgorithmSpec(
             name='ifca_ft',
@@ -552,6 +568,7 @@ _OURS = {
             function='ifca_ft',
             uses=('known_client', 'new_client'),
             channels='choices among models',
+            refused_aggregations=_REFUSED_WITH_CHOICES,
         ),
         AlgorithmSpec(
             name='knn_per',
@@ -677,7 +694,8 @@ def build(
     config: Name of a preset, or a configuration of the algorithm.
     num_classes: Labels of the clients are 0..num_classes-1.
     seed: The run's seed, 0..2**31-1.
-    aggregation: Of the changes of a model, see `method.build_process`.
+    aggregation: An `aggregation.Aggregation` of everything that clients send;
+      None for the plain one.
     server_optimizer: In place of the algorithm's own.
 
   Returns:

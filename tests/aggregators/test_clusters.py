@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from tff_meta import composition
 from tff_meta.aggregators import clusters
 
 VALUE_TYPE = tff.to_type(
@@ -30,11 +29,14 @@ def update(index, a, b):
   return clusters.ClusterUpdate(models, np.eye(3, dtype=np.float32)[index])
 
 
+MEAN = tff.aggregators.MeanFactory(no_nan_division=True)
+
+
 @functools.cache
 def build(factory=None):
-  return clusters.ClusterMeansFactory(
-      factory or composition.mean_factory()
-  ).create(VALUE_TYPE, tff.TensorType(np.float32))
+  return clusters.ClusterMeansFactory(factory or MEAN).create(
+      VALUE_TYPE, tff.TensorType(np.float32)
+  )
 
 
 def aggregate(updates, weights, process=None):
@@ -63,7 +65,7 @@ def test_a_client_of_weight_zero_moves_nothing():
     [
         # Norm 5 of model 0's first client is clipped to 1, its second has 1.
         (
-            tff.aggregators.clipping_factory(1.0, composition.mean_factory()),
+            tff.aggregators.clipping_factory(1.0, MEAN),
             [[0.3, 0.9], [0, 0], [0.6, 0.8]],
         ),
         # The same, divided by three clients: zeros are updates.
@@ -98,9 +100,7 @@ def test_what_a_factory_keeps_is_of_each_model():
   norm = tff.aggregators.PrivateQuantileEstimationProcess.no_noise(
       initial_estimate=1.0, target_quantile=1.0, learning_rate=1.0
   )
-  process = build(
-      tff.aggregators.clipping_factory(norm, composition.mean_factory())
-  )
+  process = build(tff.aggregators.clipping_factory(norm, MEAN))
   state = process.initialize()
   assert len(state) == 3
   output = process.next(state, [update(0, (3, 4), 0)], [1.0])

@@ -17,6 +17,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tree
 
+from tff_meta import aggregation
 from tff_meta import episodes
 from tff_meta import registry
 from tff_meta.algorithms import fedec
@@ -250,13 +251,13 @@ def test_updates_are_summed_if_asked_for():
 
 def test_an_aggregator_is_no_sum():
   config = dataclasses.replace(PLAIN, server_aggregate='sum')
-  with pytest.raises(ValueError, match='no `aggregation` with.*MeanFactory'):
+  with pytest.raises(ValueError, match='no aggregator with.*MeanFactory'):
     registry.build(
         'fedec',
         oracle.build_model(),
         config,
         num_classes=4,
-        aggregation=tff.aggregators.MeanFactory(),
+        aggregation=aggregation.OfModels(tff.aggregators.MeanFactory()),
     )
 
 

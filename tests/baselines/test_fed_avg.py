@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import aggregation
 from tff_meta import episodes
 from tff_meta import method as method_lib
 from tff_meta import models
@@ -177,8 +178,8 @@ def test_server_optimizer_and_aggregator_are_those_given():
   process = build(
       FULL_BATCH,
       server_optimizer=tff.learning.optimizers.build_sgdm(0.5),
-      aggregation=tff.aggregators.clipping_factory(
-          0.1, tff.aggregators.MeanFactory()
+      aggregation=aggregation.OfModels(
+          tff.aggregators.clipping_factory(0.1, tff.aggregators.MeanFactory())
       ),
   )
   weights, _ = run(process, 1, CLIENTS[:1])

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import aggregation
 from tff_meta import composition
 from tff_meta import registry
 from tff_meta.baselines import ifca
@@ -204,7 +205,7 @@ def test_a_chosen_aggregator_and_server_optimizer():
       oracle.build_model(),
       CONFIG,
       seed=oracle.RUN_SEED,
-      aggregation=aggregator,
+      aggregation=aggregation.OfModels(aggregator),
       server_optimizer=tff.learning.optimizers.build_sgdm(0.5),
       **OPTIONS,
   )

@@ -7,6 +7,8 @@ import pytest
 import tensorflow_federated as tff
 import tree
 
+from tff_meta import aggregation
+
 
 def _run(subject, process):
   """Returns the weights at the beginning and at the end of some rounds.
@@ -38,7 +40,9 @@ def test_differential_privacy_without_noise_is_the_mean(composed_subject):
           noise_multiplier=0.0, clients_per_round=3.0, clip=1e3
       )
   )
-  process = composed_subject.build_with(aggregation=aggregator)
+  process = composed_subject.build_with(
+      aggregation=aggregation.OfModels(aggregator)
+  )
 
   _, actual = _run(composed_subject, process)
 
@@ -62,7 +66,9 @@ def test_robust_aggregation_bounds_a_round(module_subject):
       10.0,
       tff.aggregators.clipping_factory(norm, tff.aggregators.MeanFactory()),
   )
-  process = module_subject.build_with(aggregation=aggregator)
+  process = module_subject.build_with(
+      aggregation=aggregation.OfModels(aggregator)
+  )
 
   moved = _distance_moved(*_run(module_subject, process))
 

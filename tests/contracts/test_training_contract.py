@@ -154,13 +154,11 @@ def test_nothing_is_aggregated_that_is_not_declared(subject):
       for spec in tree.flatten(channel.summed)
   ]
   has_weight = not method.sums_updates
+  sent = copies * (weights + [()] * has_weight) * method.sends_updates
   metrics = len(_train(subject.outputs[0]))
 
   assert _aggregated(subject.process) == collections.Counter(
-      ('float32', shape)
-      for shape in copies * (weights + [()] * has_weight)
-      + summed
-      + [()] * metrics
+      ('float32', shape) for shape in sent + summed + [()] * metrics
   )
   names = [channel.name for channel in method.channels]
   if method.num_models is not None:

@@ -7,6 +7,12 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta.aggregators import bounds
+
+_ROOT_2 = 2**0.5
+# Standard deviations of the noise that a weight has to be above to be believed.
+_CERTAINTY = 2.0
+
 
 class Margin(NamedTuple):
   """What a client uploads; the server adds up `weight * value` and `weight`.
@@ -19,6 +25,29 @@ class Margin(NamedTuple):
 
   value: tf.Tensor
   weight: tf.Tensor
+
+
+def _shorten(margin, limits):
+  """Cuts `weight * value` to [0, size] and the weight to [0, 1]."""
+  shortened = Margin(
+      tf.clip_by_value(margin.value / limits.size, 0.0, 1.0) / _ROOT_2,
+      tf.clip_by_value(margin.weight, 0.0, 1.0) / _ROOT_2,
+  )
+  return shortened, margin.value > limits.size
+
+
+def _restore(total, limits, noise):
+  """The sums; none where the noise may be all that there is."""
+  weight = tf.where(
+      total.weight > _CERTAINTY * noise, _ROOT_2 * total.weight, 0.0
+  )
+  value = _ROOT_2 * limits.size * total.value
+  return Margin(tf.clip_by_value(value, 0.0, limits.size * weight), weight)
+
+
+# What one client adds, `weight * value` and `weight`, has norm 1 at most. The
+# server uses that no margin is negative or beyond the limit.
+BOUND = bounds.Bound(_shorten, _restore)
 
 
 class Rule(NamedTuple):

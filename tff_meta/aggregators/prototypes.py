@@ -3,9 +3,73 @@
 import collections
 from typing import Any, NamedTuple
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta.aggregators import bounds
 from tff_meta.losses import prototypical
+
+# Standard deviations of the noise that a class's weight has to be above for the
+# class to be believed.
+_CERTAINTY = 2.0
+
+
+def _shorten(sums, limits):
+  """Means of norm `size` at most, and weights of `Limits.weight` at most."""
+
+  def limit(weight):
+    if limits.weight is None:
+      return tf.cast(weight > 0, weight.dtype)
+    return tf.clip_by_value(weight / limits.weight, 0.0, 1.0)
+
+  weight = limit(sums.class_weight)
+  means, is_cut = _of_norm_one_at_most(
+      tf.math.divide_no_nan(sums.means, sums.class_weight[:, tf.newaxis])
+      / limits.size
+  )
+  shortened = prototypical.PrototypeSums(
+      weight[:, tf.newaxis] * means, weight, limit(sums.total_weight)
+  )
+  return shortened, is_cut
+
+
+def _restore(total, limits, noise):
+  """The sums; without classes where the noise may be all that there is."""
+  most = 1.0 if limits.weight is None else limits.weight
+  if not noise:
+    return prototypical.PrototypeSums(
+        most * limits.size * total.means,
+        most * total.class_weight,
+        most * total.total_weight,
+    )
+
+  def believed(weight):
+    return tf.where(weight > _CERTAINTY * noise, most * weight, 0.0)
+
+  weight = believed(total.class_weight)
+  # No mean of a client was longer, so none of all clients is.
+  means, _ = _of_norm_one_at_most(
+      tf.math.divide_no_nan(most * total.means, weight[:, tf.newaxis])
+  )
+  return prototypical.PrototypeSums(
+      limits.size * weight[:, tf.newaxis] * means,
+      weight,
+      believed(total.total_weight),
+  )
+
+
+def _of_norm_one_at_most(means):
+  """Shortens the rows, and says whether any was longer."""
+  means = tf.clip_by_value(means, -2.0, 2.0)  # So that norms are finite.
+  norm = tf.norm(means, axis=1, keepdims=True)
+  return means / tf.maximum(norm, 1.0), tf.reduce_any(norm > 1.0)
+
+
+# For `PrototypeSums`: a class mean has a bounded norm, and the weights of the
+# classes are of the same size. Where a client holds several classes its part
+# has a norm above 1; whoever shortens it keeps the class means as they are, as
+# means and weights become smaller alike.
+BOUND = bounds.Bound(_shorten, _restore)
 
 
 class ModelAndPrototypes(NamedTuple):

@@ -378,13 +378,14 @@ def frl(
       prototypical.PrototypeSums(
           spec([num_rows, size]), spec([num_rows]), spec([])
       ),
-      lambda aggregator_of_models: prototypes_lib.ModelAndPrototypesFactory(
-          aggregator_of_models, over=config.prototype_mean
+      lambda models, total: prototypes_lib.ModelAndPrototypesFactory(
+          models, total, over=config.prototype_mean
       ),
       place='update',
+      bound=prototypes_lib.BOUND,
   )
 
-  def compose(model, seed, aggregator):
+  def compose(model, seed, aggregator, metrics):
     @tff.tensorflow.computation
     def initial_state():
       phi = classifier.initialize(composition.initial_seed(seed))
@@ -397,6 +398,7 @@ def frl(
         client_update,
         client_work.run_seed(seed),
         num_classes=num_classes,
+        metrics=metrics,
     )
     result_type = work.process.next.type_signature.result.result.member
     update_process = aggregator.create(

@@ -235,8 +235,8 @@ def _margins(config):
   return method.Channel(
       'margins',
       margins_lib.Margin(scalar, scalar),
-      margins_lib.MarginsFactory(rule),
-      bound='range',
+      lambda total: margins_lib.MarginsFactory(rule, total),
+      bound=margins_lib.BOUND,
   )
 
 

@@ -22,11 +22,11 @@ import dataclasses
 from typing import Literal
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_meta import configurations
 from tff_meta import method
 from tff_meta import weights as weights_lib
+from tff_meta.aggregators import prototypes as prototypes_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
 from tff_meta.learners import local_sgd
@@ -162,7 +162,7 @@ def fed_proto(
   prototypes = method.Channel(
       'class prototypes',
       prototypical.PrototypeSums(means, of_classes, of_classes),
-      tff.aggregators.SumFactory(),
+      bound=prototypes_lib.BOUND,
   )
   return method.Method(
       num_classes,
@@ -177,6 +177,7 @@ def fed_proto(
           message=lambda prototypes: prototypes,
           next=next_prototypes,
       ),
+      sends_updates=False,
       channels=(prototypes,),
       # Prototypes are of the client's own model.
       memory_reaches={'signal': 'itself', 'loss': 'itself'},

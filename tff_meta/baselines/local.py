@@ -156,6 +156,7 @@ def local(
       num_classes,
       initialize,
       client_update,
+      sends_updates=False,
       memory=lambda seed: weights_lib.zeros_like(initialize(seed)),
       memory_reaches={'loss': 'itself'},
       what_is_missing=what_is_missing,

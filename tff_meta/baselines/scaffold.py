@@ -169,11 +169,7 @@ def scaffold(
       client_update,
       memory=no_control,
       state=lambda seed: control,
-      channels=(
-          method.Channel(
-              'control variates', specs, tff.aggregators.SumFactory()
-          ),
-      ),
+      channels=(method.Channel('control variates', specs),),
       server_optimizer=tff.learning.optimizers.build_sgdm(
           config.server_learning_rate
       ),

@@ -13,7 +13,7 @@ template demands; `ClientWork.next_with_memory` is the same computation with it.
 import collections
 from collections.abc import Callable
 import contextlib
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -24,7 +24,13 @@ from tff_meta import weights as weights_lib
 from tff_meta.learners import local_sgd
 from tff_meta.models import model as model_lib
 
+# What is done with what is counted on clients, see `build_client_work`.
+Metrics = Literal['plain', 'secure', 'withheld']
+
 _NAN = float('nan')
+# The most that secure sums take of a client's loss sum or number of examples;
+# the sum is of multiples of 2**-11.
+_LARGEST_COUNT = 2.0**20
 
 
 class ClientMemory(NamedTuple):
@@ -416,6 +422,7 @@ def build_client_work(
     initial_memory: Callable[[], Any] | None = None,
     *,
     num_classes: int,
+    metrics: Metrics = 'plain',
 ) -> ClientWork:
   """Builds a client work from one pure client function.
 
@@ -434,9 +441,13 @@ def build_client_work(
     initial_memory: `() -> value` in pure TensorFlow, stands in for the memory
       of a client that has none yet; None if clients keep nothing.
     num_classes: Labels are 0..num_classes-1.
+    metrics: What is done with the measurements of clients: summed `'plain'`, by
+      `'secure'` sums (without the largest norm, which is no sum), or
+      `'withheld'`.
 
   Returns:
-    A `ClientWork` whose measurements are `train`, all float32 scalars; and
+    A `ClientWork` whose measurements are `train`, all float32 scalars, none
+    where metrics are withheld; and
     `signal` with those of the state's aggregator, if it has one. `train` has
     `loss`, the mean over the examples trained on, and NaN where nobody trained;
     `num_examples`, how many these are; `num_clients`; `num_trained_clients`,
@@ -479,7 +490,7 @@ def build_client_work(
     return result, (counts, _update_norm(kept)), kept.signal, memory
 
   _, measured_type, signal_type, _ = client_update_tf.type_signature.result
-  metrics_tf = tff.tensorflow.computation(_train_metrics, measured_type)
+  measure = _measurement(measured_type, metrics)
   signals = _SignalAggregation(state, signal_type, initial_state_tf)
   parameter_types = (
       signals.init_fn.type_signature.result,
@@ -491,17 +502,13 @@ def build_client_work(
     message = tff.federated_broadcast(
         tff.federated_map(message_tf, signals.own_state(server_state))
     )
-    result, (counts, norm), signal, memory = tff.federated_map(
+    result, counted, signal, memory = tff.federated_map(
         client_update_tf, (weights, message, data)
     )
     new_state, measured = signals.next_state(server_state, signal)
-    train = tff.federated_map(
-        metrics_tf, (tff.federated_sum(counts), tff.federated_max(norm))
-    )
+    measured = collections.OrderedDict(train=measure(counted), **measured)
     output = tff.templates.MeasuredProcessOutput(
-        new_state,
-        result,
-        tff.federated_zip(collections.OrderedDict(train=train, **measured)),
+        new_state, result, tff.federated_zip(measured)
     )
     return output, memory
 
@@ -515,6 +522,50 @@ def build_client_work(
   return ClientWork(
       process, tff.federated_computation(one_round, parameter_types)
   )
+
+
+def _measurement(
+    measured_type: tff.Type, metrics: Metrics
+) -> Callable[[Any], Any]:
+  """Returns what makes the metrics of a round of what clients counted.
+
+  Args:
+    measured_type: Of a client's counts and norm.
+    metrics: See `build_client_work`.
+  """
+  if metrics == 'withheld':
+    return lambda counted: tff.federated_value((), tff.SERVER)
+  if metrics == 'plain':
+    both_tf = tff.tensorflow.computation(_train_metrics, measured_type)
+
+    def plain(counted):
+      counts, norm = counted
+      return tff.federated_map(
+          both_tf, (tff.federated_sum(counts), tff.federated_max(norm))
+      )
+
+    return plain
+
+  counts_type, _ = measured_type
+  process = tff.aggregators.SecureSumFactory(_LARGEST_COUNT).create(counts_type)
+  counts_tf = tff.tensorflow.computation(_from_secure_sum, counts_type)
+
+  def secure(counted):
+    counts, _ = counted
+    # A sum with fixed bounds keeps nothing between rounds.
+    nothing = tff.federated_value((), tff.SERVER)
+    return tff.federated_map(counts_tf, process.next(nothing, counts).result)
+
+  return secure
+
+
+def _from_secure_sum(counts: _Counts):
+  """Returns the metrics; whole numbers are rounded in a secure sum."""
+  report = counts.report._replace(
+      num_examples=tf.round(counts.report.num_examples)
+  )
+  whole = _Counts(report, *map(tf.round, counts[1:]))
+  return _train_metrics(whole, tf.constant(-1.0))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_meta import augmentation
-from tff_meta import composition
 from tff_meta import datasets
 from tff_meta import method as method_lib
 from tff_meta import models
@@ -62,12 +61,11 @@ class Experiment:
     Raises:
       ValueError: If the algorithm has no such aggregation.
     """
-    robust = self.config.training.aggregation == 'robust'
     return method_lib.build_process(
         self.method,
         self.model,
         seed=self.config.seed,
-        aggregation=composition.robust_factory() if robust else None,
+        aggregation=self.config.training.aggregator(),
     )
 
   def cohort(self, round_num: int) -> Sequence[str]:

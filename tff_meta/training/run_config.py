@@ -10,6 +10,7 @@ import json
 import typing
 from typing import Any, Literal
 
+from tff_meta import aggregation as aggregation_lib
 from tff_meta import datasets
 from tff_meta import models
 from tff_meta import registry
@@ -39,6 +40,7 @@ FREE_FIELDS = (
     'rounds',
     'checkpoint_every',
     'patience',
+    'target_epsilon',
     'data_dir',
     'protocols',
     'eval_groups',
@@ -137,9 +139,11 @@ class TrainingConfig:
     eval_new_clients: Whether new clients are evaluated on the way, too; no
       round is selected by them.
     execution: Where TFF computations run.
-    aggregation: How the server takes the mean of the clients' updates:
-      `'plain'`, or `'robust'`, which leaves out and cuts down what is much
-      larger than most.
+    aggregation: How everything that clients send is aggregated: a name in
+      `aggregation.BY_NAME`.
+    aggregation_options: Fields of that class.
+    target_epsilon: The largest epsilon that the run may have, above 0; None for
+      any. Of `aggregation` `'dp'` alone.
     batched_clients: How many clients that are alike are computed together, 1
       for one after the other. Only rounding depends on it, but that does, so a
       continuation must share it.
@@ -158,7 +162,13 @@ class TrainingConfig:
   validation_clients: int | None = None
   eval_new_clients: bool = False
   execution: Literal['in_process', 'native']
-  aggregation: Literal['plain', 'robust'] = 'plain'
+  aggregation: Literal['plain', 'robust', 'compressed', 'secure', 'dp'] = (
+      'plain'
+  )
+  aggregation_options: Mapping[str, Any] = dataclasses.field(
+      default_factory=dict
+  )
+  target_epsilon: float | None = None
   batched_clients: int = 1
 
   def __post_init__(self):
@@ -172,6 +182,19 @@ class TrainingConfig:
             'batched_clients',
         ),
     )
+    aggregation = self.aggregator()
+    if isinstance(aggregation, aggregation_lib.DifferentiallyPrivate):
+      expected = aggregation.clients_per_round
+      if expected != self.clients_per_round:
+        raise ValueError(
+            'Expected `clients_per_round` of the aggregation to be that of the'
+            f' run, {self.clients_per_round}, found {expected}.'
+        )
+    elif self.target_epsilon is not None:
+      raise ValueError(
+          "Expected `aggregation` 'dp' with a `target_epsilon`, found"
+          f' {self.aggregation!r}, which has no epsilon.'
+      )
     if self.validation_clients is not None and self.validation_clients < 1:
       raise ValueError(
           'Expected `validation_clients` of at least 1, or None for all, found'
@@ -206,6 +229,11 @@ class TrainingConfig:
             f'Expected `select_best` with `{name}` {value!r}, found none: no'
             ' round is selected.'
         )
+
+  def aggregator(self) -> aggregation_lib.Aggregation:
+    """Returns how everything that clients send is aggregated."""
+    kind = aggregation_lib.BY_NAME[self.aggregation]
+    return kind(**self.aggregation_options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -335,11 +363,11 @@ class RunConfig:
             ' nobody would be chosen. Tip:'
             f' --group_clients={2 * kept} has twice as many to choose from.'
         )
-    if self.training.aggregation != 'plain' and spec.channels:
+    why_not = spec.refused_aggregations.get(self.training.aggregation)
+    if why_not is not None:
       raise ValueError(
-          f"Expected `aggregation` 'plain' with {self.algorithm}, found"
-          f' {self.training.aggregation!r}: its clients also send'
-          f' {spec.channels}, which it would not guard.'
+          f'Expected `aggregation` of {self.algorithm} as one that covers all'
+          f' that clients send, found {self.training.aggregation!r}: {why_not}.'
       )
 
   def flat(self) -> dict[str, Any]:
@@ -477,6 +505,10 @@ def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
   found = json.loads(json.dumps(_LATER_FIELDS)) | dict(values)
   spec = registry.get(found['algorithm'])
   preset = dataclasses.asdict(spec.presets[found['preset']])
+  aggregation = aggregation_lib.BY_NAME[found['aggregation']]
+  found['aggregation_options'] = (
+      dataclasses.asdict(aggregation()) | found['aggregation_options']
+  )
   found['hparams'] = json.loads(json.dumps(preset)) | {
       name: value
       for name, value in found['hparams'].items()
@@ -623,7 +655,22 @@ def resolve(**flags: Any) -> RunConfig:
       ),
       'curve': False,
   } | _evaluations_on_the_way(given, algorithm.rounds_per_cohort(hparams))
+  name = given.get('aggregation', 'plain')
+  _check_choice('aggregation', name, aggregation_lib.BY_NAME)
+  aggregation: Any = aggregation_lib.BY_NAME[name]()
+  if name == 'dp':
+    aggregation = dataclasses.replace(
+        aggregation,
+        clients_per_round=given.get(
+            'clients_per_round', suitable['clients_per_round']
+        ),
+    )
   read = {
+      'aggregation_options': dataclasses.asdict(
+          hyperparameters.override(
+              aggregation, given.get('aggregation_options', '')
+          )
+      ),
       'preset': preset,
       'hparams': hparams,
       'reference_hparams': hyperparameters.override(

@@ -1,0 +1,412 @@
+"""How everything that leaves a client is aggregated, as one value.
+
+An `Aggregation` covers the changes of models, what goes through the channels of
+a `Method`, and the metrics of training: never a part of them alone. Its fields
+are what `--aggregation_options` takes.
+
+    process = method.build_process(
+        trained, model, aggregation=aggregation.Secure(clip=1.0)
+    )
+
+TensorFlow is imported where an aggregation is used, so that options can be
+checked without.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Literal, TYPE_CHECKING
+
+from tff_meta import config_checks
+
+if TYPE_CHECKING:
+  import tensorflow_federated as tff
+
+  from tff_meta.aggregators import bounds
+
+
+@dataclasses.dataclass(frozen=True)
+class Aggregation:
+  """The base of all, with what most have in common.
+
+  Attributes:
+    metrics: What is done with the metrics of training: summed in the clear, by
+      secure sums, or not at all.
+    covers_choices: Whether it can aggregate several models, of which a client
+      trains one: it has zeros of those that trained another.
+  """
+
+  metrics: ClassVar[Literal['plain', 'secure', 'withheld']] = 'plain'
+  covers_choices: ClassVar[bool] = True
+
+  def __post_init__(self):
+    """Checks all fields.
+
+    Raises:
+      ValueError: If one holds what it cannot.
+    """
+    config_checks.check_fields(self)
+
+  def of_models(
+      self, num_parts: int, summed: bool
+  ) -> 'tff.aggregators.WeightedAggregationFactory':
+    """Returns what aggregates the changes of a model.
+
+    Args:
+      num_parts: How many things a client sends: the change of a model, and what
+        goes through a channel.
+      summed: Whether the changes are summed; otherwise the result is a mean.
+    """
+    raise NotImplementedError
+
+  def of_sums(
+      self, num_parts: int, bound: 'bounds.Bound'
+  ) -> 'tff.aggregators.UnweightedAggregationFactory':
+    """Returns what sums the clients' parts of a channel.
+
+    Args:
+      num_parts: As in `of_models`.
+      bound: How what one client adds is bounded.
+    """
+    raise NotImplementedError
+
+  def limited(
+      self, factory: 'tff.aggregators.WeightedAggregationFactory'
+  ) -> 'tff.aggregators.WeightedAggregationFactory':
+    """Returns the factory for weights as this aggregation takes them.
+
+    Args:
+      factory: Aggregates all that is in an update.
+    """
+    return factory
+
+
+@dataclasses.dataclass(frozen=True)
+class Plain(Aggregation):
+  """Of all updates, by their weights, in the clear."""
+
+  def of_models(self, num_parts, summed):
+    """See `Aggregation`."""
+    import tensorflow_federated as tff
+
+    if summed:
+      # Clients that do not count send zeros.
+      return tff.aggregators.as_weighted_aggregator(
+          tff.aggregators.SumFactory()
+      )
+    return tff.aggregators.MeanFactory(no_nan_division=True)
+
+  def of_sums(self, num_parts, bound):
+    """See `Aggregation`."""
+    import tensorflow_federated as tff
+
+    return tff.aggregators.SumFactory()
+
+
+@dataclasses.dataclass(frozen=True)
+class Robust(Aggregation):
+  """Without, or with less of, what is much larger than most.
+
+  Attributes:
+    rule: Of the changes of a model. `'adaptive'`: those beyond a multiple of a
+      high quantile of the norms so far count as zeros, long ones are cut to a
+      quantile; where every client has weight zero the mean is NaN, which TFF's
+      finalizers leave out. `'centered'`: a client moves the last round's mean
+      by `radius` over the number of clients at most, whatever it sends (see
+      `aggregators.centered_clipping`); clients count alike.
+    radius: Of `'centered'`, above 0.
+    channel_bound: The longest vector (of control variates; of a class mean) or
+      the largest number (of margins) of a client, above 0. Clients count alike
+      there.
+  """
+
+  rule: Literal['adaptive', 'centered'] = 'adaptive'
+  radius: float = 1.0
+  channel_bound: float = 10.0
+  covers_choices = False
+
+  def __post_init__(self):
+    super().__post_init__()
+    _check_positive(self, 'radius', 'channel_bound')
+
+  def of_models(self, num_parts, summed):
+    """See `Aggregation`."""
+    import tensorflow_federated as tff
+
+    from tff_meta.aggregators import centered_clipping
+
+    if summed:
+      raise ValueError(
+          'Expected a method whose updates are averaged with a robust'
+          ' aggregation, found one whose updates are summed. Tip:'
+          ' --aggregation=plain, or a configuration with a mean.'
+      )
+    if self.rule == 'centered':
+      return centered_clipping.CenteredClippingFactory(self.radius)
+    return tff.learning.robust_aggregator()
+
+  def of_sums(self, num_parts, bound):
+    """See `Aggregation`."""
+    import tensorflow_federated as tff
+
+    from tff_meta.aggregators import bounds
+
+    return bounds.BoundedSumFactory(
+        bound,
+        bounds.Limits(self.channel_bound),
+        tff.aggregators.SumFactory(),
+        count=tff.aggregators.SumFactory(),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Compressed(Aggregation):
+  """With large tensors rounded to a few bits for their way to the server.
+
+  Rounding is to the nearest of 2**bits numbers between a tensor's smallest and
+  largest, without randomness, so that a round can be done again.
+
+  Attributes:
+    bits: Of every number, 1 to 16.
+    min_elements: Tensors of at most so many numbers are sent as they are.
+  """
+
+  bits: int = 8
+  min_elements: int = 20000
+
+  def __post_init__(self):
+    super().__post_init__()
+    if not 1 <= self.bits <= 16:
+      raise ValueError(f'Expected `bits` from 1 to 16, found {self.bits}.')
+
+  def of_models(self, num_parts, summed):
+    """See `Aggregation`."""
+    import tensorflow_federated as tff
+
+    total = self.of_sums(num_parts, None)
+    if summed:
+      return tff.aggregators.as_weighted_aggregator(total)
+    return tff.aggregators.MeanFactory(total, no_nan_division=True)
+
+  def of_sums(self, num_parts, bound):
+    """See `Aggregation`."""
+    import tensorflow_federated as tff
+
+    return tff.aggregators.EncodedSumFactory.quantize_above_threshold(
+        self.bits, self.min_elements, stochastic=False
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Secure(Aggregation):
+  """By secure sums: the server learns sums over the clients, and nothing else.
+
+  Numbers are cut to their bounds and rounded to 2**32 steps between them. How
+  many clients had one beyond is measured by a secure sum, too
+  (`secure_upper_clipped_count`, `secure_lower_clipped_count`,
+  `num_cut_clients`). Metrics are
+  summed likewise, but for the largest norm of an update, which is not measured.
+  TFF's simulations compute the sums without cryptography; a production stack
+  puts its protocol in their place.
+
+  Attributes:
+    clip: The largest change of any weight of a model, above 0.
+    max_weight: The most that a client counts for, such as its number of
+      examples, above 0; who has more counts for so much.
+    channel_bound: The largest number of a control variate or margin, or the
+      longest class mean, above 0.
+  """
+
+  clip: float = 1.0
+  max_weight: float = 1000.0
+  channel_bound: float = 100.0
+  metrics = 'secure'
+
+  def __post_init__(self):
+    super().__post_init__()
+    _check_positive(self, 'clip', 'max_weight', 'channel_bound')
+
+  def of_models(self, num_parts, summed):
+    """See `Aggregation`."""
+    import tensorflow_federated as tff
+
+    if summed:
+      return tff.aggregators.as_weighted_aggregator(
+          tff.aggregators.SecureSumFactory(float(self.clip))
+      )
+    return tff.aggregators.MeanFactory(
+        tff.aggregators.SecureSumFactory(float(self.clip * self.max_weight)),
+        tff.aggregators.SecureSumFactory(float(self.max_weight), 0.0),
+        no_nan_division=True,
+    )
+
+  def of_sums(self, num_parts, bound):
+    """See `Aggregation`."""
+    import tensorflow_federated as tff
+
+    from tff_meta.aggregators import bounds
+
+    return bounds.BoundedSumFactory(
+        bound,
+        bounds.Limits(self.channel_bound, self.max_weight),
+        tff.aggregators.SecureSumFactory(1.0),
+        count=tff.aggregators.SecureSumFactory(1, 0),
+    )
+
+  def limited(self, factory):
+    """See `Aggregation`."""
+    from tff_meta.aggregators import bounds
+
+    return bounds.LimitedWeightsFactory(factory, self.max_weight)
+
+
+@dataclasses.dataclass(frozen=True)
+class DifferentiallyPrivate(Aggregation):
+  """One Gaussian mechanism over all that a client sends.
+
+  The change of a model and what goes through a channel are each cut to a bound,
+  summed, and given Gaussian noise, whose standard deviation is the bound times
+  `noise_multiplier` times the root of the number of parts: together they are
+  one Gaussian mechanism of that noise multiplier. Clients count alike, and a
+  mean divides by the clients that were expected. Metrics of training are
+  withheld. See docs/design/privacy.md, and `privacy` for the epsilon.
+
+  The noise does not come from the run's seed: no two runs are the same.
+
+  Attributes:
+    noise_multiplier: z, at least 0; 0 is without noise and without privacy.
+    clients_per_round: Clients of a cohort, at least 1.
+    clip: The longest change of a model (L2 norm), above 0; with a
+      `clip_quantile` that of the first round.
+    clip_quantile: Share of clients whose change should be shorter than the
+      clip, which then follows it from round to round; a part of the noise is
+      spent on that share. 0 for a fixed clip.
+    channel_bound: The longest control variate or class mean, or the largest
+      margin, above 0.
+    delta: For which epsilon is computed, between 0 and 1.
+  """
+
+  noise_multiplier: float = 1.0
+  clients_per_round: int = 1
+  clip: float = 0.1
+  clip_quantile: float = 0.0
+  channel_bound: float = 1.0
+  delta: float = 1e-5
+  metrics = 'withheld'
+  covers_choices = False
+
+  def __post_init__(self):
+    super().__post_init__()
+    _check_positive(self, 'clip', 'channel_bound')
+    config_checks.check_at_least_one(self, 'clients_per_round')
+    config_checks.check_fraction(self, 'delta')
+    if self.clip_quantile:
+      config_checks.check_fraction(self, 'clip_quantile')
+
+  def of_models(self, num_parts, summed):
+    """See `Aggregation`."""
+    from tff_meta.aggregators import bounds
+
+    divisor = 1.0 if summed else float(self.clients_per_round)
+    if self.clip_quantile:
+      mean = self._adaptive_mean(num_parts)
+      return bounds.DividedSumFactory(mean, divisor / self.clients_per_round)
+    total = self._sum(num_parts, bounds.VECTOR, self.clip)
+    return bounds.DividedSumFactory(total, divisor)
+
+  def of_sums(self, num_parts, bound):
+    """See `Aggregation`."""
+    return self._sum(num_parts, bound, self.channel_bound)
+
+  def limited(self, factory):
+    """See `Aggregation`."""
+    from tff_meta.aggregators import bounds
+
+    return bounds.LimitedWeightsFactory(factory, None)
+
+  def _noise(self, num_parts):
+    """The noise multiplier of each part."""
+    return self.noise_multiplier * num_parts**0.5
+
+  def _sum(self, num_parts, bound, size):
+    import tensorflow_federated as tff
+    import tensorflow_privacy as tfp
+
+    from tff_meta.aggregators import bounds
+
+    noise = self._noise(num_parts)
+    return bounds.BoundedSumFactory(
+        bound,
+        bounds.Limits(size),
+        tff.aggregators.DifferentiallyPrivateFactory(
+            tfp.GaussianSumQuery(l2_norm_clip=1.0, stddev=noise)
+        ),
+        noise=noise,
+    )
+
+  def _adaptive_mean(self, num_parts):
+    import tensorflow_federated as tff
+
+    try:
+      return tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
+          self._noise(num_parts),
+          self.clients_per_round,
+          initial_l2_norm_clip=self.clip,
+          target_unclipped_quantile=self.clip_quantile,
+      )
+    except ValueError as error:
+      raise ValueError(
+          'Expected enough clients in a cohort to estimate `clip_quantile`'
+          f' with `noise_multiplier` {self.noise_multiplier}, found'
+          f' {self.clients_per_round} ({error}). Tip: more clients a round, or'
+          ' a fixed clip.'
+      ) from None
+
+
+@dataclasses.dataclass(frozen=True)
+class OfModels(Plain):
+  """A TFF aggregator for the changes of models alone.
+
+  What goes through channels, and the metrics, are summed plainly: this is for
+  trying out aggregators, and promises nothing about what the server sees.
+
+  Attributes:
+    factory: Weighted; `tff.aggregators.as_weighted_aggregator` makes one of an
+      unweighted one.
+  """
+
+  factory: Any = None
+
+  def __post_init__(self):
+    import tensorflow_federated as tff
+
+    if not isinstance(self.factory, tff.aggregators.WeightedAggregationFactory):
+      raise TypeError(
+          'Expected a weighted TFF aggregation factory, found'
+          f' {self.factory!r}. Tip: tff.aggregators.as_weighted_aggregator.'
+      )
+
+  def of_models(self, num_parts, summed):
+    """See `Aggregation`."""
+    if summed:
+      raise ValueError(
+          'Expected no aggregator with a method whose updates are summed, which'
+          f' is one itself, found {self.factory}.'
+      )
+    return self.factory
+
+
+BY_NAME = {
+    'plain': Plain,
+    'robust': Robust,
+    'compressed': Compressed,
+    'secure': Secure,
+    'dp': DifferentiallyPrivate,
+}
+
+
+def _check_positive(config: Aggregation, *names: str) -> None:
+  """Raises a ValueError if one of these fields is 0."""
+  for name in names:
+    if not getattr(config, name) > 0:
+      raise ValueError(
+          f'Expected `{name}` above 0, found {getattr(config, name)}.'
+      )

@@ -1,0 +1,270 @@
+"""Sums of what clients send, of which each adds a bounded part.
+
+Secure sums, noise and robustness all need to know how much one client can add.
+A `Bound` says how what a client sends is made smaller, and what the server does
+with the sum of the smaller parts to have the sum of what was sent again.
+"""
+
+import collections
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta import weights as weights_lib
+
+
+class Limits(NamedTuple):
+  """How much a client can add.
+
+  Attributes:
+    size: The longest vector, or the largest number, above 0.
+    weight: The most that a client counts for, above 0; None where all clients
+      that count at all count 1.
+  """
+
+  size: float
+  weight: float | None = None
+
+
+class Bound(NamedTuple):
+  """How what one client adds to a sum is bounded.
+
+  Attributes:
+    shorten: `(value, Limits) -> (value, is_cut)`. The value is of the same
+      structure, its numbers are finite and in [-1, 1], and its norm is 1 at
+      most unless it has several vectors; the boolean says whether what was sent
+      was beyond the limits.
+    restore: `(sum, Limits, noise) -> sum` on the server, undoes the scale of
+      `shorten`. `noise` is the standard deviation of the noise in every number
+      of the sum, a float, 0 without noise.
+  """
+
+  shorten: Callable[[Any, Limits], tuple[Any, tf.Tensor]]
+  restore: Callable[[Any, Limits, float], Any]
+
+
+def shorten_vector(value: Any, size: float) -> tuple[Any, tf.Tensor]:
+  """Returns a structure over `size`, of norm 1 at most, and whether it is cut.
+
+  Args:
+    value: A structure of finite float tensors.
+    size: The longest that stays as it is, above 0.
+  """
+  # Its numbers are cut first, so that the norm is finite.
+  scaled = tf.nest.map_structure(
+      lambda leaf: tf.clip_by_value(leaf / size, -2.0, 2.0), value
+  )
+  norm = tf.sqrt(weights_lib.squared_norm(scaled))
+  shortened = weights_lib.scale(scaled, 1 / tf.maximum(norm, 1.0))
+  return shortened, norm > 1.0
+
+
+# All that a client sends is one vector.
+VECTOR = Bound(
+    lambda value, limits: shorten_vector(value, limits.size),
+    lambda total, limits, noise: weights_lib.scale(total, limits.size),
+)
+
+
+class BoundedSumFactory(tff.aggregators.UnweightedAggregationFactory):
+  """Sums what clients send, each part bounded.
+
+  The state is that of the inner sum. The measurements are its own, as `sum`,
+  and `num_cut_clients`, of which a part was beyond the limits, if they are
+  counted.
+  """
+
+  def __init__(
+      self,
+      bound: Bound,
+      limits: Limits,
+      inner: tff.aggregators.UnweightedAggregationFactory,
+      *,
+      noise: float = 0.0,
+      count: tff.aggregators.UnweightedAggregationFactory | None = None,
+  ):
+    """Initializes the factory.
+
+    Args:
+      bound: What is done to what clients send.
+      limits: How much they can add.
+      inner: Sums the shortened parts: values in [-1, 1].
+      noise: Standard deviation of the noise that `inner` adds to every number.
+      count: Sums int32 0 and 1, without a state; None not to count who is cut.
+    """
+    self._bound = bound
+    self._limits = limits
+    self._inner = inner
+    self._noise = noise
+    self._count = count
+
+  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
+    """Creates the process for values of that type."""
+    bound, limits, noise = self._bound, self._limits, self._noise
+    process = self._inner.create(value_type)
+    count = self._count and self._count.create(tff.TensorType(np.int32))
+
+    @tff.tensorflow.computation(value_type)
+    def shorten(value):
+      shortened, is_cut = bound.shorten(value, limits)
+      return shortened, tf.cast(is_cut, tf.int32)
+
+    @tff.tensorflow.computation(value_type)
+    def restore(total):
+      return bound.restore(total, limits, noise)
+
+    @tff.federated_computation(
+        process.initialize.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+    )
+    def next_fn(state, value):
+      shortened, is_cut = tff.federated_map(shorten, value)
+      output = process.next(state, shortened)
+      measurements = collections.OrderedDict(sum=output.measurements)
+      if count is not None:
+        nothing = tff.federated_value((), tff.SERVER)
+        cut = count.next(nothing, is_cut).result
+        measurements['num_cut_clients'] = cut
+      return tff.templates.MeasuredProcessOutput(
+          output.state,
+          tff.federated_map(restore, output.result),
+          tff.federated_zip(measurements),
+      )
+
+    return tff.templates.AggregationProcess(process.initialize, next_fn)
+
+
+class LimitedWeightsFactory(tff.aggregators.WeightedAggregationFactory):
+  """Clients count for a limited weight; those of weight 0 send zeros."""
+
+  def __init__(
+      self,
+      inner: tff.aggregators.WeightedAggregationFactory,
+      most: float | None,
+  ):
+    """Initializes the factory.
+
+    Args:
+      inner: Aggregates the values with the limited weights.
+      most: The largest weight, above 0; None where all clients that count at
+        all count 1.
+    """
+    self._inner = inner
+    self._most = most
+
+  def create(
+      self, value_type: tff.Type, weight_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    """Creates the process for values and weights of these types."""
+    most = self._most
+    process = self._inner.create(value_type, weight_type)
+
+    @tff.tensorflow.computation(value_type, weight_type)
+    def limit(value, weight):
+      counts = weight > 0
+      value = tf.nest.map_structure(
+          lambda leaf: tf.where(counts, leaf, tf.zeros_like(leaf)), value
+      )
+      if most is None:
+        return value, tf.cast(counts, weight.dtype)
+      return value, tf.minimum(weight, tf.constant(most, weight.dtype))
+
+    @tff.federated_computation(
+        process.initialize.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+        tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state, value, weight):
+      limited = tff.federated_map(limit, (value, weight))
+      return process.next(state, limited[0], limited[1])
+
+    return tff.templates.AggregationProcess(process.initialize, next_fn)
+
+
+class DividedSumFactory(tff.aggregators.WeightedAggregationFactory):
+  """A sum over the clients divided by a constant, whatever their weights.
+
+  Where noise is added to a sum, the number of clients that counted is not known
+  and must not be: the mean is over those that were expected.
+  """
+
+  def __init__(
+      self, inner: tff.aggregators.UnweightedAggregationFactory, divisor: float
+  ):
+    """Initializes the factory.
+
+    Args:
+      inner: Sums the values.
+      divisor: Above 0.
+    """
+    self._inner = inner
+    self._divisor = divisor
+
+  def create(
+      self, value_type: tff.Type, weight_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    """Creates the process for values of that type."""
+    divisor = self._divisor
+    process = self._inner.create(value_type)
+
+    @tff.tensorflow.computation(value_type)
+    def divide(total):
+      return tf.nest.map_structure(lambda leaf: leaf / divisor, total)
+
+    @tff.federated_computation(
+        process.initialize.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+        tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state, value, weight):
+      del weight
+      output = process.next(state, value)
+      return tff.templates.MeasuredProcessOutput(
+          output.state,
+          tff.federated_map(divide, output.result),
+          output.measurements,
+      )
+
+    return tff.templates.AggregationProcess(process.initialize, next_fn)
+
+
+class NothingFactory(tff.aggregators.WeightedAggregationFactory):
+  """Zeros, whatever the clients have, of which nothing is sent."""
+
+  def create(
+      self, value_type: tff.Type, weight_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    """Creates the process for values and weights of these types."""
+
+    @tff.tensorflow.computation
+    def zeros():
+      return zeros_of(value_type)
+
+    @tff.federated_computation
+    def init_fn():
+      return tff.federated_value((), tff.SERVER)
+
+    @tff.federated_computation(
+        init_fn.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+        tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state, value, weight):
+      del value, weight
+      return tff.templates.MeasuredProcessOutput(
+          state,
+          tff.federated_eval(zeros, tff.SERVER),
+          tff.federated_value((), tff.SERVER),
+      )
+
+    return tff.templates.AggregationProcess(init_fn, next_fn)
+
+
+def zeros_of(value_type: tff.Type) -> Any:
+  """Returns zeros of a type whose shapes are known."""
+  return tff.types.structure_from_tensor_type_tree(
+      lambda tensor: tf.zeros(tensor.shape, tensor.dtype), value_type
+  )
