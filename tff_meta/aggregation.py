@@ -17,6 +17,9 @@ from typing import Any, ClassVar, Literal, TYPE_CHECKING
 
 from tff_meta import config_checks
 
+# How far a sum of vectors moves, over their bound, where one is replaced.
+_SENSITIVITY = 2.0
+
 if TYPE_CHECKING:
   import tensorflow_federated as tff
 
@@ -263,16 +266,18 @@ class DifferentiallyPrivate(Aggregation):
   """One Gaussian mechanism over all that a client sends.
 
   The change of a model and what goes through a channel are each cut to a bound,
-  summed, and given Gaussian noise, whose standard deviation is the bound times
-  `noise_multiplier` times the root of the number of parts: together they are
-  one Gaussian mechanism of that noise multiplier. Clients count alike, and a
-  mean divides by the clients that were expected. Metrics of training are
-  withheld. See docs/design/privacy.md, and `privacy` for the epsilon.
+  summed, and given Gaussian noise. Its standard deviation is `noise_multiplier`
+  times twice the bound, which is how far a sum moves where a client is replaced
+  by another, times the root of the number of parts: together they are one
+  Gaussian mechanism of that noise multiplier. Clients count alike, and a mean
+  divides by the clients that were expected. Metrics of training are withheld.
+  See docs/design/privacy.md, and `privacy` for the epsilon.
 
   The noise does not come from the run's seed: no two runs are the same.
 
   Attributes:
     noise_multiplier: z, at least 0; 0 is without noise and without privacy.
+      TFF's own is relative to the bound itself: z here is 2 z there.
     clients_per_round: Clients of a cohort, at least 1.
     clip: The longest change of a model (L2 norm), above 0; with a
       `clip_quantile` that of the first round.
@@ -323,8 +328,8 @@ class DifferentiallyPrivate(Aggregation):
     return bounds.LimitedWeightsFactory(factory, None)
 
   def _noise(self, num_parts):
-    """The noise multiplier of each part."""
-    return self.noise_multiplier * num_parts**0.5
+    """Standard deviation of the noise of each part, over its bound."""
+    return _SENSITIVITY * self.noise_multiplier * num_parts**0.5
 
   def _sum(self, num_parts, bound, size):
     import tensorflow_federated as tff

@@ -766,6 +766,16 @@ _COMPOSED = tuple(
     for case in _MODULES
     if case.algorithm in ('frl', 'fed_avg', 'scaffold')
 )
+# One of each thing that clients send beside, or in place of, a model.
+_EACH_CHANNEL = (
+    'frl',
+    'metavers',
+    'fed_avg',
+    'scaffold',
+    'fed_proto',
+    'ifca',
+    'local',
+)
 
 
 @pytest.hookimpl(trylast=True)
@@ -817,6 +827,20 @@ def _with_marks(
     return [pytest.mark.ci] if is_left_to_ci(found) else []
 
   return [pytest.param(found, marks=mark(found)) for found in cases]
+
+
+@pytest.fixture(
+    scope='session',
+    params=_with_marks(
+        _first_of_each(lambda case: case.algorithm),
+        lambda case: case.algorithm not in _EACH_CHANNEL,
+        lambda case: case not in _COMPOSED,
+    ),
+    ids=str,
+)
+def any_subject(request) -> Subject:
+  """Every name of the registry; most are slow tests."""
+  return _subject(request.param)
 
 
 @pytest.fixture(

@@ -11,7 +11,7 @@ from tff_meta.aggregators import bounds
 
 _ROOT_2 = 2**0.5
 # Standard deviations of the noise that a weight has to be above to be believed.
-_CERTAINTY = 2.0
+_CERTAINTY = 1.0
 
 
 class Margin(NamedTuple):

@@ -11,7 +11,7 @@ from tff_meta.losses import prototypical
 
 # Standard deviations of the noise that a class's weight has to be above for the
 # class to be believed.
-_CERTAINTY = 2.0
+_CERTAINTY = 1.0
 
 
 def _shorten(sums, limits):

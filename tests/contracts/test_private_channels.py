@@ -1,0 +1,99 @@
+"""Nothing leaves a client exactly where an aggregation is to hide it.
+
+Of every name of the registry; where an algorithm's spec refuses an aggregation,
+its process does, too.
+"""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+import tree
+
+from tff_meta import aggregation
+from tff_meta.training import metric_writers
+
+_PRIVATE = aggregation.DifferentiallyPrivate(
+    noise_multiplier=0.05, clients_per_round=3, clip=1.0, channel_bound=2.0
+)
+
+
+def _refuses(subject, name):
+  """Whether the spec refuses an aggregation; the process has to agree."""
+  is_refused = name in subject.case.spec.refused_aggregations
+  if is_refused:
+    with pytest.raises(ValueError, match='Expected an? .*aggregation'):
+      subject.build_with(aggregation=aggregation.BY_NAME[name]())
+  return is_refused
+
+
+def _one_round(subject, process, state):
+  cohort = [subject.data(client) for client in subject.cohort]
+  return subject.one_round(state, cohort, process)[0]
+
+
+def _floats(structure):
+  """Path -> array, of all that are neither whole numbers nor flags."""
+  return {
+      path: array
+      for path, array in tree.flatten_with_path(structure)
+      if np.issubdtype(np.asarray(array).dtype, np.floating)
+      and not np.isin(array, (0, 1)).all()
+  }
+
+
+@pytest.mark.ci
+def test_the_server_of_a_secure_aggregation_sees_sums_alone(any_subject):
+  """What clients send in the clear is nothing; the round is as without."""
+  if _refuses(any_subject, 'secure'):
+    return
+  options: dict[str, Any] = {}
+  plain = any_subject.process
+  if any_subject.method.server_optimizer is not None:
+    # Adam would make whole steps of rounding errors.
+    options['server_optimizer'] = tff.learning.optimizers.build_sgdm(1.0)
+    plain = any_subject.build_with(**options)
+  secure = any_subject.build_with(aggregation=aggregation.Secure(), **options)
+  form = tff.backends.mapreduce.get_map_reduce_form_for_computation(secure.next)
+  clear, *secret = form.work.type_signature.result
+  assert not tff.types.contains(clear, lambda t: isinstance(t, tff.TensorType))
+  assert any(map(len, secret))
+
+  weights = [
+      tree.flatten(
+          process.get_model_weights(
+              _one_round(any_subject, process, process.initialize()).state
+          ).trainable
+      )
+      for process in (plain, secure)
+  ]
+  for expected, actual in zip(*weights, strict=True):
+    np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_noise_is_in_all_that_a_round_moves(any_subject):
+  """Two rounds from one state differ wherever a plain one moves the server.
+
+  And no number that is measured is that of the plain round.
+  """
+  if _refuses(any_subject, 'dp'):
+    return
+  process = any_subject.build_with(aggregation=_PRIVATE)
+  state = process.initialize()
+  first, second = (_one_round(any_subject, process, state) for _ in range(2))
+  plain_state = any_subject.process.initialize()
+  plain = _one_round(any_subject, any_subject.process, plain_state)
+
+  before, after = _floats(plain_state), _floats(plain.state)
+  one, other = _floats(first.state), _floats(second.state)
+  moved = [p for p in after if not np.array_equal(before.get(p), after[p])]
+  assert moved and not [p for p in moved if np.array_equal(one[p], other[p])]
+  measured = metric_writers.flatten_metrics(first.metrics)
+  exact = metric_writers.flatten_metrics(plain.metrics)
+  assert not [n for n in measured if n.startswith('train/')]
+  assert not [
+      name
+      for name, value in measured.items()
+      if isinstance(value, float) and value == exact.get(name)
+  ]
