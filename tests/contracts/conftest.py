@@ -845,6 +845,20 @@ def any_subject(request) -> Subject:
 
 @pytest.fixture(
     scope='session',
+    params=_with_marks(
+        _first_of_each(lambda case: case.algorithm),
+        lambda case: case.algorithm not in _EACH_CHANNEL,
+        lambda case: True,
+    ),
+    ids=str,
+)
+def costly_subject(request) -> Subject:
+  """The same; none by default."""
+  return _subject(request.param)
+
+
+@pytest.fixture(
+    scope='session',
     params=_with_marks(_PROCESSES),
     ids=str,
 )

@@ -43,18 +43,19 @@ def _floats(structure):
   }
 
 
-@pytest.mark.ci
-def test_the_server_of_a_secure_aggregation_sees_sums_alone(any_subject):
+def test_the_server_of_a_secure_aggregation_sees_sums_alone(costly_subject):
   """What clients send in the clear is nothing; the round is as without."""
-  if _refuses(any_subject, 'secure'):
+  if _refuses(costly_subject, 'secure'):
     return
   options: dict[str, Any] = {}
-  plain = any_subject.process
-  if any_subject.method.server_optimizer is not None:
+  plain = costly_subject.process
+  if costly_subject.method.server_optimizer is not None:
     # Adam would make whole steps of rounding errors.
     options['server_optimizer'] = tff.learning.optimizers.build_sgdm(1.0)
-    plain = any_subject.build_with(**options)
-  secure = any_subject.build_with(aggregation=aggregation.Secure(), **options)
+    plain = costly_subject.build_with(**options)
+  secure = costly_subject.build_with(
+      aggregation=aggregation.Secure(), **options
+  )
   form = tff.backends.mapreduce.get_map_reduce_form_for_computation(secure.next)
   clear, *secret = form.work.type_signature.result
   assert not tff.types.contains(clear, lambda t: isinstance(t, tff.TensorType))
@@ -63,7 +64,7 @@ def test_the_server_of_a_secure_aggregation_sees_sums_alone(any_subject):
   weights = [
       tree.flatten(
           process.get_model_weights(
-              _one_round(any_subject, process, process.initialize()).state
+              _one_round(costly_subject, process, process.initialize()).state
           ).trainable
       )
       for process in (plain, secure)
