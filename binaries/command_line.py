@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import gc
 import io
+import logging as standard_logging
 import operator
 import re
 import signal
@@ -214,6 +215,10 @@ def run(main: Callable[[], int]) -> None:
   if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, _interrupt)
   logging.set_verbosity(logging.WARNING)  # TFDS tells what it opens.
+  # TFF's secure sums make checks in their graphs that nothing depends on.
+  standard_logging.getLogger('tensorflow').addFilter(
+      lambda record: record.filename != 'tf_should_use.py'
+  )
   try:
     app.run(prepared_main, flags_parser=_parse)
   except KeyboardInterrupt:
