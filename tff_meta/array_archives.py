@@ -1,4 +1,6 @@
-"""Arrays of numbers as bytes: NumPy's `.npz`, of which not everything is read.
+"""Arrays as bytes: NumPy's `.npz`, of which not everything is read.
+
+Arrays are of numbers, or of byte strings of a fixed size.
 
 What is read may come from anywhere. So nothing is unpickled or unpacked, and no
 array is longer than the bytes that it is read from: a header cannot make the
@@ -12,7 +14,7 @@ import zipfile
 
 import numpy as np
 
-_KINDS = 'biufc'
+_KINDS = 'biufcS'  # Numbers, and byte strings of a fixed size.
 _SUFFIX = '.npy'
 _READ_HEADER = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -28,15 +30,16 @@ def dump(arrays: Mapping[str, np.ndarray]) -> bytes:
   """Returns arrays as the bytes of an archive.
 
   Args:
-    arrays: Arrays of numbers by name.
+    arrays: Arrays of numbers or byte strings by name.
 
   Raises:
-    TypeError: If an array is not of numbers.
+    TypeError: If an array is of neither.
   """
   for name, array in arrays.items():
     if np.asarray(array).dtype.kind not in _KINDS:
       raise TypeError(
-          f'Expected {name!r} to be numeric, found {np.asarray(array).dtype}.'
+          f'Expected {name!r} to be numeric, or byte strings, found'
+          f' {np.asarray(array).dtype}.'
       )
   buffer = io.BytesIO()
   np.savez(buffer, **arrays)

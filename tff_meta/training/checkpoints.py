@@ -33,6 +33,7 @@ _SHA256 = re.compile(r'[0-9a-f]{64}|')
 _SERVER, _BEST = 'server/', 'best/'
 _SHOWN = 300  # Characters of what is wrong, which may quote anything.
 _MANIFEST_BYTES = 2**20  # Far more than a configuration takes.
+_STRING_BYTES = 2**8  # The longest string of a state.
 _MEMBER_BYTES = 2**11  # An array's name, twice, and its headers.
 
 
@@ -100,22 +101,25 @@ def to_arrays(structure: Any) -> dict[str, np.ndarray]:
   """Returns the arrays of a nested structure by their paths.
 
   Args:
-    structure: Nested mappings, tuples and attrs classes of numeric tensors.
+    structure: Nested mappings, tuples and attrs classes of tensors of numbers,
+      or of byte strings, which some of TFF's aggregators keep.
 
   Returns:
     Path (names joined by '/') -> array, with the tensors' dtypes and shapes.
 
   Raises:
-    TypeError: If a leaf is not numeric.
+    TypeError: If a leaf is neither.
   """
   arrays = {}
   for path, leaf in tree.flatten_with_path(structure):
     name = '/'.join(str(part) for part in path)
     array = np.asarray(leaf)
-    if array.dtype.kind not in 'biufc':
+    if array.dtype.kind == 'O':  # As TensorFlow gives arrays of strings.
+      array = array.astype(np.bytes_)
+    if array.dtype.kind not in 'biufcS':
       raise TypeError(
-          f'Expected the state at `{name}` to be numeric, found'
-          f' {array.dtype}. Tip: keep only tensors of numbers in the state.'
+          f'Expected the state at `{name}` to be numeric, or byte strings, found'
+          f' {array.dtype}. Tip: keep only tensors of these in the state.'
       )
     arrays[name] = array
   return arrays
@@ -142,7 +146,11 @@ def from_arrays(template: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     )
   for name, array in expected.items():
     found = arrays[name]
-    if (found.dtype, found.shape) != (array.dtype, array.shape):
+    same_kind = found.dtype == array.dtype or (
+        found.dtype.kind == array.dtype.kind == 'S'
+        and found.dtype.itemsize <= _STRING_BYTES
+    )
+    if not same_kind or found.shape != array.shape:
       raise IncompatibleCheckpointError(
           f'Expected `{name}` of the checkpoint to be'
           f' {array.dtype}{list(array.shape)}, found'
@@ -159,7 +167,10 @@ def max_bytes(template: Any) -> int:
     template: A server state of the process.
   """
   arrays = to_arrays(template)
-  state = sum(a.nbytes + len(name) for name, a in arrays.items())
+  state = sum(
+      (a.size * _STRING_BYTES if a.dtype.kind == 'S' else a.nbytes) + len(name)
+      for name, a in arrays.items()
+  )
   num_members = 2 * len(arrays) + 1
   return 2 * state + num_members * _MEMBER_BYTES + _MANIFEST_BYTES
 
