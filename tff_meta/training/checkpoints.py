@@ -118,8 +118,8 @@ def to_arrays(structure: Any) -> dict[str, np.ndarray]:
       array = array.astype(np.bytes_)
     if array.dtype.kind not in 'biufcS':
       raise TypeError(
-          f'Expected the state at `{name}` to be numeric, or byte strings, found'
-          f' {array.dtype}. Tip: keep only tensors of these in the state.'
+          f'Expected the state at `{name}` to be numeric, or byte strings,'
+          f' found {array.dtype}. Tip: keep only tensors of these in the state.'
       )
     arrays[name] = array
   return arrays

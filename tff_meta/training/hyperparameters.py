@@ -30,9 +30,8 @@ def override(config: _ConfigT, text: str) -> _ConfigT:
   Raises:
     ValueError: As `parse`, or if the dataclass refuses a value.
   """
-  hints = typing.get_type_hints(type(config))
-  names = [f.name for f in dataclasses.fields(config) if f.init]
-  values = parse(text, {n: hints[n] for n in names}, of=type(config).__name__)
+  kind = type(config)
+  values = parse(text, _hints(kind), of=kind.__name__)
   return dataclasses.replace(config, **values)
 
 
@@ -44,7 +43,13 @@ def check(kind: type, text: str, of: str) -> None:
     text: As for `parse`.
     of: Whose names these are, for errors.
   """
-  parse(text, typing.get_type_hints(kind), of)
+  parse(text, _hints(kind), of)
+
+
+def _hints(kind: type) -> dict[str, Any]:
+  """Returns the annotations of the fields of a dataclass that can be given."""
+  hints = typing.get_type_hints(kind)
+  return {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.init}
 
 
 def parse_options(

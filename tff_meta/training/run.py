@@ -478,6 +478,22 @@ def _report_beginning(
         ' its rounds are done again.'
     )
   _report_unfinished_episode(experiment, done, report)
+  _report_privacy(experiment, report)
+
+
+def _report_privacy(experiment, report):
+  """Says how private a run is, before anything is trained."""
+  found = experiment.config.privacy(experiment.config.training.rounds)
+  if found is not None:
+    what = (
+        'epsilon {epsilon:.2f} at delta {delta:g}, of replacing one of'
+        ' {num_clients} clients, {clients_per_round} of which take part in each'
+        ' of {rounds} rounds'
+    ).format(**found)
+    report(
+        f'Privacy: {what}. Noise is new every time: a run that is done again is'
+        ' another one. Accuracies on the way and at the end are exact.'
+    )
 
 
 def _report_unfinished_episode(experiment, done, report):
@@ -641,9 +657,16 @@ def _config_file(experiment, process) -> dict[str, Any]:
       'num_model_parameters': network.num_parameters(),
       'num_server_parameters': _num_values(on_server),
       'num_client_values': _num_values(of_client),
+      **_privacy(experiment, experiment.config.training.rounds),
       **_surroundings(),
       'git_commit': _git_commit(),
   }
+
+
+def _privacy(experiment, rounds) -> dict[str, Any]:
+  """Returns the entry of a private run, none for others."""
+  found = experiment.config.privacy(rounds)
+  return {} if found is None else {'privacy': found}
 
 
 def _surroundings() -> dict[str, Any]:
@@ -707,6 +730,7 @@ def _summary(experiment, directory, trained) -> dict[str, Any]:
       'seconds_per_round_median': metric_writers.median_seconds(
           directory.timings
       ),
+      **_privacy(experiment, trained.rounds),
   }
 
 

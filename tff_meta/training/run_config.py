@@ -13,6 +13,7 @@ from typing import Any, Literal
 from tff_meta import aggregation as aggregation_lib
 from tff_meta import datasets
 from tff_meta import models
+from tff_meta import privacy
 from tff_meta import registry
 from tff_meta import spelling
 from tff_meta.data import partitioners
@@ -369,6 +370,47 @@ class RunConfig:
           f'Expected `aggregation` of {self.algorithm} as one that covers all'
           f' that clients send, found {self.training.aggregation!r}: {why_not}.'
       )
+    private = self._private()
+    if private is not None:
+      self._releases(self.training.rounds).check(
+          private.noise_multiplier, private.delta, self.training.target_epsilon
+      )
+
+  def _private(self) -> aggregation_lib.DifferentiallyPrivate | None:
+    """Returns the aggregation if it is a private one."""
+    aggregation = self.training.aggregator()
+    if isinstance(aggregation, aggregation_lib.DifferentiallyPrivate):
+      return aggregation
+    return None
+
+  def _releases(self, rounds: int) -> privacy.Releases:
+    """Returns what clients send in so many rounds."""
+    return privacy.Releases(
+        self.data.num_clients,
+        self.training.clients_per_round,
+        rounds,
+        registry.get(self.algorithm).rounds_per_cohort(self.hparams),
+    )
+
+  def privacy(self, rounds: int) -> dict[str, Any] | None:
+    """Returns the differential privacy of the run's first rounds, as JSON.
+
+    Args:
+      rounds: How many, at least 1.
+
+    Returns:
+      `epsilon`, and what it depends on; None where nothing is private.
+    """
+    private = self._private()
+    if private is None:
+      return None
+    releases = self._releases(rounds)
+    return {
+        'epsilon': releases.epsilon(private.noise_multiplier, private.delta),
+        'delta': private.delta,
+        'noise_multiplier': private.noise_multiplier,
+        **dataclasses.asdict(releases),
+    }
 
   def flat(self) -> dict[str, Any]:
     """Returns all fields by name, whatever their groups."""
