@@ -33,6 +33,11 @@ ALLOW_PRIVATE_HEADS = flags.DEFINE_bool(
     'Whether to write what known clients have kept for themselves into the'
     ' bundle, where new clients begin with it.',
 )
+COMPUTATIONS = flags.DEFINE_bool(
+    'computations',
+    True,
+    "Whether to write TFF's computations, and a round that they do, too.",
+)
 flags.declare_key_flag('data_dir')
 flags.declare_key_flag('plugins')
 
@@ -53,6 +58,7 @@ def main() -> int:
     command_line.announce(f'Exporting the model of the run in {RUN_DIR.value}.')
     installation.import_tff()
     command_line.set_execution_context('in_process', 'cpu')
+    from tff_meta.bundles import computations
     from tff_meta.bundles import export
     from tff_meta.training import experiment as experiment_lib
     from tff_meta.training import restored_run
@@ -72,6 +78,14 @@ def main() -> int:
           OUTPUT_DIR.value,
           USES.value,
           ALLOW_PRIVATE_HEADS.value,
+          computations.Trained(
+              models.process,
+              models.state,
+              experiment.model.input_shape,
+              experiment.dataset.num_classes,
+          )
+          if COMPUTATIONS.value
+          else None,
       )
   print(f'Written: {folder}')
   return 0

@@ -11,15 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 import json
 import os
 import pathlib
+import platform
 import shutil
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 import tree
 
+import tff_meta
 from tff_meta import episodes
 from tff_meta import plain_files
+from tff_meta.bundles import computations
+from tff_meta.bundles import replay
 from tff_meta.bundles import serve
 from tff_meta.learners import personalizer as personalizer_lib
 from tff_meta.training import experiment as experiment_lib
@@ -84,6 +89,7 @@ def write(
     target: str | os.PathLike[str],
     uses: Sequence[str] = (),
     allow_private_heads: bool = False,
+    trained: computations.Trained | None = None,
 ) -> pathlib.Path:
   """Writes a bundle.
 
@@ -95,6 +101,7 @@ def write(
     uses: Some of `USES`; none for those that the algorithm has.
     allow_private_heads: Whether to write the heads of known clients into the
       bundle where new clients begin with one of them.
+    trained: What TFF's computations have of the run; None to leave them out.
 
   Returns:
     The folder, which is there as a whole or not at all.
@@ -131,6 +138,11 @@ def write(
           found.module, str(unfinished / name), signatures=found.signatures
       )
     manifest = _manifest(experiment, traced, rounds, allow_private_heads)
+    if trained is not None:
+      manifest['computations'] = computations.write(
+          unfinished / replay.COMPUTATIONS, trained
+      ) | {'replayable': not manifest['privacy']}
+      shutil.copyfile(replay.__file__, unfinished / 'replay.py')
     scaling = _scaling(experiment)
     if scaling is not None:
       manifest['examples'], arrays = scaling
@@ -347,9 +359,15 @@ def _manifest(
       'configuration': config,
       'class_names': dataset.class_names and list(dataset.class_names),
       'caveats': caveats,
+      'computations': None,
       'examples': None,
+      # Null: the run promises none.
+      'privacy': experiment.config.privacy(max(rounds, 1)),
       'versions': {
+          'python': platform.python_version(),
+          'tff_meta': tff_meta.__version__,
           'tensorflow': tf.__version__,
+          'tensorflow-federated': tff.__version__,
           'numpy': np.__version__,
       },
       'uses': {

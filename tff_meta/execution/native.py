@@ -151,11 +151,18 @@ def create_native_context():
     executor.set_cardinalities(cardinalities)
     return executor
 
+  def compile_to_native(computation):
+    # The worker knows no secure sums; simulations compute them in the clear.
+    computation = tff.backends.test.replace_secure_intrinsics_with_bodies(
+        computation
+    )
+    return tff.backends.native.desugar_and_transform_to_native(computation)
+
   return tff.framework.SyncExecutionContext(
       executor_fn=tff.framework.ResourceManagingExecutorFactory(
           create_executor
       ),
-      compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+      compiler_fn=compile_to_native,
       transform_args=tensorflow_computation.transform_args,
       transform_result=tensorflow_computation.transform_result,
   )

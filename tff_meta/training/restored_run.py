@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator
 import contextlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import tensorflow_federated as tff
 
 from tff_meta import catalog
 from tff_meta.training import checkpoints
@@ -20,11 +22,15 @@ class RestoredModels(NamedTuple):
     trained: The model at the checkpoint.
     untrained: The initial model, before any client took part.
     rounds: Completed communication rounds.
+    process: What it was trained with.
+    state: The server's state at the checkpoint.
   """
 
   trained: protocols.Model
   untrained: protocols.Model
   rounds: int
+  process: tff.learning.templates.LearningProcess
+  state: Any
 
 
 def read_config(
@@ -111,4 +117,6 @@ def open_models(
         protocols.model(process, state, client_states, rounds),
         protocols.untrained_model(process),
         rounds,
+        process,
+        state,
     )
