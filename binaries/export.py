@@ -36,7 +36,13 @@ ALLOW_PRIVATE_HEADS = flags.DEFINE_bool(
 COMPUTATIONS = flags.DEFINE_bool(
     'computations',
     True,
-    "Whether to write TFF's computations, and a round that they do, too.",
+    "Whether to write TFF's computations, a round that they do, and a client's"
+    ' round of training, too.',
+)
+TFLITE = flags.DEFINE_bool(
+    'tflite',
+    False,
+    'Whether to write each SavedModel for TensorFlow Lite, too.',
 )
 flags.declare_key_flag('data_dir')
 flags.declare_key_flag('plugins')
@@ -86,6 +92,7 @@ def main() -> int:
           )
           if COMPUTATIONS.value
           else None,
+          TFLITE.value,
       )
   print(f'Written: {folder}')
   return 0

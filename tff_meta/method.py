@@ -275,6 +275,28 @@ def build_process(
   )
 
 
+def client_function(
+    method: Method, seed: int
+) -> tuple[Callable[..., client_work.ClientOutput], Callable[[], Any]]:
+  """Returns what a client computes in a round, without TFF.
+
+  Args:
+    method: The algorithm.
+    seed: The run's seed.
+
+  Returns:
+    `(weights, message, ClientData) -> ClientOutput`, where the weights are the
+    `global_model_weights` of the server's state; and what makes the message
+    that is sent with them in the first round.
+  """
+  if method.compose is not None:
+    state = client_work.run_seed(seed)
+    return method.client_update, lambda: state.message(state.initialize())
+  state = client_work.round_seed(seed, method.state and method.state(seed))
+  work = _work_of(method, _channel(method, 'signal'))
+  return work, lambda: state.message(state.initialize())
+
+
 def _work_of(method: Method, signal: Channel | None):
   """Returns what a client does with what TFF gives it."""
 

@@ -130,8 +130,10 @@ def test_the_manifest_says_what_is_there(fed_rep):
   assert manifest['algorithm'] == 'fed_rep'
   assert list(manifest['uses']) == ['known_client', 'new_class', 'new_client']
   assert manifest['uses']['new_client']['signatures'] == [
+      'adapt',
       'adapt_and_predict',
       'embed',
+      'predict',
   ]
   assert 'data_dir' not in manifest['configuration']
   assert manifest['caveats'] == []  # An mlp sees one example at a time.
@@ -251,9 +253,9 @@ def test_a_folder_that_is_not_as_written_is_refused(fed_rep, tmp_path, damage):
 def test_another_format_is_refused(fed_rep, tmp_path):
   root = shutil.copytree(fed_rep[2], tmp_path / 'later')
   manifest = json.loads((root / 'manifest.json').read_text())
-  (root / 'manifest.json').write_text(json.dumps(manifest | {'format': 2}))
+  (root / 'manifest.json').write_text(json.dumps(manifest | {'format': 3}))
   (root / 'SHA256SUMS').write_text(serve.to_text(serve.digests(root)))
-  with pytest.raises(serve.BundleError, match='of format 1, found 2'):
+  with pytest.raises(serve.BundleError, match='of format 2, found 3'):
     serve.read_manifest(root)
 
 

@@ -13,44 +13,24 @@ import os
 import pathlib
 import platform
 import shutil
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-import tree
 
 import tff_meta
-from tff_meta import episodes
 from tff_meta import plain_files
 from tff_meta.bundles import computations
 from tff_meta.bundles import replay
 from tff_meta.bundles import serve
-from tff_meta.learners import personalizer as personalizer_lib
+from tff_meta.bundles import signatures
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
 from tff_meta.training import run_directory
 
 USES = ('known_client', 'new_client', 'new_class', 'group')
-_OF_GROUPS = ('new_class', 'group')  # Whose classes training need not have had.
-
-
-class _Use(NamedTuple):
-  """A use, traced.
-
-  Attributes:
-    module: What is saved.
-    signatures: Name -> concrete function.
-    inputs: Name of an input of `adapt_and_predict` -> dtype and shape.
-    memory: Name of an input -> which part of a client's memory it is.
-    num_classes: Labels are 0..num_classes-1.
-  """
-
-  module: tf.Module
-  signatures: dict[str, Any]
-  inputs: dict[str, Any]
-  memory: dict[str, str]
-  num_classes: int
+_OF_GROUPS = signatures.OF_GROUPS
 
 
 def uses_of(experiment: experiment_lib.Experiment) -> tuple[str, ...]:
@@ -90,6 +70,7 @@ def write(
     uses: Sequence[str] = (),
     allow_private_heads: bool = False,
     trained: computations.Trained | None = None,
+    tflite: bool = False,
 ) -> pathlib.Path:
   """Writes a bundle.
 
@@ -101,7 +82,9 @@ def write(
     uses: Some of `USES`; none for those that the algorithm has.
     allow_private_heads: Whether to write the heads of known clients into the
       bundle where new clients begin with one of them.
-    trained: What TFF's computations have of the run; None to leave them out.
+    trained: What TFF's computations have of the run; None to leave them, and a
+      client's round, out.
+    tflite: Whether to write each SavedModel for TensorFlow Lite, too.
 
   Returns:
     The folder, which is there as a whole or not at all.
@@ -109,8 +92,8 @@ def write(
   Raises:
     FileExistsError: If it exists.
     RunDirectoryError: If it cannot be made.
-    ValueError: If the algorithm does not have such a use, or a new client would
-      be given the heads of known ones.
+    ValueError: If the algorithm does not have such a use, a new client would be
+      given the heads of known ones, or TensorFlow Lite does not take a model.
   """
   folder = check_target(target)
   offered = uses_of(experiment)
@@ -126,23 +109,29 @@ def write(
         f'Expected a use of {experiment.spec.name} with these data, found none.'
     )
   traced = {
-      use: _trace(experiment, model, use, allow_private_heads)
+      use: signatures.of_use(experiment, model, use, allow_private_heads)
       for use in uses or offered
   }
   folder.parent.mkdir(parents=True, exist_ok=True)
+  _remove_leftovers(folder)
   unfinished = folder.with_name(f'.{folder.name}.{os.getpid()}')
   unfinished.mkdir()
   try:
     for name, found in traced.items():
-      tf.saved_model.save(
-          found.module, str(unfinished / name), signatures=found.signatures
-      )
-    manifest = _manifest(experiment, traced, rounds, allow_private_heads)
+      _save(found, unfinished / name)
+    manifest = _manifest(experiment, traced, rounds)
     if trained is not None:
       manifest['computations'] = computations.write(
           unfinished / replay.COMPUTATIONS, trained
       ) | {'replayable': not manifest['privacy']}
       shutil.copyfile(replay.__file__, unfinished / 'replay.py')
+      client_round, sent = signatures.of_round(experiment, trained)
+      manifest[serve.CLIENT_ROUND] = client_round.manifest
+      _save(client_round, unfinished / serve.CLIENT_ROUND)
+      np.savez(unfinished / f'{serve.CLIENT_ROUND}.npz', **sent)
+    if tflite:
+      for model_folder in (*traced, *(trained and [serve.CLIENT_ROUND] or [])):
+        _convert(unfinished / model_folder)
     scaling = _scaling(experiment)
     if scaling is not None:
       manifest['examples'], arrays = scaling
@@ -158,143 +147,6 @@ def write(
     shutil.rmtree(unfinished, ignore_errors=True)
     raise
   return folder
-
-
-def _trace(experiment, model, use, allow_private_heads) -> _Use:
-  """Returns a use of a trained model as functions of plain tensors."""
-  method = experiment.group_method if use in _OF_GROUPS else experiment.method
-  personalizer = getattr(method, use)()
-  network = experiment.model
-  module = tf.Module()
-  module.weights = tf.nest.map_structure(
-      lambda leaf: tf.Variable(leaf, trainable=False), model.weights
-  )
-  images = tf.TensorSpec([None, *network.input_shape])
-  if use == 'group':
-    function, specs = _group_function(personalizer, module, network)
-    memory = {}
-  else:
-    kept = ()
-    if use == 'known_client':
-      kept = model.memories.of('')  # Of nobody: its structure.
-    elif personalizer.uses_bank:
-      if not allow_private_heads:
-        raise ValueError(
-            f'Expected an algorithm whose {use} begins with nothing of known'
-            f' clients, found {experiment.spec.name}, which gives it what they'
-            ' have kept for themselves. Tip: name other uses (--uses), or allow'
-            ' private heads (--allow_private_heads) if these clients agree.'
-        )
-      module.bank = tf.nest.map_structure(tf.constant, model.memories.bank)
-    function, specs, memory = _client_function(
-        personalizer, module, network, kept
-    )
-  signatures = {
-      'adapt_and_predict': tf.function(
-          function, autograph=False
-      ).get_concrete_function(
-          **{
-              name: tf.TensorSpec(spec.shape, spec.dtype, name=name)
-              for name, spec in specs.items()
-          }
-      )
-  }
-  if _has_body(network, model.weights):
-
-    @tf.function(
-        autograph=False,
-        input_signature=[tf.TensorSpec(images.shape, images.dtype, name='x')],
-    )
-    def embed(x):
-      return {
-          'embeddings': network.embed(_tensors(module.weights)['body'], x, None)
-      }
-
-    signatures['embed'] = embed.get_concrete_function()
-  inputs = {
-      name: {'dtype': spec.dtype.name, 'shape': spec.shape.as_list()}
-      for name, spec in specs.items()
-  }
-  return _Use(module, signatures, inputs, memory, method.num_classes)
-
-
-def _client_function(
-    personalizer: personalizer_lib.ClientPersonalizer, module, network, kept
-):
-  """Returns what adapts to a client, its inputs, and those of its memory."""
-  paths = ['/'.join(map(str, p)) for p, _ in tree.flatten_with_path(kept)]
-  memory = {f'memory_{i}': path for i, path in enumerate(paths)}
-  leaves = tf.nest.flatten(kept)
-
-  def adapt_and_predict(support_x, support_y, query_x, seed, **parts):
-    given = tf.nest.pack_sequence_as(kept, [parts[name] for name in memory])
-    if personalizer.uses_bank:
-      given = module.bank
-    adapted = personalizer.adapt(
-        _tensors(module.weights),
-        given,
-        episodes.Examples(support_x, support_y, tf.ones(tf.shape(support_y))),
-        seed,
-    )
-    return {'labels': personalizer.predict(adapted, _queries(query_x))}
-
-  specs = {
-      'support_x': tf.TensorSpec([None, *network.input_shape]),
-      'support_y': tf.TensorSpec([None], tf.int32),
-      'query_x': tf.TensorSpec([None, *network.input_shape]),
-      'seed': tf.TensorSpec([2], tf.int32),
-  }
-  for name, leaf in zip(memory, leaves, strict=True):
-    leaf = np.asarray(leaf)
-    specs[name] = tf.TensorSpec(leaf.shape, leaf.dtype)
-  return adapt_and_predict, specs, memory
-
-
-def _group_function(
-    personalizer: personalizer_lib.GroupPersonalizer, module, network
-):
-  """Returns what makes a group's model and asks it, and its inputs."""
-
-  def adapt_and_predict(
-      support_x, support_y, support_mask, salts, query_x, seed
-  ):
-    adapted = personalizer.adapt(
-        _tensors(module.weights),
-        episodes.Examples(support_x, support_y, support_mask),
-        salts,
-        seed,
-    )
-    return {'labels': personalizer.predict(adapted, _queries(query_x))}
-
-  return adapt_and_predict, {
-      'support_x': tf.TensorSpec([None, None, *network.input_shape]),
-      'support_y': tf.TensorSpec([None, None], tf.int32),
-      'support_mask': tf.TensorSpec([None, None]),
-      'salts': tf.TensorSpec([None], tf.int32),
-      'query_x': tf.TensorSpec([None, *network.input_shape]),
-      'seed': tf.TensorSpec([2], tf.int32),
-  }
-
-
-def _queries(x) -> episodes.Examples:
-  count = tf.shape(x)[0]
-  return episodes.Examples(x, tf.zeros([count], tf.int32), tf.ones([count]))
-
-
-def _tensors(variables):
-  return tf.nest.map_structure(tf.convert_to_tensor, variables)
-
-
-def _has_body(network, weights) -> bool:
-  """Whether the server's weights have the whole body of the network."""
-  if not isinstance(weights, Mapping) or not weights.get('body'):
-    return False
-  body = network.initialize(tf.zeros([2], tf.int32))['body']
-  shapes = [
-      {'/'.join(map(str, p)): np.shape(t) for p, t in tree.flatten_with_path(s)}
-      for s in (body, weights['body'])
-  ]
-  return shapes[0] == shapes[1]
 
 
 def _sees_its_neighbours(network, embed: Callable[..., Any]) -> bool:
@@ -325,9 +177,38 @@ def _scaling(experiment):
   return {'dtype': dtype.name, 'shape': list(shape)}, arrays
 
 
-def _manifest(
-    experiment, traced: Mapping[str, _Use], rounds: int, has_private_heads: bool
-):
+def _save(traced: signatures.Traced, folder: pathlib.Path) -> None:
+  tf.saved_model.save(traced.module, str(folder), signatures=traced.signatures)
+
+
+def _convert(folder: pathlib.Path) -> None:
+  """Writes a SavedModel as FOLDER.tflite, with the same signatures."""
+  converter = tf.lite.TFLiteConverter.from_saved_model(str(folder))
+  # Loops, draws and gradients are operations of TensorFlow itself.
+  converter.target_spec.supported_ops = [
+      tf.lite.OpsSet.TFLITE_BUILTINS,
+      tf.lite.OpsSet.SELECT_TF_OPS,
+  ]
+  try:
+    content = converter.convert()
+  except Exception as error:  # Of many kinds, some of them C++'s.
+    raise ValueError(
+        f'Expected TensorFlow Lite to take {folder.name}, found'
+        f' {type(error).__name__}: {str(error)[:300]}. Tip: leave --tflite out,'
+        ' or name other --uses.'
+    ) from error
+  folder.with_suffix('.tflite').write_bytes(content)
+
+
+def _remove_leftovers(folder: pathlib.Path) -> None:
+  """Removes what exports to a folder have left that were killed."""
+  for path in folder.parent.glob(f'.{folder.name}.*'):
+    pid = path.name.rpartition('.')[2]
+    if pid.isdigit() and not os.path.exists(f'/proc/{pid}'):
+      shutil.rmtree(path, ignore_errors=True)
+
+
+def _manifest(experiment, traced: Mapping[str, signatures.Traced], rounds: int):
   config, dataset = experiment.config.to_json(), experiment.dataset
   caveats = []
   if _scaling(experiment) is None:
@@ -335,15 +216,18 @@ def _manifest(
         'Examples have to be preprocessed as in training: see dataset and'
         ' dataset_options of the configuration.'
     )
-  if has_private_heads:
+  if any(use.gives_away for use in traced.values()):
     caveats.append(
-        'What known clients have kept for themselves may be in here: new'
-        ' clients begin with it.'
+        'What known clients have kept for themselves is in here: new clients'
+        ' begin with it.'
     )
   if config['select_best']:
     caveats.append('The model is that of the last round, not of the best one.')
-  signatures = [use.signatures for use in traced.values()]
-  embeds = [found['embed'] for found in signatures if 'embed' in found]
+  embeds = [
+      use.signatures['embed']
+      for use in traced.values()
+      if 'embed' in use.signatures
+  ]
   if embeds and _sees_its_neighbours(experiment.model, embeds[0]):
     caveats.append(
         'The network normalises a batch by its own mean and variance, so that'
@@ -371,12 +255,15 @@ def _manifest(
           'numpy': np.__version__,
       },
       'uses': {
-          name: {
-              'num_classes': use.num_classes,
-              'inputs': use.inputs,
-              'memory': use.memory,
-              'signatures': sorted(use.signatures),
-          }
+          name: use.manifest | _of_group(experiment, name)
           for name, use in traced.items()
       },
   }
+
+
+def _of_group(experiment, use) -> dict[str, int]:
+  """Returns how many clients a group has to have at least, if it matters."""
+  field = experiment.spec.kept_clients_field
+  if use != 'group' or field is None:
+    return {}
+  return {'min_clients': getattr(experiment.config.hparams, field) + 1}

@@ -15,6 +15,7 @@ import collections
 from collections.abc import Iterator, Mapping
 import os
 import pathlib
+import signal
 import sys
 from typing import Any
 
@@ -193,6 +194,17 @@ def _children(kind: Any, path: str) -> Iterator[tuple[str, Any]]:
     yield f'{path}/{part}' if path else part, child
 
 
+def _end_children() -> None:
+  """Ends TFF's worker, which would outlive this process and keep its stdout."""
+  for status in pathlib.Path('/proc').glob('[0-9]*/stat'):
+    try:
+      parent = status.read_text().rpartition(')')[2].split()[1]
+    except OSError:  # It has ended meanwhile.
+      continue
+    if int(parent) == os.getpid():
+      os.kill(int(status.parent.name), signal.SIGKILL)
+
+
 def main(arguments: list[str]) -> int:
   """Runs the program and returns its exit code."""
   form = arguments[0] if arguments else FORMS[0]
@@ -233,4 +245,5 @@ def main(arguments: list[str]) -> int:
 if __name__ == '__main__':
   code = main(sys.argv[1:])
   sys.stdout.flush()
+  _end_children()
   os._exit(code)  # TFF's threads outlive the interpreter's teardown.

@@ -1,12 +1,14 @@
 """Adapts the model in this folder to examples and predicts; needs TensorFlow.
 
-  python serve.py USE EXAMPLES.npz PREDICTIONS.npy
+  python serve.py USE EXAMPLES.npz PREDICTIONS.npy [--tflite]
 
 USE is one of those in manifest.json, such as new_client. EXAMPLES.npz has the
 arrays support_x and support_y, which the model adapts to, and query_x, whose
-classes are written. Nothing is unpickled, and no code runs but this and the
-operations of the SavedModels. A folder that is not as it was written is
-refused.
+classes are written. Without query_x, what the model has adapted is written, an
+.npz; with these arrays beside query_x in the place of the support set, it is
+asked again. With --tflite it runs in TensorFlow Lite's interpreter. Nothing is
+unpickled, and no code runs but this and the operations of the models. A folder
+that is not as it was written is refused.
 """
 
 from collections.abc import Mapping
@@ -21,7 +23,8 @@ import zipfile
 import numpy as np
 
 SUMS, MANIFEST, SCALING = 'SHA256SUMS', 'manifest.json', 'scaling.npz'
-FORMAT = 1
+CLIENT_ROUND = 'client_round'
+FORMAT = 2
 _OF_TRAINING = 'known_client', 'new_client'  # Whose classes training had.
 
 
@@ -88,17 +91,22 @@ def read_manifest(root: pathlib.Path) -> dict[str, Any]:
 
 
 def predict(
-    root: str | os.PathLike[str], use: str, arrays: Mapping[str, Any]
+    root: str | os.PathLike[str],
+    use: str,
+    arrays: Mapping[str, Any],
+    tflite: bool = False,
 ) -> np.ndarray:
   """Returns the class of each query, by its name where the manifest has names.
 
   Args:
     root: The bundle.
     use: Name of a use.
-    arrays: Name of an input -> its values. Examples are as the data set has
-      them where the manifest has `examples`, and otherwise as the network takes
-      them; labels are numbers, or names of the manifest's `class_names`.
-      `seed`, `salts` (zeros) and `support_mask` (ones) may be left out.
+    arrays: Name of an input -> its values: `query_x`, and a support set or what
+      `adapt` returned. Examples are as the data set has them where the manifest
+      has `examples`, and otherwise as the network takes them; labels are
+      numbers, or names of the manifest's `class_names`. `seed`, `salts` (zeros)
+      and `support_mask` (ones) may be left out.
+    tflite: Whether TensorFlow Lite's interpreter runs it.
 
   Returns:
     int32 or text `[Q]`.
@@ -107,21 +115,92 @@ def predict(
     BundleError: If the bundle is not as it was written.
     ValueError: If there is no such use, or the arrays are not what it takes.
   """
-  folder = pathlib.Path(root)
-  manifest = read_manifest(folder)
-  if use not in manifest['uses']:
-    raise ValueError(
-        f'Expected a use of {", ".join(manifest["uses"])}, found {use!r}.'
-    )
-  spec = manifest['uses'][use]
-  names = manifest['class_names'] if use in _OF_TRAINING else None
-  fed = _inputs(folder, manifest, spec, names, arrays)
-  import tensorflow as tf  # Last, because it takes seconds.
+  bundle = _Bundle(root, use, tflite)
+  if arrays.keys() & bundle.spec['adapted'].keys():
+    name, fed = 'predict', bundle.adapted(arrays)
+  else:
+    name, fed = 'adapt_and_predict', bundle.inputs(arrays)
+  labels = bundle.call(name, fed)['labels']
+  return np.array(bundle.names)[labels] if bundle.names else labels
 
-  adapt = tf.saved_model.load(str(folder / use)).signatures['adapt_and_predict']
-  tensors = {name: tf.constant(array) for name, array in fed.items()}
-  labels = adapt(**tensors)['labels'].numpy()
-  return np.array(names)[labels] if names else labels
+
+def adapt(
+    root: str | os.PathLike[str],
+    use: str,
+    arrays: Mapping[str, Any],
+    tflite: bool = False,
+) -> dict[str, np.ndarray]:
+  """Returns what the model has adapted to a support set, for `predict`.
+
+  Args:
+    root: The bundle.
+    use: Name of a use.
+    arrays: As for `predict`, without `query_x`.
+    tflite: As for `predict`.
+
+  Raises:
+    BundleError, ValueError: As `predict`.
+  """
+  bundle = _Bundle(root, use, tflite)
+  return bundle.call('adapt', bundle.inputs(arrays, without={'query_x'}))
+
+
+class _Bundle:
+  """A use of a bundle that is as it was written."""
+
+  def __init__(self, root, use: str, tflite: bool):
+    self._folder, self._use, self._tflite = pathlib.Path(root), use, tflite
+    self._manifest = read_manifest(self._folder)
+    uses = self._manifest['uses']
+    if use not in uses:
+      raise ValueError(f'Expected a use of {", ".join(uses)}, found {use!r}.')
+    if tflite and not self._lite_path().exists():
+      raise ValueError(
+          f'Expected {self._lite_path().name}, found none. Tip: export with'
+          ' --tflite.'
+      )
+    self.spec = uses[use]
+    is_of_training = use in _OF_TRAINING
+    self.names = self._manifest['class_names'] if is_of_training else None
+
+  def _lite_path(self) -> pathlib.Path:
+    return self._folder / f'{self._use}.tflite'
+
+  def inputs(self, arrays, without=frozenset()) -> dict[str, np.ndarray]:
+    """Returns what a support set, and queries, are fed as."""
+    spec = dict(self.spec)
+    spec['inputs'] = {
+        name: of for name, of in spec['inputs'].items() if name not in without
+    }
+    return _inputs(self._folder, self._manifest, spec, self.names, arrays)
+
+  def adapted(self, arrays) -> dict[str, np.ndarray]:
+    """Returns what has been adapted, and queries, as they are fed."""
+    inputs = self.spec['adapted'] | {'query_x': self.spec['inputs']['query_x']}
+    given = {name: np.asarray(array) for name, array in arrays.items()}
+    if given.keys() != inputs.keys():
+      raise ValueError(
+          f'Expected the arrays {", ".join(sorted(inputs))}, found'
+          f' {", ".join(given)}.'
+      )
+    examples = self._manifest['examples']
+    if examples is not None:
+      given['query_x'] = _scaled(
+          self._folder, examples, 'query_x', given['query_x']
+      )
+    return {name: _as(given[name], name, **of) for name, of in inputs.items()}
+
+  def call(self, name: str, fed) -> dict[str, np.ndarray]:
+    """Runs a signature."""
+    import tensorflow as tf  # Last, because it takes seconds.
+
+    if self._tflite:
+      interpreter = tf.lite.Interpreter(str(self._lite_path()))
+      return interpreter.get_signature_runner(name)(**fed)
+    loaded = tf.saved_model.load(str(self._folder / self._use))
+    tensors = {key: tf.constant(array) for key, array in fed.items()}
+    found = loaded.signatures[name](**tensors)
+    return {key: tensor.numpy() for key, tensor in found.items()}
 
 
 def _inputs(folder, manifest, spec, names, arrays) -> dict[str, np.ndarray]:
@@ -150,10 +229,15 @@ def _inputs(folder, manifest, spec, names, arrays) -> dict[str, np.ndarray]:
   given.setdefault('salts', np.zeros(y.shape[:1], np.int32))
   given.setdefault('support_mask', np.ones(y.shape, np.float32))
   if manifest['examples'] is not None:
-    for name in ('support_x', 'query_x'):
+    for name in {'support_x', 'query_x'} & given.keys():
       given[name] = _scaled(folder, manifest['examples'], name, given[name])
   fed = {name: _as(given[name], name, **of) for name, of in inputs.items()}
   y, count = fed['support_y'], spec['num_classes']
+  if len(y) < spec.get('min_clients', 0):
+    raise ValueError(
+        f'Expected a group of at least {spec["min_clients"]} clients, found'
+        f' {len(y)}.'
+    )
   for name in {'support_x', 'support_mask', 'salts'} & fed.keys():
     axes = 1 if name == 'salts' else y.ndim
     if fed[name].shape[:axes] != y.shape[:axes]:
@@ -211,10 +295,11 @@ def _as(array: np.ndarray, name: str, dtype: str, shape: list[Any]):
 
 def main(arguments: list[str]) -> int:
   """Runs the program and returns its exit code."""
-  if len(arguments) != 3:
+  tflite = '--tflite' in arguments
+  if len(arguments) != 3 + tflite:
     print(__doc__, file=sys.stderr)
     return 2
-  use, source, target = arguments
+  use, source, target = (a for a in arguments if a != '--tflite')
   is_new = not os.path.lexists(target)
   try:
     with open(target, 'ab'):  # Before anything takes long.
@@ -225,14 +310,19 @@ def main(arguments: list[str]) -> int:
         with archive.open(member) as file:
           name = member.removesuffix('.npy')
           arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
-    labels = predict(pathlib.Path(__file__).parent, use, arrays)
+    folder = pathlib.Path(__file__).parent
+    run: Any = predict if 'query_x' in arrays else adapt
+    found = run(folder, use, arrays, tflite)
   except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
     print(f'error: {source} to {target}: {error}', file=sys.stderr)
     if is_new:
       pathlib.Path(target).unlink(missing_ok=True)
     return 2
   with open(target, 'wb') as file:
-    np.save(file, labels, allow_pickle=False)
+    if isinstance(found, dict):
+      np.savez(file, **found)
+    else:
+      np.save(file, found, allow_pickle=False)
   print(f'Written: {target}')
   return 0
 

@@ -414,6 +414,41 @@ def _keep_finite(output: ClientOutput, memory: Any):
   return kept, memory, finite
 
 
+def one_client(
+    client_update: Callable[..., ClientOutput],
+    weights: Any,
+    message: Any,
+    client: ClientData,
+    model: model_lib.Model,
+    num_classes: int,
+) -> tuple[ClientOutput, Any, tf.Tensor, tf.Tensor]:
+  """Does a client's work of a round, guarded against what cannot count.
+
+  Args:
+    client_update: As for `build_client_work`.
+    weights: What the server sent.
+    message: What it sent beside.
+    client: What the client holds.
+    model: The network, which says how examples are augmented.
+    num_classes: Labels are 0..num_classes-1.
+
+  Returns:
+    The output, with zeros where it is not finite or a label is of no class; the
+    client's `ClientMemory` after the round, `()` if it keeps nothing; and two
+    booleans, whether the output was finite and whether the labels fit.
+
+  Raises:
+    ValueError: As `build_client_work`.
+  """
+  labels_fit = episodes.labels_fit(client.examples, num_classes)
+  fitting = episodes.all_or_none(client.examples, labels_fit)
+  with _augmenting(fitting, model.augment) as fitting:
+    output = client_update(weights, message, client._replace(examples=fitting))
+  output = _without_loss_unless(labels_fit, output)
+  kept, memory, finite = _keep_finite(output, client.memory)
+  return kept, memory, finite, labels_fit
+
+
 def build_client_work(
     weights_type: tff.Type,
     model: model_lib.Model,
@@ -476,13 +511,10 @@ def build_client_work(
     if initial_memory is not None:
       memory = _to_memory(data['memory'], initial_memory())
     examples = episodes.to_examples(data['examples'])
-    labels_fit = episodes.labels_fit(examples, num_classes)
-    fitting = episodes.all_or_none(examples, labels_fit)
-    with _augmenting(fitting, model.augment) as fitting:
-      client = ClientData(fitting, episodes.to_salt(data['salt']), memory)
-      output = client_update(weights, message, client)
-    output = _without_loss_unless(labels_fit, output)
-    kept, memory, finite = _keep_finite(output, memory)
+    client = ClientData(examples, episodes.to_salt(data['salt']), memory)
+    kept, memory, finite, labels_fit = one_client(
+        client_update, weights, message, client, model, num_classes
+    )
     result = tff.learning.templates.ClientResult(
         kept.update, kept.update_weight
     )
