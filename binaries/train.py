@@ -168,6 +168,13 @@ EXECUTION = flags.DEFINE_enum(
     "What runs TFF computations: this process, or TFF's own worker (CPU only,"
     ' slower).',
 )
+DRIVER = flags.DEFINE_enum(
+    'driver',
+    'loop',
+    ['loop', 'program'],
+    "What goes through the rounds: this library's loop, or the program of"
+    " tff.learning.programs, with TFF's own files.",
+)
 AGGREGATION = flags.DEFINE_enum(
     'aggregation',
     'plain',
@@ -392,6 +399,17 @@ def _is_evaluated_by_default() -> bool:
   return not asked and not _run_directory().recorded_if_readable()
 
 
+def _driver():
+  """Returns what goes through the rounds."""
+  if DRIVER.value == 'program':
+    from tff_meta.programs import train
+
+    return train.train
+  from tff_meta.training import loop
+
+  return loop.train
+
+
 def main() -> int:
   """Runs the program and returns its exit code."""
   if LIST.value:
@@ -472,6 +490,7 @@ def main() -> int:
           directory,
           report=command_line.report,
           track=TRACK.value,
+          train=_driver(),
       )
   except run.NothingLearnedError as error:
     command_line.fail(error, command_line.FAILURE)

@@ -24,7 +24,11 @@ COHORTS = {'FedAvg': 100, 'MetaVers': 100, 'FRL': 50}
 _FLAGS = {
     'FedAvg': ('--algorithm=fed_avg',),
     'MetaVers': ('--algorithm=metavers', '--hparams=shots=10,queries=20'),
-    'FRL': ('--algorithm=frl', '--preset=demo'),
+    'FRL': (
+        '--algorithm=frl',
+        '--hparams=inner_learning_rate=0.05,meta_learning_rate=0.05,'
+        'deployment_learning_rate=0.05',
+    ),
 }
 
 
@@ -104,6 +108,7 @@ PRIVACY = tables.Table(
         f'--rounds={ROUNDS}',
         '--model=mlp',
         '--eval_every=0',
+        '--eval_groups=20',
         '--references',
     ),
     notes=(

@@ -18,6 +18,7 @@ from tff_meta import method as method_lib
 from tff_meta.bundles import computations
 from tff_meta.client_works import client_work
 from tff_meta.learners import personalizer as personalizer_lib
+from tff_meta.models import layers
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
 
@@ -232,12 +233,13 @@ def of_round(
 
 
 def _concrete(function, specs):
-  return tf.function(function, autograph=False).get_concrete_function(
-      **{
-          name: tf.TensorSpec(spec.shape, spec.dtype, name=name)
-          for name, spec in specs.items()
-      }
-  )
+  with layers.in_one_graph():
+    return tf.function(function, autograph=False).get_concrete_function(
+        **{
+            name: tf.TensorSpec(spec.shape, spec.dtype, name=name)
+            for name, spec in specs.items()
+        }
+    )
 
 
 def _names(prefix: str, structure: Any) -> dict[str, str]:

@@ -5,6 +5,9 @@ computes in the dtype of its parameters.
 """
 
 import collections
+from collections.abc import Iterator
+import contextlib
+import contextvars
 import math
 
 import tensorflow as tf
@@ -124,7 +127,22 @@ def conv(x: tf.Tensor, kernel: tf.Tensor, padding: str) -> tf.Tensor:
 _POOLING = dict(ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding='VALID')
 
 
-@tf.custom_gradient
+_in_one_graph = contextvars.ContextVar('in_one_graph', default=False)
+
+
+@contextlib.contextmanager
+def in_one_graph() -> Iterator[None]:
+  """Makes layers without functions of their own, which TensorFlow Lite lacks.
+
+  They compute the same; their gradients may be slower.
+  """
+  token = _in_one_graph.set(True)
+  try:
+    yield
+  finally:
+    _in_one_graph.reset(token)
+
+
 def max_pool(x: tf.Tensor) -> tf.Tensor:
   """The maximum of 2x2 windows; an odd last row or column is dropped.
 
@@ -139,6 +157,13 @@ def max_pool(x: tf.Tensor) -> tf.Tensor:
   Returns:
     [n, height // 2, width // 2, channels].
   """
+  if _in_one_graph.get():
+    return tf.raw_ops.MaxPool(input=x, **_POOLING)
+  return _max_pool(x)
+
+
+@tf.custom_gradient
+def _max_pool(x):
   return tf.raw_ops.MaxPool(input=x, **_POOLING), lambda dy: _max_pool_gradient(
       x, dy
   )

@@ -229,6 +229,7 @@ def train_and_evaluate(
     *,
     report: Callable[[str], None],
     track: Sequence[str] = (),
+    train: Callable[..., loop.Trained] = loop.train,
 ) -> dict[str, Any]:
   """Begins or continues a run; a finished one is only summed up.
 
@@ -240,6 +241,7 @@ def train_and_evaluate(
     report: Called with lines for the user about what is found there and what
       goes wrong.
     track: Names of `trackers.TRACKERS` that the numbers go to as well.
+    train: What trains, with the arguments of `loop.train`.
 
   Returns:
     What summary.json says.
@@ -290,6 +292,7 @@ def train_and_evaluate(
           checkpoint,
           writers,
           report,
+          train,
       )
       if trained.rounds < num_rounds:
         assert trained.best is not None  # Patience goes by it.
@@ -516,6 +519,7 @@ def _train(
     checkpoint,
     writers,
     report,
+    train,
 ) -> tuple[loop.Trained, dict[str, list[float]]]:
   """Trains and draws the learning curve; returns its numbers, too."""
   config, training = experiment.config, experiment.config.training
@@ -523,7 +527,7 @@ def _train(
   if training.eval_every:
     evaluation = evaluator.on_the_way(process)
   with stop_signals.listen() as stop:
-    trained = loop.train(
+    trained = train(
         process,
         experiment.cohort,
         experiment.dataset.tff_client_data,

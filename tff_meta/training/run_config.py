@@ -140,6 +140,8 @@ class TrainingConfig:
     eval_new_clients: Whether new clients are evaluated on the way, too; no
       round is selected by them.
     execution: Where TFF computations run.
+    driver: What goes through the rounds: our `'loop'`, or
+      `tff.learning.programs.train_model` (`'program'`).
     aggregation: How everything that clients send is aggregated: a name in
       `aggregation.BY_NAME`.
     aggregation_options: Fields of that class.
@@ -163,6 +165,7 @@ class TrainingConfig:
   validation_clients: int | None = None
   eval_new_clients: bool = False
   execution: Literal['in_process', 'native']
+  driver: Literal['loop', 'program'] = 'loop'
   aggregation: Literal['plain', 'robust', 'compressed', 'secure', 'dp'] = (
       'plain'
   )
@@ -218,6 +221,11 @@ class TrainingConfig:
           f'Expected `eval_every` {self.eval_every} to evaluate a round from'
           f' `eval_from` {self.eval_from} to the last, {self.rounds}, found'
           ' none. Tip: --eval_from=0.'
+      )
+    if self.driver == 'program' and (self.eval_every or self.patience):
+      raise ValueError(
+          "Expected `driver` 'loop' with an evaluation on the way, found"
+          f" 'program' and `eval_every` {self.eval_every}. Tip: --eval_every=0."
       )
     if self.select_best and not self.eval_every:
       raise ValueError(
@@ -596,7 +604,10 @@ def _evaluations_on_the_way(
     rounds = given.get('rounds', 1)
     num_episodes = max(1, rounds // 10 // rounds_per_cohort)
     every = min(rounds, num_episodes * rounds_per_cohort)
-    if tuple(given.get('protocols', ())) == ('none',):
+    if (
+        tuple(given.get('protocols', ())) == ('none',)
+        or given.get('driver') == 'program'
+    ):
       every = 0
     is_few = bool(every) and not given.get('select_best')
   return {

@@ -1,0 +1,1 @@
+"""Our processes as TFF programs: the way into a TFF production stack."""
