@@ -107,6 +107,12 @@ class StatesWithMemories(tff.program.ProgramStateManager):
     """
     self._states, self._client_states = states, client_states
     self._metrics = metrics
+    self._failure: BaseException | None = None
+
+  def check(self) -> None:
+    """Raises what a save in the background has raised, which TFF only logs."""
+    if self._failure is not None:
+      raise self._failure
 
   async def get_versions(self) -> list[int] | None:
     """Returns the rounds whose states are there."""
@@ -128,6 +134,13 @@ class StatesWithMemories(tff.program.ProgramStateManager):
 
   async def save(self, program_state: Any, version: int) -> None:
     """Saves the state after a round, and what clients have kept by then."""
+    try:
+      await self._save(program_state, int(version))  # TFF's may be NumPy's.
+    except Exception as error:
+      self._failure = error
+      raise
+
+  async def _save(self, program_state, version):
     if version and self._metrics is not None:
       await self._metrics.wait_for(version)
     before = await self.get_versions() or []

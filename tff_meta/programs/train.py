@@ -47,21 +47,24 @@ async def train_model(
     client_states: What clients keep between rounds.
     metrics: Where the metrics of each round are released, by its number.
     outputs: Where states are released, every ten rounds and at the end.
+
+  Raises:
+    Exception: What a manager has raised, also in the background.
   """
   released = metrics and memories.ReleasedMetrics(metrics)
+  saved = memories.StatesWithMemories(states, client_states, released)
   await tff.learning.programs.train_model(
       train_process=memories.ProcessWithMemories(process, client_states),
       train_data_source=source,
       train_per_round_clients=clients_per_round,
       train_total_rounds=rounds,
-      program_state_manager=memories.StatesWithMemories(
-          states, client_states, released
-      ),
+      program_state_manager=saved,
       model_output_manager=outputs or tff.program.MemoryReleaseManager(),
       train_metrics_manager=released,
       evaluation_manager=None,
       evaluation_periodicity=rounds,
   )
+  saved.check()
 
 
 class _Stopped(Exception):

@@ -1,0 +1,230 @@
+"""Programs do what the loop does, wherever they are interrupted."""
+
+import asyncio
+import collections
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_meta import episodes
+from tff_meta import fitting
+from tff_meta.programs import cohorts
+from tff_meta.programs import context
+from tff_meta.programs import evaluation
+from tff_meta.programs import memories
+from tff_meta.programs import train
+from tff_meta.training import checkpoints
+from tff_meta.training import client_state_store
+from tff_meta.training import experiment as experiment_lib
+from tff_meta.training import run_config
+
+
+@pytest.fixture(scope='module')
+def experiment():
+  """Clients of FedRep keep their heads."""
+  return experiment_lib.prepare(
+      run_config.resolve(
+          **fitting._SETTINGS
+          | dict(algorithm='fed_rep', dataset='digits', model='mlp', rounds=5)
+          | dict(seed=3, protocols=('none',))
+      )
+  )
+
+
+@pytest.fixture(scope='module')
+def process(experiment):
+  return experiment.build_process()
+
+
+def _source(experiment, process):
+  return cohorts.CohortSource(
+      experiment.cohort,
+      experiment.dataset.tff_client_data,
+      process.next.type_signature.parameter[1].member,
+  )
+
+
+def _run(experiment, process, root, rounds):
+  """Returns the newest state after a program, and what clients keep."""
+  store = client_state_store.SqliteStore(root / 'clients.sqlite')
+  states = tff.program.FileProgramStateManager(str(root / 'states'))
+  metrics = tff.program.CSVFileReleaseManager(str(root / 'metrics.csv'))
+  source = _source(experiment, process)
+
+  async def program():
+    await train.train_model(
+        process,
+        source,
+        clients_per_round=experiment.config.training.clients_per_round,
+        rounds=rounds,
+        states=states,
+        client_states=store,
+        metrics=metrics,
+    )
+    saved, _ = await states.load_latest(
+        tff.learning.programs.ProgramState(
+            process.initialize(), 0, 0, source.iterator()
+        )
+    )
+    return saved
+
+  inner = tff.framework.get_context_stack().current
+  with tff.framework.get_context_stack().install(context.ProgramContext(inner)):
+    saved = asyncio.run(program())
+  kept = {name: store.read(name) for name in store.client_ids()}
+  store.close()
+  return checkpoints.to_arrays(saved.state), kept
+
+
+def _assert_equal(found, expected):
+  assert found.keys() == expected.keys()
+  for name, array in expected.items():
+    np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+@pytest.mark.ci
+def test_a_program_that_goes_on_ends_like_the_loop(
+    experiment, process, tmp_path
+):
+  """State, memories, and the metrics of every round."""
+  store = client_state_store.InMemoryStore()
+  whole = memories.ProcessWithMemories(process, store)
+  source, state = _source(experiment, process), process.initialize()
+  for round_num in range(1, 6):
+    state = whole.next(state, source.select(round_num)).state
+
+  _run(experiment, process, tmp_path, 2)
+  # Of a round that was not saved: it is forgotten.
+  database = client_state_store.SqliteStore(tmp_path / 'clients.sqlite')
+  database.roll_back(2)
+  some = experiment.cohort(1)[0]
+  database.write(some, 3, {'x': np.zeros(2)})
+  database.commit({2, 3})
+  database.close()
+  found, kept = _run(experiment, process, tmp_path, 5)
+
+  _assert_equal(found, checkpoints.to_arrays(state))
+  assert sorted(kept) == sorted(store.client_ids())
+  for name, arrays in kept.items():
+    _assert_equal(arrays, store.read(name))
+  rows = (tmp_path / 'metrics.csv').read_text().splitlines()
+  assert [row.partition(',')[0] for row in rows[1:]] == list('12345')
+
+
+@pytest.mark.ci
+def test_states_need_the_memories_of_their_round(experiment, process, tmp_path):
+  _run(experiment, process, tmp_path, 2)
+  (tmp_path / 'clients.sqlite').unlink()
+  with pytest.raises(client_state_store.ClientStateError, match='round 2'):
+    _run(experiment, process, tmp_path, 3)
+
+
+def test_an_iterator_is_its_position():
+  source = cohorts.CohortSource(
+      lambda round_num: [f'client_{round_num}'],
+      lambda client_id: client_id.upper(),
+      tff.TensorType(np.str_),
+  )
+  iterator = source.iterator()
+  assert iterator.select(1) == (1, [('client_1', 'CLIENT_1')])
+  restored = type(iterator).from_bytes(iterator.to_bytes())
+  assert restored == iterator and restored.select(1).round_num == 2
+  with pytest.raises(ValueError, match='the 1 clients of a cohort, found 2'):
+    iterator.select(2)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize('secure', [False, True])
+def test_an_evaluation_is_what_clients_do(experiment, process, secure):
+  """Two clients, one of whom is right where it predicts its labels."""
+  personalizer = experiment.method.new_client()
+  weights = process.get_model_weights(process.initialize()).trainable
+  evaluate = evaluation.build_evaluation(
+      personalizer,
+      process.get_model_weights.type_signature.result.trainable,
+      experiment.model.input_shape,
+      secure=secure,
+  )
+  rng = np.random.default_rng(0)
+  clients, expected = [], 0
+  for salt in (4, 9):
+    x = rng.normal(size=[30, *experiment.model.input_shape]).astype(np.float32)
+    y = np.arange(30, dtype=np.int32) % 3
+    batches = [collections.OrderedDict(x=x[:20], y=y[:20])]
+    batches.append(collections.OrderedDict(x=x[20:], y=y[20:]))
+    support, query = map(tf.data.Dataset.from_tensors, batches)
+    clients.append(
+        collections.OrderedDict(
+            support=support,
+            query=query,
+            salt=tf.data.Dataset.from_tensors(np.int32(salt)),
+        )
+    )
+    seed = tf.random.experimental.stateless_fold_in(tf.constant([3, 0]), salt)
+    adapted = personalizer.adapt(weights, (), _examples(x[:20], y[:20]), seed)
+    labels = personalizer.predict(adapted, _examples(x[20:], y[20:]))
+    expected += np.sum(labels == y[20:])
+  metrics = evaluate(weights, clients)
+  assert 0 < expected < 20
+  np.testing.assert_allclose(metrics['accuracy'], expected / 20, rtol=1e-3)
+  np.testing.assert_allclose(metrics['num_clients'], 2, rtol=1e-3)
+
+
+def _examples(x, y):
+  return episodes.Examples(tf.constant(x), tf.constant(y), tf.ones(len(y)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('algorithm', ['fed_rep', 'frl'])
+def test_a_program_that_is_killed_twenty_times_ends_alike(algorithm, tmp_path):
+  """FRL also within episodes."""
+
+  def command(root):
+    return [
+        *(sys.executable, '-m', 'binaries.train', f'--algorithm={algorithm}'),
+        *('--rounds=60', '--driver=program', '--protocol=none'),
+        f'--output_dir={root}',
+    ]
+
+  subprocess.run(command(tmp_path / 'whole'), check=True, capture_output=True)
+  killed, rng = 0, random.Random(0)
+  while killed < 20:
+    process = subprocess.Popen(
+        command(tmp_path / 'killed'),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    begun, states = time.monotonic(), tmp_path / 'killed/program_states'
+    before = set(states.glob('*'))
+    while process.poll() is None and time.monotonic() < begun + 120:
+      if states.exists() and set(states.glob('*')) != before:
+        break
+      time.sleep(0.02)
+    time.sleep(rng.uniform(0, 0.4))
+    if process.poll() is not None:
+      break  # It ended first: too few rounds for this machine.
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    killed += 1
+  subprocess.run(command(tmp_path / 'killed'), check=True, capture_output=True)
+  assert killed == 20
+  for name in ('metrics.csv', 'program_metrics.csv'):
+    whole, other = (
+        (tmp_path / run / name).read_bytes() for run in ('whole', 'killed')
+    )
+    assert whole == other
+  states = [
+      checkpoints.CheckpointStore(tmp_path / run / 'checkpoints').load_latest(
+          print
+      )
+      for run in ('whole', 'killed')
+  ]
+  _assert_equal(states[1].server_state, states[0].server_state)
