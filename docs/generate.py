@@ -270,6 +270,31 @@ def _preparation(name: str) -> str:
   return _markdown(['Method', *(f'{r:,.0f}' for r in rounds)], rows)
 
 
+def _privacy() -> str:
+  """Accuracy of every run with its epsilon, the mean over seeds."""
+  rows = []
+  for setting, row, runs in _runs('privacy_mnist'):
+    at = 'new_groups' if 'groups' in setting else 'new_clients'
+    found = [_summary(run) for run in runs]
+    accuracy = [100 * s['evaluation'][at]['accuracy_mean'] for s in found]
+    untrained = statistics.fmean(
+        100 * s['evaluation'][at]['references']['untrained']['accuracy_mean']
+        for s in found
+    )
+    private = found[0].get('privacy')
+    rows.append(
+        [
+            row,
+            f'{private["epsilon"]:.2f}' if private else 'none',
+            f'{statistics.fmean(accuracy):.2f}',
+            ', '.join(f'{value:.2f}' for value in accuracy),
+            f'{untrained:.2f}',
+        ]
+    )
+  header = ['Run', 'Epsilon', 'Accuracy', 'Of each seed', 'Untrained']
+  return _markdown(header, rows)
+
+
 def _first_command() -> str:
   """FRL on pairs of digits beside what it is compared with."""
   ((_, _, (run,)),) = (
