@@ -524,6 +524,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     'best rounds': _best_rounds,
     'preparation': _preparation,
     'first command': _first_command,
+    'privacy': _privacy,
     'nvar': _nvar,
     'headline': _headline,
     'algorithms': _algorithms,

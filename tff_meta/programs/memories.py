@@ -108,6 +108,7 @@ class StatesWithMemories(tff.program.ProgramStateManager):
     self._states, self._client_states = states, client_states
     self._metrics = metrics
     self._failure: BaseException | None = None
+    self._turn = asyncio.Lock()
 
   def check(self) -> None:
     """Raises what a save in the background has raised, which TFF only logs."""
@@ -135,7 +136,9 @@ class StatesWithMemories(tff.program.ProgramStateManager):
   async def save(self, program_state: Any, version: int) -> None:
     """Saves the state after a round, and what clients have kept by then."""
     try:
-      await self._save(program_state, int(version))  # TFF's may be NumPy's.
+      # One after the other: two of TFF's would both remove the oldest state.
+      async with self._turn:
+        await self._save(program_state, int(version))  # It may be NumPy's.
     except Exception as error:
       self._failure = error
       raise
