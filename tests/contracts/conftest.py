@@ -859,6 +859,20 @@ def costly_subject(request) -> Subject:
 
 @pytest.fixture(
     scope='session',
+    params=_with_marks(
+        _first_of_each(lambda case: case.algorithm),
+        lambda case: case not in _COMPOSED,
+        lambda case: True,
+    ),
+    ids=str,
+)
+def costly_process(request) -> Subject:
+  """Every name of the registry; one of each way to compose it in CI."""
+  return _subject(request.param)
+
+
+@pytest.fixture(
+    scope='session',
     params=_with_marks(_PROCESSES),
     ids=str,
 )
