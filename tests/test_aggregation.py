@@ -249,6 +249,7 @@ def test_a_robust_mean_outlives_clients_that_attack_it(attack):
     assert final_accuracy(robust, attack) > 0.8
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize('robust', ROBUST, ids=['adaptive', 'centered'])
 def test_a_robust_mean_outlives_labels_that_are_wrong(robust):
   assert final_accuracy(robust, shuffled=True) > 0.9

@@ -20,7 +20,7 @@ import functools
 
 _LARGEST_EPSILON = 100.0
 _MOST_NOISE = 1e4
-_PRECISION = 0.02  # Of the search for a noise multiplier.
+_PRECISION = 0.05  # Of the search for a noise multiplier.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Releases:
     return _epsilon(self, noise_multiplier, delta)
 
   def noise_multiplier(self, epsilon: float, delta: float) -> float:
-    """Returns a noise multiplier with at most that epsilon, to 2 percent.
+    """Returns a noise multiplier with at most that epsilon, to 5 percent.
 
     Args:
       epsilon: Above 0.

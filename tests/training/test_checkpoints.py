@@ -10,6 +10,7 @@ import zipfile
 import numpy as np
 import pytest
 
+from tff_meta import array_archives
 from tff_meta.training import checkpoints
 
 
@@ -311,3 +312,23 @@ def test_later_ones_that_were_not_gone_on_from_stay_until_made_again(store):
   store.save(_checkpoint(3, offset=9))
   assert _rounds(store) == [3, 2]
   assert _load(store)[0].server_state['phase'] == 2
+
+
+def test_byte_strings_of_a_state_are_kept():
+  """As TFF's private aggregators have them; another one may be longer."""
+  template = {'event': b'none', 'more': np.array([b'', b'ab'], object)}
+  state = {'event': b'GaussianDpEvent', 'more': np.array([b'x', b'yz'], object)}
+  arrays = array_archives.load(
+      array_archives.dump(checkpoints.to_arrays(state))
+  )
+  restored = checkpoints.from_arrays(template, arrays)
+  assert restored['event'] == b'GaussianDpEvent'
+  assert restored['more'].tolist() == [b'x', b'yz']
+
+
+@pytest.mark.parametrize(
+    'leaf', [None, 'text', b'a' * 300, np.array([b'a\0'], object)]
+)
+def test_other_leaves_are_refused(leaf):
+  with pytest.raises(TypeError, match='the state at `x`'):
+    checkpoints.to_arrays({'x': leaf})

@@ -115,14 +115,28 @@ def to_arrays(structure: Any) -> dict[str, np.ndarray]:
     name = '/'.join(str(part) for part in path)
     array = np.asarray(leaf)
     if array.dtype.kind == 'O':  # As TensorFlow gives arrays of strings.
-      array = array.astype(np.bytes_)
-    if array.dtype.kind not in 'biufcS':
+      array = _to_byte_strings(array)
+    if array.dtype.kind not in 'biufcS' or (
+        array.dtype.kind == 'S' and array.dtype.itemsize > _STRING_BYTES
+    ):
       raise TypeError(
-          f'Expected the state at `{name}` to be numeric, or byte strings,'
-          f' found {array.dtype}. Tip: keep only tensors of these in the state.'
+          f'Expected the state at `{name}` to be numeric, or byte strings of at'
+          f' most {_STRING_BYTES} bytes, found {array.dtype}. Tip: keep only'
+          ' tensors of these in the state.'
       )
     arrays[name] = array
   return arrays
+
+
+def _to_byte_strings(array: np.ndarray) -> np.ndarray:
+  """Returns objects as byte strings where they are, and as they are if not.
+
+  NumPy drops zeros at the end of one, so these are not.
+  """
+  items = array.reshape(-1).tolist()
+  if all(isinstance(i, bytes) and not i.endswith(b'\0') for i in items):
+    return array.astype(np.bytes_)
+  return array
 
 
 def from_arrays(template: Any, arrays: Mapping[str, np.ndarray]) -> Any:
