@@ -399,17 +399,6 @@ def _is_evaluated_by_default() -> bool:
   return not asked and not _run_directory().recorded_if_readable()
 
 
-def _driver():
-  """Returns what goes through the rounds."""
-  if DRIVER.value == 'program':
-    from tff_meta.programs import train
-
-    return train.train
-  from tff_meta.training import loop
-
-  return loop.train
-
-
 def main() -> int:
   """Runs the program and returns its exit code."""
   if LIST.value:
@@ -436,6 +425,7 @@ def main() -> int:
         config.training.batched_clients,
     )
     from binaries import accuracy_table
+    from tff_meta.programs import train
     from tff_meta.training import checkpoints
     from tff_meta.training import evaluator as evaluator_lib
     from tff_meta.training import experiment as experiment_lib
@@ -490,7 +480,7 @@ def main() -> int:
           directory,
           report=command_line.report,
           track=TRACK.value,
-          train=_driver(),
+          train=train.driver(experiment.config),
       )
   except run.NothingLearnedError as error:
     command_line.fail(error, command_line.FAILURE)

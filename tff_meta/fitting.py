@@ -84,6 +84,7 @@ def fit(
     ValueError: If one, or the examples, are not what they should be.
   """
   _prepare_process()
+  from tff_meta.programs import train
   from tff_meta.training import evaluator as evaluator_lib
   from tff_meta.training import run
   from tff_meta.training import run_config
@@ -153,6 +154,7 @@ def fit(
         evaluator_lib.Evaluator(experiment),
         directory,
         report=_report,
+        train=train.driver(config),
     )
   return Fitted(experiment, root, temporary)
 
@@ -177,6 +179,29 @@ def load(path: str | os.PathLike[str], *, model: Any = None) -> 'Fitted':
   if (root / _ARRAYS).exists():
     config = config.replace(data_dir=str(root))
   return Fitted(_prepare(config, model), root)
+
+
+def export(
+    run_dir: str | os.PathLike[str],
+    output_dir: str | os.PathLike[str],
+    **options: Any,
+) -> pathlib.Path:
+  """Writes the model of a run as a bundle, as `binaries.export` does.
+
+  Args:
+    run_dir: What `fit` or `binaries.train` was given as `output_dir`.
+    output_dir: The bundle, which must not exist.
+    **options: Of `Fitted.export`.
+
+  Returns:
+    The bundle.
+
+  Raises:
+    FileExistsError: If the bundle is there.
+    FileNotFoundError: If there is no run.
+    ValueError: As `Fitted.export`.
+  """
+  return load(run_dir).export(output_dir, **options)
 
 
 class Fitted:

@@ -16,6 +16,7 @@ from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
 from tff_meta.training import loop
 from tff_meta.training import metric_writers
+from tff_meta.training import run_config
 from tff_meta.training import run_directory
 
 # In a run's directory.
@@ -159,6 +160,11 @@ def train(
   trained = loop.Trained(saved.state, rounds, None)
   _write_files(trained, directory, config, client_states, metrics_path, started)
   return trained
+
+
+def driver(config: run_config.RunConfig) -> Callable[..., loop.Trained]:
+  """Returns what trains as a run's configuration says, see `loop.train`."""
+  return train if config.training.driver == 'program' else loop.train
 
 
 def _write_files(
