@@ -164,7 +164,9 @@ def train(
 
 def driver(config: run_config.RunConfig) -> Callable[..., loop.Trained]:
   """Returns what trains as a run's configuration says, see `loop.train`."""
-  return train if config.training.driver == 'program' else loop.train
+  drivers: dict[str, Callable[..., loop.Trained]]
+  drivers = {'loop': loop.train, 'program': train}
+  return drivers[config.training.driver]
 
 
 def _write_files(
