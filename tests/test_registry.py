@@ -59,6 +59,9 @@ def test_what_is_named_is_there(spec):
   # All that a method has is said in its module's first use, or by a variant.
   for use in registry.USES:
     assert (getattr(made, use) is not None) == (use in spec.uses)
+    if use in spec.uses:
+      has_bank = getattr(getattr(made, use)(), 'uses_bank', False)
+      assert has_bank == (use in spec.gives_memories_to)
 
 
 def test_only_networks_of_this_library_are_taken():

@@ -364,6 +364,8 @@ class Fitted:
       path: str | os.PathLike[str],
       uses: Sequence[str] = (),
       allow_private_heads: bool = False,
+      computations: bool = False,
+      tflite: bool = False,
   ) -> pathlib.Path:
     """Writes the model as SavedModels, see `bundles.export.write`.
 
@@ -373,12 +375,17 @@ class Fitted:
         for those that the algorithm has.
       allow_private_heads: Whether what known clients have kept for themselves
         may be in it, where new clients begin with that.
+      computations: Whether to write TFF's computations, a round that they do,
+        and a client's round of training, too.
+      tflite: Whether to write each SavedModel for TensorFlow Lite, too.
 
     Raises:
       FileExistsError: If the directory exists.
-      ValueError: If the algorithm does not have such a use, or new clients
-        would be given what known ones have kept.
+      ValueError: If the algorithm does not have such a use, new clients would
+        be given what known ones have kept, or TensorFlow Lite does not take a
+        model.
     """
+    from tff_meta.bundles import computations as computations_lib
     from tff_meta.bundles import export
     from tff_meta.training import restored_run
     from tff_meta.training import run_directory
@@ -393,6 +400,15 @@ class Fitted:
           path,
           uses,
           allow_private_heads,
+          computations_lib.Trained(
+              models.process,
+              models.state,
+              self.experiment.model.input_shape,
+              self.experiment.dataset.num_classes,
+          )
+          if computations
+          else None,
+          tflite,
       )
 
   def _network_input(self, x: Any) -> np.ndarray:

@@ -62,6 +62,8 @@ class AlgorithmSpec:
       all that clients send.
     starts_from_scratch: Those of the uses that begin with random weights, so
       that what was trained makes no difference.
+    gives_memories_to: Those of the uses that begin with what known clients have
+      kept for themselves, which whoever has the use is then handed.
     group_rounds_field: Field of the configuration that holds R, the rounds of a
       new group; None where it has none.
     kept_clients_field: Field of the configuration that holds how many clients
@@ -90,13 +92,15 @@ class AlgorithmSpec:
       default_factory=dict
   )
   starts_from_scratch: tuple[str, ...] = ()
+  gives_memories_to: tuple[str, ...] = ()
   group_rounds_field: str | None = None
   kept_clients_field: str | None = None
   num_clients_field: str | None = None
   run_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
-    unknown = {*self.uses, *self.starts_from_scratch} - set(USES)
+    named = self.uses + self.starts_from_scratch + self.gives_memories_to
+    unknown = set(named) - set(USES)
     if unknown:
       raise ValueError(
           f'Expected uses of {self.name!r} among {", ".join(USES)}, found'
@@ -369,6 +373,7 @@ _OURS = {
             paper='Nguyen et al., 2022',
             module_name='tff_meta.algorithms.fedmeta_per',
             uses=('known_client', 'new_client'),
+            gives_memories_to=('new_client',),
             run_settings=_TESTS_OF_FEDMETA_PER,
         ),
         AlgorithmSpec(

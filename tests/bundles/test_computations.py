@@ -12,6 +12,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import fitting
+from tff_meta import registry
 from tff_meta.bundles import computations
 from tff_meta.bundles import export
 from tff_meta.bundles import replay
@@ -26,7 +27,7 @@ _SYSTEMS = 'frl', 'metavers', 'cafeme', 'fedec', 'fedmeta_per'
 
 def _write(root, algorithm, **settings):
   """Exports what training begins with, its computations, too."""
-  pairs = algorithm == 'frl'
+  pairs = 'known_client' not in registry.get(algorithm).uses
   config = run_config.resolve(
       **fitting._SETTINGS
       | dict(algorithm=algorithm, dataset='digit_pairs' if pairs else 'digits')
@@ -191,6 +192,20 @@ def test_systems_are_replayed_without_the_library(tmp_path, algorithm):
   for form in replay.FORMS:
     found = _replay(bundle, form)
     assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('algorithm', registry.ALGORITHMS)
+def test_every_algorithm_is_exported(tmp_path, algorithm):
+  """With a small network, where it takes any."""
+  spec = registry.get(algorithm)
+  _, bundle = _write(tmp_path, algorithm, model=spec.model or 'mlp')
+  manifest = serve.read_manifest(bundle)
+  assert set(manifest['uses']) >= set(spec.uses) - {'new_class', 'group'}
+  assert manifest['uses'] and manifest['computations']['names']
+  for name in (*manifest['uses'], serve.CLIENT_ROUND):
+    tf.lite.Interpreter(str(bundle / f'{name}.tflite')).allocate_tensors()
+    tf.saved_model.load(str(bundle / name))
 
 
 @pytest.mark.slow
