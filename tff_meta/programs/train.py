@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import csv
+import shutil
 import time
 from typing import Any
 
@@ -111,8 +112,11 @@ def train(
     ValueError: If a state that was saved is not one of the process.
   """
   del evaluation, others
+  states_path = directory.root / PROGRAM_STATES
+  for path in states_path.glob('*_temp*'):  # Of a save that was killed.
+    shutil.rmtree(path)
   states = tff.program.FileProgramStateManager(
-      str(directory.root / PROGRAM_STATES), keep_total=3, keep_first=False
+      str(states_path), keep_total=3, keep_first=False
   )
   metrics_path = directory.root / PROGRAM_METRICS
   started: dict[int, float] = {}
