@@ -465,6 +465,10 @@ _LATER_FIELDS = {
     field.name: field.default
     for field in _FIELDS
     if field.default is not dataclasses.MISSING
+} | {
+    field.name: field.default_factory()
+    for field in _FIELDS
+    if field.default_factory is not dataclasses.MISSING
 }
 
 
