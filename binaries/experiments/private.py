@@ -100,7 +100,7 @@ PRIVACY = tables.Table(
             flags=('--rounds=4', '--eval_groups=10'),
             changes='4 rounds, 10 groups, seed 0 only.',
         ),
-        'cpu': tables.Scale(seeds=(0, 1), hours=0.5),
+        'cpu': tables.Scale(seeds=(0, 1), hours=0.4),
     },
     flags=(
         '--dataset=mnist',
@@ -176,7 +176,7 @@ AGGREGATIONS = tables.Table(
         'smoke': tables.Scale(
             seeds=(0,), flags=('--rounds=4',), changes='4 rounds.'
         ),
-        'cpu': tables.Scale(seeds=(0,), hours=0.2),
+        'cpu': tables.Scale(seeds=(0,), hours=0.3),
     },
     flags=('--preset=demo', '--rounds=8', '--eval_every=0'),
     notes=(
