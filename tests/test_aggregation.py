@@ -95,6 +95,44 @@ def test_classes_that_may_be_noise_alone_are_none():
   np.testing.assert_allclose(restored.means, [[2, 0], [0, 0]])
 
 
+@pytest.mark.parametrize('quantile', [0.0, 0.5])
+@pytest.mark.parametrize('value', [1e30, -np.inf, np.nan])
+def test_one_client_cannot_stop_a_private_round(value, quantile):
+  """A mean that is no number would be dropped, which shows who took part."""
+  private = aggregation.DifferentiallyPrivate(
+      noise_multiplier=0.1,
+      clients_per_round=100,
+      clip=1.0,
+      clip_quantile=quantile,
+  )
+  values = [np.full(3, value, np.float32), np.zeros(3, np.float32)]
+  factory = private.limited(private.of_models(1, summed=False))
+  mean = aggregate(factory, values, [1.0, 1.0]).result
+  assert np.isfinite(mean).all() and np.linalg.norm(mean) < 0.1
+
+
+def test_the_noise_of_margins_is_that_of_their_bound():
+  """Of `weight * value` and `weight`, with norm 1 together, 100 times."""
+  private = aggregation.DifferentiallyPrivate(
+      noise_multiplier=0.5, clients_per_round=4, channel_bound=3.0
+  )
+  value_type = tff.types.tensorflow_to_type(
+      margins.Margin(tf.TensorSpec([]), tf.TensorSpec([]))
+  )
+  process = private.of_sums(2, margins.BOUND).create(value_type)
+  clients = [margin(1.0) for _ in range(20)]
+  totals = [
+      process.next(process.initialize(), clients).result for _ in range(300)
+  ]
+  expected = 2**0.5 * 2 * 0.5 * 2**0.5
+  np.testing.assert_allclose(
+      np.std([total.weight for total in totals]), expected, rtol=0.2
+  )
+  np.testing.assert_allclose(
+      np.std([total.value for total in totals]), 3 * expected, rtol=0.2
+  )
+
+
 @pytest.mark.parametrize('num_parts', [1, 2])
 def test_noise_is_that_of_one_mechanism(num_parts):
   """Standard deviation 2 z sqrt(k) bound in a sum, 1/n of it in a mean."""

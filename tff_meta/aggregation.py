@@ -17,6 +17,8 @@ from typing import Any, ClassVar, Literal, TYPE_CHECKING
 
 from tff_meta import config_checks
 
+# The largest that an adaptive clip can become, over the first one.
+_BEYOND = 1e4
 # How far a sum of vectors moves, over their bound, where one is replaced.
 _SENSITIVITY = 2.0
 
@@ -312,7 +314,13 @@ class DifferentiallyPrivate(Aggregation):
 
     divisor = 1.0 if summed else float(self.clients_per_round)
     if self.clip_quantile:
-      mean = self._adaptive_mean(num_parts)
+      # Cut far beyond the clip first: the norm of 1e30 would be infinite, and
+      # the mean of all clients no number.
+      mean = bounds.BoundedSumFactory(
+          bounds.VECTOR,
+          bounds.Limits(_BEYOND * self.clip),
+          self._adaptive_mean(num_parts),
+      )
       return bounds.DividedSumFactory(mean, divisor / self.clients_per_round)
     total = self._sum(num_parts, bounds.VECTOR, self.clip)
     return bounds.DividedSumFactory(total, divisor)
@@ -354,7 +362,7 @@ class DifferentiallyPrivate(Aggregation):
       return tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
           self._noise(num_parts),
           self.clients_per_round,
-          initial_l2_norm_clip=self.clip,
+          initial_l2_norm_clip=1 / _BEYOND,
           target_unclipped_quantile=self.clip_quantile,
       )
     except ValueError as error:

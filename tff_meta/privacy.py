@@ -105,7 +105,9 @@ class Releases:
           f' number of clients, found {delta}: a larger one allows that a whole'
           ' client is published. Tip: delta=1e-5.'
       )
-    most = target_epsilon or _LARGEST_EPSILON
+    most = _LARGEST_EPSILON if target_epsilon is None else target_epsilon
+    if not most > 0:
+      raise ValueError(f'Expected `target_epsilon` above 0, found {most}.')
     found = self.epsilon(noise_multiplier, delta)
     if found > most:
       try:

@@ -127,6 +127,29 @@ def test_states_need_the_memories_of_their_round(experiment, process, tmp_path):
     _run(experiment, process, tmp_path, 3)
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize('what', ['states', 'metrics'])
+def test_what_fails_in_the_background_fails_the_program(
+    experiment, process, tmp_path, monkeypatch, what
+):
+  """TFF logs it, and would go on, or wait for ever."""
+
+  async def fail(*args, **kwargs):
+    raise OSError('disk full')
+
+  if what == 'states':
+    saved = tff.program.FileProgramStateManager.save
+
+    async def save(self, state, version):
+      await (fail() if version else saved(self, state, version))
+
+    monkeypatch.setattr(tff.program.FileProgramStateManager, 'save', save)
+  else:
+    monkeypatch.setattr(tff.program.CSVFileReleaseManager, 'release', fail)
+  with pytest.raises(OSError, match='disk full'):
+    _run(experiment, process, tmp_path, 2)
+
+
 def test_an_iterator_is_its_position():
   source = cohorts.CohortSource(
       lambda round_num: [f'client_{round_num}'],

@@ -109,7 +109,11 @@ class BoundedSumFactory(tff.aggregators.UnweightedAggregationFactory):
 
     @tff.tensorflow.computation(value_type)
     def shorten(value):
-      shortened, is_cut = bound.shorten(value, limits)
+      # What is no number would be in the sum of all clients.
+      numbers = tf.nest.map_structure(
+          lambda leaf: tf.where(tf.math.is_nan(leaf), 0.0, leaf), value
+      )
+      shortened, is_cut = bound.shorten(numbers, limits)
       return shortened, tf.cast(is_cut, tf.int32)
 
     @tff.tensorflow.computation(value_type)

@@ -17,6 +17,7 @@ import os
 import pathlib
 import signal
 import sys
+import types
 from typing import Any
 
 import numpy as np
@@ -194,6 +195,15 @@ def _children(kind: Any, path: str) -> Iterator[tuple[str, Any]]:
     yield f'{path}/{part}' if path else part, child
 
 
+def _beside(name: str, folder: pathlib.Path) -> Any:
+  """Returns a module made of its source, as what Python keeps is unchecked."""
+  module = types.ModuleType(name)
+  path = folder / f'{name}.py'
+  module.__file__ = str(path)
+  exec(compile(path.read_bytes(), str(path), 'exec'), module.__dict__)
+  return module
+
+
 def _end_children() -> None:
   """Ends TFF's worker, which would outlive this process and keep its stdout."""
   for status in pathlib.Path('/proc').glob('[0-9]*/stat'):
@@ -212,9 +222,7 @@ def main(arguments: list[str]) -> int:
     print(__doc__, file=sys.stderr)
     return 2
   folder = pathlib.Path(__file__).resolve().parent
-  sys.path.insert(0, str(folder))
-  import serve  # type: ignore[import-not-found]  # Beside this file.
-
+  serve = _beside('serve', folder)
   try:
     manifest = serve.read_manifest(folder)
   except serve.BundleError as error:

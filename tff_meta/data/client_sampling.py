@@ -8,7 +8,11 @@ from tff_meta import config_checks
 
 
 def sample_cohort(
-    client_ids: Sequence[str], cohort_size: int, seed: int, cohort_index: int
+    client_ids: Sequence[str],
+    cohort_size: int,
+    seed: int,
+    cohort_index: int,
+    secret: int | None = None,
 ) -> list[str]:
   """Draws a cohort uniformly without replacement.
 
@@ -23,6 +27,8 @@ def sample_cohort(
     seed: Seed of the run, non-negative.
     cohort_index: Number of the cohort, non-negative; an algorithm that keeps
       its cohort for several rounds counts cohorts, not rounds.
+    secret: What only the run knows, non-negative, where nobody else may know
+      who takes part: clients know the seed. None where that is no matter.
 
   Returns:
     The cohort, in random order.
@@ -36,6 +42,7 @@ def sample_cohort(
         f' {len(client_ids)}, found {cohort_size}.'
     )
   config_checks.check_seed(seed)
-  rng = np.random.default_rng([seed, cohort_index])
+  known = [seed, cohort_index]
+  rng = np.random.default_rng(known if secret is None else [secret, *known])
   chosen = rng.choice(len(client_ids), cohort_size, replace=False)
   return [client_ids[i] for i in chosen]

@@ -66,17 +66,25 @@ class ReleasedMetrics(tff.program.ReleaseManager):
     """
     self._metrics = metrics
     self._released: dict[int, asyncio.Event] = {}
+    self._failure: BaseException | None = None
     self._turn = asyncio.Lock()
 
   async def release(self, value: Any, key: int) -> None:
     """Releases the metrics of a round."""
-    async with self._turn:
-      await self._metrics.release(value, key)
-    self._event(key).set()
+    try:
+      async with self._turn:
+        await self._metrics.release(value, key)
+    except Exception as error:
+      self._failure = error
+      raise
+    finally:
+      self._event(key).set()
 
   async def wait_for(self, key: int) -> None:
-    """Waits until the metrics of a round have been released."""
+    """Waits until the metrics of a round have been released, or raises."""
     await self._event(key).wait()
+    if self._failure is not None:
+      raise self._failure
 
   def _event(self, key):
     return self._released.setdefault(int(key), asyncio.Event())

@@ -149,7 +149,8 @@ def train(
       )
     # What is still saved in the background, where it was stopped.
     unfinished = asyncio.all_tasks() - {asyncio.current_task()}
-    await asyncio.gather(*unfinished)
+    if unfinished:
+      await asyncio.wait(unfinished)
     structure = tff.learning.programs.ProgramState(
         template, 0, 0, source.iterator()
     )

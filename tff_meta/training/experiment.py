@@ -68,11 +68,12 @@ class Experiment:
         aggregation=self.config.training.aggregator(),
     )
 
-  def cohort(self, round_num: int) -> Sequence[str]:
-    """Returns the ids of a round's clients, a pure function of the round.
+  def cohort(self, round_num: int, secret: int | None = None) -> Sequence[str]:
+    """Returns the ids of a round's clients, a pure function of the arguments.
 
     Args:
       round_num: From 1.
+      secret: See `client_sampling.sample_cohort`.
     """
     rounds_per_cohort = self.spec.rounds_per_cohort(self.config.hparams)
     return client_sampling.sample_cohort(
@@ -80,6 +81,7 @@ class Experiment:
         self.config.training.clients_per_round,
         self.config.seed,
         (round_num - 1) // rounds_per_cohort,
+        secret,
     )
 
   def check_can_train(self) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -526,10 +527,13 @@ def _train(
   evaluation = loop.NO_EVALUATION
   if training.eval_every:
     evaluation = evaluator.on_the_way(process)
+  cohort = experiment.cohort
+  if config.privacy(1) is not None:
+    cohort = functools.partial(cohort, secret=directory.secret_of_cohorts())
   with stop_signals.listen() as stop:
     trained = train(
         process,
-        experiment.cohort,
+        cohort,
         experiment.dataset.tff_client_data,
         evaluation,
         is_cached=experiment.dataset.is_cached,

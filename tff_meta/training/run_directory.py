@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pathlib
+import secrets
 import shutil
 import tempfile
 from typing import Any
@@ -15,6 +16,7 @@ from tff_meta.training import atomic_files
 from tff_meta.training import sealed_json
 
 CLIENT_STATES = 'client_states.sqlite'
+_SECRET_BYTES = 100
 _SHOWN = 100  # Characters of a value, which may be anything.
 _NOTHING = object()  # Stands for a field that is not there.
 
@@ -43,7 +45,31 @@ class RunDirectory:
     self.events = self.root / 'tensorboard'
     self.trackers = self.root / 'trackers'
     self.evaluations = self.root / 'evaluation'
+    self.cohort_secret = self.root / 'cohorts.secret'
     self._lock = self.root / '.lock'
+
+  def secret_of_cohorts(self) -> int:
+    """Returns what decides who takes part in a private run; made at first.
+
+    It is in this one file, which only its owner can read: it is not sent to
+    clients, kept in checkpoints, logged or exported.
+
+    Raises:
+      RunDirectoryError: If the file is there, and is something else.
+    """
+    if not self.cohort_secret.exists():
+      atomic_files.write_bytes(
+          self.cohort_secret, f'{secrets.token_hex(16)}\n'.encode()
+      )
+      self.cohort_secret.chmod(0o600)
+    content = plain_files.read_bytes(self.cohort_secret, _SECRET_BYTES)
+    try:
+      return int(content.decode('ascii').strip(), 16)
+    except ValueError:
+      raise RunDirectoryError(
+          f'Expected {self.cohort_secret} to hold a number, found something'
+          ' else. Tip: remove it, and cohorts are drawn by another one.'
+      ) from None
 
   def check_can_be_made(self) -> None:
     """Raises if nothing can be written here, before anything takes long.
