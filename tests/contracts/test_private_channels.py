@@ -4,8 +4,6 @@ Of every name of the registry; where an algorithm's spec refuses an aggregation,
 its process does, too.
 """
 
-from typing import Any
-
 import numpy as np
 import pytest
 import tensorflow_federated as tff
@@ -28,6 +26,17 @@ def _refuses(subject, name):
   return is_refused
 
 
+def _processes(subject, how):
+  """Returns the plain process and that with an aggregation."""
+  if subject.method.server_optimizer is None:
+    return subject.process, subject.build_with(aggregation=how)
+  # Adam's first steps have a sign alone, also of rounding errors.
+  options = dict(server_optimizer=tff.learning.optimizers.build_sgdm(1.0))
+  return subject.build_with(**options), subject.build_with(
+      aggregation=how, **options
+  )
+
+
 def _one_round(subject, process, state):
   cohort = [subject.data(client) for client in subject.cohort]
   return subject.one_round(state, cohort, process)[0]
@@ -47,15 +56,7 @@ def test_the_server_of_a_secure_aggregation_sees_sums_alone(costly_subject):
   """What clients send in the clear is nothing; the round is as without."""
   if _refuses(costly_subject, 'secure'):
     return
-  options: dict[str, Any] = {}
-  plain = costly_subject.process
-  if costly_subject.method.server_optimizer is not None:
-    # Adam would make whole steps of rounding errors.
-    options['server_optimizer'] = tff.learning.optimizers.build_sgdm(1.0)
-    plain = costly_subject.build_with(**options)
-  secure = costly_subject.build_with(
-      aggregation=aggregation.Secure(), **options
-  )
+  plain, secure = _processes(costly_subject, aggregation.Secure())
   form = tff.backends.mapreduce.get_map_reduce_form_for_computation(secure.next)
   clear, *secret = form.work.type_signature.result
   assert not tff.types.contains(clear, lambda t: isinstance(t, tff.TensorType))
@@ -80,11 +81,11 @@ def test_noise_is_in_all_that_a_round_moves(any_subject):
   """
   if _refuses(any_subject, 'dp'):
     return
-  process = any_subject.build_with(aggregation=_PRIVATE)
+  plain_process, process = _processes(any_subject, _PRIVATE)
   state = process.initialize()
   first, second = (_one_round(any_subject, process, state) for _ in range(2))
-  plain_state = any_subject.process.initialize()
-  plain = _one_round(any_subject, any_subject.process, plain_state)
+  plain_state = plain_process.initialize()
+  plain = _one_round(any_subject, plain_process, plain_state)
 
   before, after = _floats(plain_state), _floats(plain.state)
   one, other = _floats(first.state), _floats(second.state)
