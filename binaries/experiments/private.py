@@ -117,7 +117,7 @@ PRIVACY = tables.Table(
     ),
 )
 
-_METHODS = (
+METHODS = (
     'frl',
     'metavers',
     'cafeme',
@@ -142,7 +142,7 @@ def _rows() -> tuple[tables.Row, ...]:
               else _GROUPS,
           ),
       )
-      for method in _METHODS
+      for method in METHODS
       for name in aggregation.BY_NAME
   )
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from binaries.experiments import private
 from tff_meta import aggregation
 from tff_meta import array_archives
 from tff_meta import fitting
@@ -11,19 +12,6 @@ from tff_meta.training import client_state_store
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import loop
 from tff_meta.training import run_config
-
-_METHODS = (
-    'frl',
-    'metavers',
-    'cafeme',
-    'fedec',
-    'fedmeta_per',
-    'fed_avg_ft',
-    'fed_rep',
-    'ditto',
-    'scaffold',
-    'fed_proto',
-)
 
 
 def _experiment(algorithm, name, **settings):
@@ -88,7 +76,7 @@ def test_a_run_goes_on_under_every_aggregation(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', aggregation.BY_NAME)
-@pytest.mark.parametrize('algorithm', _METHODS)
+@pytest.mark.parametrize('algorithm', private.METHODS)
 def test_ten_algorithms_go_on_under_every_aggregation(algorithm, name):
   _assert_goes_on(algorithm, name)
 
