@@ -91,7 +91,7 @@ def _evaluate(stack):
     evaluator.check_has_groups(**flag_groups.group_sizes())
     if flag_groups.NVAR.value:
       evaluator_lib.check_has_known_clients(names)
-    trained, untrained, rounds = stack.enter_context(
+    models = stack.enter_context(
         restored_run.open_models(experiment, directory, command_line.report)
     )
     plain_files.make_directory(directory.evaluations)
@@ -100,7 +100,7 @@ def _evaluate(stack):
       command_line.report(f'Note: {path} will be replaced.')
 
   settings = {
-      'rounds': rounds,
+      'rounds': models.rounds,
       'seed': eval_config.seed,
       'way': eval_config.evaluation.way,
       'group_clients': eval_config.evaluation.group_clients,
@@ -109,8 +109,8 @@ def _evaluate(stack):
   with command_line.reported_failures(directory.evaluations):
     results = evaluator.evaluate_all(
         names,
-        {'': trained},
-        untrained,
+        {'': models.trained},
+        models.untrained,
         directory.evaluations,
         command_line.report,
     )['']
@@ -118,7 +118,7 @@ def _evaluate(stack):
       atomic_files.write_json(
           files[name], {'protocol': name, **settings, **result}
       )
-  print(f'After {rounds} rounds of {config.training.rounds}:')
+  print(f'After {models.rounds} rounds of {config.training.rounds}:')
   print(accuracy_table.format_table(results))
 
 

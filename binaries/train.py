@@ -188,12 +188,11 @@ AGGREGATION_OPTIONS = flags.DEFINE_string(
     '',
     'Options of --aggregation, such as noise_multiplier=1,clip=0.1.',
 )
-TARGET_EPSILON = flags.DEFINE_float(
+TARGET_EPSILON = flag_kinds.define_number(
     'target_epsilon',
     None,
-    'The largest epsilon that a run with --aggregation=dp may have; nothing is'
-    ' trained where it would be larger.',
-    lower_bound=0.0,
+    'The largest epsilon that a run with --aggregation=dp may have, above 0;'
+    ' nothing is trained where it would be larger.',
 )
 BATCHED_CLIENTS = flag_kinds.define_whole_number(
     'batched_clients',

@@ -70,7 +70,8 @@ def test_every_cell_can_be_run(table):
       assert len(set(map(str, configs.values()))) == len(configs)
     for cell, config in configs.items():
       assert config.seed == cell.seed
-      assert ('--references' in cell.flags) == (table.name == 'digits')
+      references = table.name in ('digits', 'privacy_mnist')
+      assert ('--references' in cell.flags) == references
       for measure in table.setting(cell.setting).measures:
         _check_reports(config, measure.path)
 
