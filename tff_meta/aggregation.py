@@ -207,10 +207,9 @@ class Secure(Aggregation):
   Numbers are cut to their bounds and rounded to 2**32 steps between them. How
   many clients had one beyond is measured by a secure sum, too
   (`secure_upper_clipped_count`, `secure_lower_clipped_count`,
-  `num_cut_clients`). Metrics are
-  summed likewise, but for the largest norm of an update, which is not measured.
-  TFF's simulations compute the sums without cryptography; a production stack
-  puts its protocol in their place.
+  `num_cut_clients`). Metrics are summed likewise, but for the largest norm of
+  an update, which is not measured. TFF's simulations compute the sums without
+  cryptography; a production stack puts its protocol in their place.
 
   Attributes:
     clip: The largest change of any weight of a model, above 0.
