@@ -23,7 +23,7 @@ at the same time. Several streams are several logical devices:
 import argparse
 import statistics
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -109,7 +109,7 @@ def round_seconds(
     By what is done with clients, the seconds of its rounds.
   """
   process, clients = workloads.build_system(system)
-  options_of = {
+  options_of: dict[str, dict[str, Any]] = {
       'one client at a time': dict(parallel_clients=1),
       'all at the same time': dict(parallel_clients=len(clients)),
       'all in one batch': dict(

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 import gc
 import importlib.metadata
+import pathlib
 import re
+import subprocess
 import types
 
 from absl import app
@@ -53,6 +55,25 @@ def import_tff() -> types.ModuleType:
   for callback in waiting:
     call_after_init(callback)
   return tensorflow_federated
+
+
+def commit() -> str | None:
+  """Returns the commit of this library, `-dirty` if changed, None without."""
+  root = pathlib.Path(__file__).resolve().parents[1]
+  if not (root / '.git').exists():
+    return None
+  command = ['git', '-C', str(root), 'describe', '--always', '--dirty']
+  try:
+    done = subprocess.run(
+        [*command, '--abbrev=40', '--exclude=*'],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+    )
+  except (OSError, subprocess.SubprocessError):
+    return None
+  return done.stdout.strip()
 
 
 def differing_pins() -> list[str]:

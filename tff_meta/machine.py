@@ -48,9 +48,21 @@ def total_bytes(limit_files: Sequence[str] = _CGROUP_LIMITS) -> int:
   return min(sizes)
 
 
+_shares = [1.0]  # The last one counts.
+
+
+def take_share(share: float) -> None:
+  """Leaves the rest of the memory to other processes of this machine.
+
+  Args:
+    share: This process's part of what `cache_bytes` is of, above 0, at most 1.
+  """
+  _shares.append(share)
+
+
 def cache_bytes() -> int:
   """Returns the most that a cache takes unless told otherwise: a quarter."""
-  return total_bytes() // 4
+  return int(total_bytes() // 4 * _shares[-1])
 
 
 def check_fits(num_bytes: int, what: str) -> None:

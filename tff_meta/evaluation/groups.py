@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_meta import dealing
 from tff_meta import episodes
 from tff_meta import machine
 from tff_meta import progress
@@ -157,11 +158,8 @@ def evaluate_groups(
       (index, protocol.sample(pools, index))
       for index in range(protocol.num_groups)
   )
-  answers: list[client_metrics.Answers] = []
-  shown = progress.Progress(
-      'groups tested', protocol.num_groups, 'groups', first=TRACED
-  )
-  with shown:
+
+  def calls():
     for together in batches(drawn):
       indices, groups = zip(*together, strict=True)
       arguments = tf.nest.map_structure(
@@ -169,15 +167,27 @@ def evaluate_groups(
           *(group._replace(classes=()) for group in groups),
       )
       seeds = tf.constant([[protocol.seed, index] for index in indices])
-      specs = tf.nest.map_structure(
-          lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype),
-          (arguments, seeds),
-      )
-      group_test.get_concrete_function(
-          tf.nest.map_structure(tf.TensorSpec.from_tensor, weights), *specs
-      )
-      labels = group_test(weights, arguments, seeds).numpy()
-      for index, group, predicted in zip(indices, groups, labels, strict=True):
+      yield together, (arguments, seeds)
+
+  def any_number(shared, arguments):
+    return (
+        *tf.nest.map_structure(tf.TensorSpec.from_tensor, shared),
+        *tf.nest.map_structure(
+            lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), arguments
+        ),
+    )
+
+  answers: list[client_metrics.Answers] = []
+  shown = progress.Progress(
+      'groups tested', protocol.num_groups, 'groups', first=TRACED
+  )
+  with shown:
+    for together, labels in dealing.call_all(
+        group_test, any_number, (weights,), calls()
+    ):
+      for (index, group), predicted in zip(
+          together, np.asarray(labels), strict=True
+      ):
         asked = group.query_mask > 0
         answers.append(
             client_metrics.Answers(

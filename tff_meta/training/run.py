@@ -6,9 +6,7 @@ import functools
 import hashlib
 import importlib.metadata
 import os
-import pathlib
 import platform
-import subprocess
 from typing import Any
 
 import numpy as np
@@ -17,6 +15,7 @@ import tree
 
 import tff_meta
 from tff_meta import composition
+from tff_meta import installation
 from tff_meta import machine
 from tff_meta import plain_files
 from tff_meta import plugins
@@ -667,7 +666,7 @@ def _config_file(experiment, process) -> dict[str, Any]:
       'num_client_values': _num_values(of_client),
       **_privacy(experiment, experiment.config.training.rounds),
       **_surroundings(),
-      'git_commit': _git_commit(),
+      'git_commit': installation.commit(),
   }
 
 
@@ -699,25 +698,6 @@ def _surroundings() -> dict[str, Any]:
 def _num_values(structure) -> int:
   """Returns how many numbers a structure of arrays holds."""
   return sum(np.size(array) for array in tree.flatten(structure))
-
-
-def _git_commit() -> str | None:
-  """Returns the commit of this library, `-dirty` if changed, None without."""
-  root = pathlib.Path(__file__).resolve().parents[2]
-  if not (root / '.git').exists():
-    return None
-  command = ['git', '-C', str(root), 'describe', '--always', '--dirty']
-  try:
-    done = subprocess.run(
-        [*command, '--abbrev=40', '--exclude=*'],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=10,
-    )
-  except (OSError, subprocess.SubprocessError):
-    return None
-  return done.stdout.strip()
 
 
 def _summary(experiment, directory, trained) -> dict[str, Any]:

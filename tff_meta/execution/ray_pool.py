@@ -1,0 +1,628 @@
+"""Rounds and tests computed by workers of a Ray cluster.
+
+The program that is started drives the rounds: it computes the server's part and
+keeps what clients keep. Workers are Ray actors with TensorFlow; each computes a
+shard of a round's clients (`shards`), or a call of a test, at a time. What a
+round results in depends on the shards alone, so a worker that is lost costs the
+shard that it was computing, which another one computes again.
+
+The only module that imports Ray, which is an extra: requirements-ray.txt.
+"""
+
+import collections
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import dataclasses
+import os
+import pickle
+import shutil
+import tempfile
+import threading
+import time
+from typing import Any, NamedTuple
+import uuid
+import weakref
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+# Ray reads them when it is imported: it reports to nobody, keeps no metrics, and
+# leaves the environment of workers without GPUs as it is.
+for _name, _value in (
+    ('RAY_USAGE_STATS_ENABLED', '0'),
+    ('RAY_enable_metrics_collection', '0'),
+    ('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0'),
+):
+  os.environ.setdefault(_name, _value)
+try:
+  import ray
+except ImportError as error:
+  raise ImportError(
+      'Expected the package ray for execution on a Ray cluster, found none.'
+      ' Tip: pip install --no-deps -r requirements-ray.txt.'
+  ) from error
+
+from tff_meta import dealing
+from tff_meta import progress
+from tff_meta import spelling
+from tff_meta.data import federated_dataset
+from tff_meta.execution import client_records
+from tff_meta.execution import in_process
+from tff_meta.execution import portable_values
+from tff_meta.execution import shard_worker
+from tff_meta.execution import shards
+
+LOCAL = 'local'
+_MOST_TRIES = 3
+_MOST_NAMES = 5  # Of clients in a message.
+_SECONDS_BETWEEN_LOOKS = 1.0
+
+
+class WorkersLostError(OSError):
+  """No worker is left, none has come in time, or shards kill workers."""
+
+
+class HostError(OSError):
+  """A host has other software, settings or devices than the others."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Where workers are, and what they get.
+
+  Attributes:
+    address: `'local'`, workers of this machine that end with this process;
+      `'auto'`, the cluster that this machine belongs to; or HOST:PORT.
+    workers: How many workers, at least 1.
+    worker_cpus: CPU cores of a worker, at least 1: so many of its clients are
+      computed at the same time.
+    worker_gpus: GPUs of a worker, 0 or 1.
+    worker_timeout_seconds: How long to wait where no worker is there, above 0.
+    allow_mixed_hosts: Whether workers may have other versions, settings or
+      devices than this process and each other. Results then depend on who
+      computes what.
+  """
+
+  address: str = LOCAL
+  workers: int = 2
+  worker_cpus: int = 1
+  worker_gpus: int = 0
+  worker_timeout_seconds: float = 300.0
+  allow_mixed_hosts: bool = False
+
+  def __post_init__(self):
+    if min(self.workers, self.worker_cpus) < 1 or self.worker_gpus not in (
+        0,
+        1,
+    ):
+      raise ValueError(
+          'Expected `workers` and `worker_cpus` of at least 1 and `worker_gpus`'
+          f' 0 or 1, found {self.workers}, {self.worker_cpus} and'
+          f' {self.worker_gpus}.'
+      )
+    if not self.worker_timeout_seconds > 0:
+      raise ValueError(
+          'Expected `worker_timeout_seconds` above 0, found'
+          f' {self.worker_timeout_seconds}.'
+      )
+    host, colon, port = self.address.rpartition(':')
+    if self.address not in (LOCAL, 'auto') and not (
+        host and colon and port.isdecimal()
+    ):
+      raise ValueError(
+          "Expected the address of a Ray cluster, 'local', 'auto' or HOST:PORT,"
+          f' found {self.address!r}.'
+      )
+
+
+class _Task(NamedTuple):
+  """What a worker is to compute.
+
+  Attributes:
+    method: Name of a method of `shard_worker.Worker`.
+    name: Its first argument, of what the worker has to be given before.
+    arguments: The others.
+    who: Whose it is, for messages.
+    sources: Names of data sets that the worker has to be given before.
+  """
+
+  method: str
+  name: str
+  arguments: tuple[Any, ...]
+  who: str
+  sources: tuple[str, ...] = ()
+
+
+class _Member:
+  """A worker, as the pool sees it."""
+
+  def __init__(self, actor: Any):
+    self.actor = actor
+    self.has: set[str] = set()
+    self.gone: list[str] = []
+    self.host: str | None = None  # Until it has started.
+
+
+class RayPool:
+  """Workers of a Ray cluster, as a `shards.Pool` and a `dealing.Dealer`."""
+
+  def __init__(
+      self,
+      options: Options,
+      batched_clients: int = 1,
+      report: Callable[[str], None] = progress.write,
+  ):
+    """Connects to the cluster, or starts a local one, and asks for workers.
+
+    Args:
+      options: Where and how many.
+      batched_clients: Clients that a worker computes together.
+      report: Called with a line when workers come or go.
+
+    Raises:
+      ConnectionError: If there is no cluster at the address.
+    """
+    self._options = options
+    self._report = report
+    self._settings = shard_worker.Settings(
+        on_gpu=options.worker_gpus > 0,
+        parallel_clients=options.worker_cpus,
+        batched_clients=batched_clients,
+        share=1 / options.workers,
+    )
+    self._expected: Mapping[str, str] | None = None
+    self._members: list[_Member] = []
+    self._sent = _Sent()
+    # Name -> method that gives it to a worker, and a reference to it.
+    self._givens: dict[str, tuple[str, Any]] = {}
+    self._sources: weakref.WeakKeyDictionary[Any, str] = (
+        weakref.WeakKeyDictionary()
+    )
+    self._graphs: weakref.WeakKeyDictionary[Any, str] = (
+        weakref.WeakKeyDictionary()
+    )
+    self._lock = threading.Lock()
+    self._statistics: dict[str, float] = {}
+    self._failed_starts = 0
+    self._close_cluster = _connect(options)
+    self._class = ray.remote(_Actor).options(
+        num_cpus=options.worker_cpus,
+        num_gpus=options.worker_gpus,
+        max_restarts=0,
+        max_task_retries=0,
+        scheduling_strategy='SPREAD',
+    )
+    self._starting: dict[Any, _Member] = {}
+    for _ in range(options.workers):
+      self._start_worker()
+
+  def close(self) -> None:
+    """Ends the workers, and the cluster if it is local."""
+    self._close_cluster()
+
+  # As a pool.
+
+  def prepare(self, computation, graph):
+    """See `shards.Pool`."""
+    serialized = tff.framework.serialize_computation(computation)
+    kinds = shards.client_types(graph)
+
+    def run(frontier, cohort):
+      arrays = [leaf.numpy() for leaf in frontier]
+      self._count('bytes_down', sum(array.nbytes for array in arrays))
+      reference = ray.put(arrays)
+
+      def tasks():
+        first = 0
+        for values in cohort:
+          yield self._shard_task(name, reference, values, kinds, first)
+          first += len(values[0])
+
+      for result in self._deal(tasks()):
+        self._count('bytes_up', _num_bytes(result.total + result.kept))
+        self._statistics['slowest_shard_seconds'] = max(
+            result.seconds, self._statistics.get('slowest_shard_seconds', 0.0)
+        )
+        yield shards.Outcome(list(map(tf.constant, result.total)), result.kept)
+
+    message = serialized.SerializeToString()
+    name = self._give(run, 'add_computation', message)
+    return run
+
+  def _shard_task(self, name, frontier, values, kinds, first) -> _Task:
+    leaves = [
+        [
+            [
+                self._portable(leaf)
+                for leaf in portable_values.leaves_of(v, kind)
+            ]
+            for v in of_clients
+        ]
+        for of_clients, kind in zip(values, kinds, strict=True)
+    ]
+    clients = list(zip(*leaves, strict=True))
+    sources = {
+        leaf.source
+        for of_client in clients
+        for part in of_client
+        for leaf in part
+        if isinstance(leaf, portable_values.ByName)
+    }
+    self._count('bytes_down', _num_bytes(leaves))
+    names = [
+        portable_values.client_id_of([x for part in of_client for x in part])
+        or f'number {first + i} of the cohort'
+        for i, of_client in enumerate(clients)
+    ]
+    return _Task(
+        'compute_shard',
+        name,
+        (frontier, shard_worker.Shard(leaves)),
+        _listed(names),
+        tuple(sorted(sources)),
+    )
+
+  def _portable(self, leaf):
+    """Returns a leaf as it is sent."""
+    if isinstance(leaf, federated_dataset.NamedSequence):
+      return portable_values.ByName(self._source(leaf.dataset), *leaf[1:])
+    if isinstance(leaf, tf.data.Dataset):
+      return self._sent.portable(leaf)
+    return leaf
+
+  def _source(self, dataset) -> str:
+    if dataset not in self._sources:
+      self._sources[dataset] = self._give(dataset, 'add_source', dataset)
+    return self._sources[dataset]
+
+  # As a dealer.
+
+  def call_all(self, function, shared, calls):
+    """See `dealing.Dealer`."""
+    captured = list(function.captured_inputs)
+    if any(tensor.dtype == tf.resource for tensor in captured):
+      raise ValueError(
+          'Expected a test without variables, to be dealt over workers, found'
+          f' one with some: {function.name}. Tip: --execution=in_process.'
+      )
+    if function not in self._graphs:
+      inputs = [tensor.name for tensor in function.inputs]
+      num_own = len(inputs) - len(captured)
+      graph = shard_worker.Graph(
+          function.graph.as_graph_def().SerializeToString(),
+          inputs[num_own:] + inputs[:num_own],
+          [tensor.name for tensor in function.outputs],
+      )
+      self._graphs[function] = self._give(function, 'add_graph', graph)
+    name = self._graphs[function]
+    reference = ray.put([tensor.numpy() for tensor in captured + shared])
+
+    def tasks():
+      for inputs in calls:
+        arrays = [np.asarray(tensor) for tensor in inputs]
+        yield _Task('call', name, (reference, arrays), 'a test')
+
+    yield from self._deal(tasks())
+
+  def statistics(self):
+    """See `dealing.Dealer`."""
+    found, self._statistics = self._statistics, {}
+    return found
+
+  def status(self):
+    """See `dealing.Dealer`."""
+    hosts = {member.host for member in self._members if member.host}
+    ready = sum(member.host is not None for member in self._members)
+    return (
+        f'{ready} of {spelling.counted(self._options.workers, "worker")} on'
+        f' {spelling.counted(len(hosts), "host")}'
+    )
+
+  # The workers.
+
+  def _give(self, owner: Any, method: str, value: Any) -> str:
+    """Puts a value where workers can get it.
+
+    Args:
+      owner: With whom the value is forgotten.
+      method: Of `shard_worker.Worker`, which takes it.
+      value: What can be pickled.
+
+    Returns:
+      Its name.
+
+    Raises:
+      TypeError: If it cannot be pickled.
+    """
+    name = uuid.uuid4().hex
+    try:
+      self._givens[name] = method, ray.put(value)
+    except TypeError as error:
+      raise TypeError(
+          'Expected what workers are given to be a value that Python can'
+          f' pickle, found {type(value).__name__}: {error}'
+      ) from error
+    weakref.finalize(owner, self._forget, name).atexit = False
+    return name
+
+  def _forget(self, name: str) -> None:
+    """Drops what was given; workers are told with their next task."""
+    self._givens.pop(name, None)
+    for member in list(self._members):
+      if name in member.has:
+        member.has.remove(name)
+        member.gone.append(name)
+
+  def _count(self, what: str, number: float) -> None:
+    self._statistics[what] = self._statistics.get(what, 0) + number
+
+  def _start_worker(self) -> None:
+    actor = self._class.remote(self._settings)
+    member = _Member(actor)
+    self._members.append(member)
+    self._starting[actor.describe.remote()] = member
+
+  def _welcome(self, reference: Any) -> None:
+    """Takes in a worker that has started, or says why it has not."""
+    member = self._starting.pop(reference)
+    try:
+      found = ray.get(reference)
+    except ray.exceptions.RayActorError as error:
+      self._members.remove(member)
+      self._failed_starts += 1
+      if self._failed_starts >= _MOST_TRIES:
+        raise WorkersLostError(
+            f'Expected workers to start, found {self._failed_starts} that did'
+            f' not, one after the other: {_last_line(error)}'
+        ) from None
+      self._start_worker()
+      return
+    self._failed_starts = 0
+    host = found.pop('host')
+    if self._expected is None:
+      self._expected = shard_worker.describe(found['device'])
+    differences = [
+        f'{name} {found[name]} (not {value})'
+        for name, value in self._expected.items()
+        if found[name] != value
+    ]
+    if differences and not self._options.allow_mixed_hosts:
+      raise HostError(
+          f'Expected {host} to have what this process and the other workers'
+          f' have, found {", ".join(differences)}. Tip: --allow_mixed_hosts'
+          ' takes it nevertheless; results then depend on who computes what.'
+      )
+    member.host = host
+    ready = sum(m.host is not None for m in self._members)
+    if ready == self._options.workers:
+      self._report(f'Computing with {self.status()}.')
+
+  def _lose(self, member: _Member, error: Exception) -> None:
+    """Asks for another worker in place of one that is lost."""
+    if member not in self._members:
+      return
+    self._members.remove(member)
+    self._start_worker()
+    self._report(
+        f'A worker on {member.host} is lost; what it was computing is computed'
+        f' again. There are {self.status()}.'
+    )
+
+  def _deal(self, tasks: Iterable[_Task]) -> Iterator[Any]:
+    """Yields the results of tasks, in order; whoever is idle takes the next.
+
+    Args:
+      tasks: Taken one by one, when somebody is idle.
+
+    Raises:
+      WorkersLostError: If a task has ended several workers, or there is none.
+      HostError: If a host is not like the others.
+      Exception: What a task raised.
+    """
+    with self._lock:
+      yield from self._deal_alone(enumerate(tasks))
+
+  def _deal_alone(self, tasks: Iterator[tuple[int, _Task]]) -> Iterator[Any]:
+    item: tuple[int, _Task] | None
+    again: collections.deque[tuple[int, _Task]] = collections.deque()
+    running: dict[Any, tuple[_Member, int, _Task]] = {}
+    tries: collections.Counter[int] = collections.Counter()
+    done: dict[int, Any] = {}
+    num_yielded = 0
+    last_seen = time.monotonic()
+    while True:
+      busy = {id(member) for member, _, _ in running.values()}
+      for member in self._members:
+        if member.host is None or id(member) in busy:
+          continue
+        item = again.popleft() if again else next(tasks, None)
+        if item is None:
+          break
+        running[self._hand(member, item[1])] = member, *item
+      if not running and not again and any(m.host for m in self._members):
+        return
+      for reference in self._wait(running):
+        if reference in self._starting:
+          self._welcome(reference)
+          continue
+        member, number, task = running.pop(reference)
+        try:
+          done[number] = ray.get(reference)
+        except ray.exceptions.RayTaskError as error:
+          raise _cause(error) from error
+        except (
+            ray.exceptions.RayActorError,
+            ray.exceptions.ObjectLostError,
+        ) as error:
+          if isinstance(error, ray.exceptions.RayActorError):
+            self._lose(member, error)
+          tries[number] += 1
+          if tries[number] >= _MOST_TRIES:
+            raise WorkersLostError(
+                f'Expected workers to compute {task.who}, found {_MOST_TRIES}'
+                ' that ended while they did. Tip: code -9 often means that a'
+                ' host ran out of memory.'
+            ) from error
+          again.appendleft((number, task))
+      while num_yielded in done:
+        yield done.pop(num_yielded)
+        num_yielded += 1
+      now = time.monotonic()
+      if running or any(member.host for member in self._members):
+        last_seen = now
+      elif now - last_seen > self._options.worker_timeout_seconds:
+        raise WorkersLostError(self._why_nobody())
+
+  def _wait(self, running) -> list[Any]:
+    """Returns what is ready, after a second at most."""
+    references = [*running, *self._starting]
+    ready, _ = ray.wait(references, timeout=_SECONDS_BETWEEN_LOOKS)
+    return ready
+
+  def _why_nobody(self) -> str:
+    options = self._options
+    has = {
+        name: number
+        for name, number in ray.cluster_resources().items()
+        if name in ('CPU', 'GPU')
+    }
+    return (
+        f'Expected a worker within {options.worker_timeout_seconds:g} seconds,'
+        f' found none: a worker takes {options.worker_cpus} CPU and'
+        f' {options.worker_gpus} GPU, the cluster has {has}. Tip: the same'
+        ' command continues when there is one.'
+    )
+
+  def _hand(self, member: _Member, task: _Task) -> Any:
+    """Gives a worker a task, and before it what the task needs."""
+    after = []
+    if member.gone:
+      after.append(member.actor.forget.remote(member.gone))
+      member.gone = []
+    for name in (task.name, *task.sources):
+      if name not in member.has:
+        method, reference = self._givens[name]
+        after.append(getattr(member.actor, method).remote(name, reference))
+        member.has.add(name)
+    method = getattr(member.actor, task.method)
+    return method.remote(task.name, *task.arguments, *after)
+
+
+class _Actor(shard_worker.Worker):
+  """A worker that Ray starts."""
+
+  def __init__(self, settings: shard_worker.Settings):
+    super().__init__(settings, ray.get)
+
+
+class _Sent:
+  """Data sets that go by value: those that come again lie with Ray."""
+
+  def __init__(self):
+    # By id: while it lives, and a reference once it came for the second time.
+    self._known: dict[int, tuple[weakref.ref, Any]] = {}
+
+  def portable(self, dataset: tf.data.Dataset) -> Any:
+    """Returns the `Elements` of a data set, or where they lie."""
+    key = id(dataset)
+    if key not in self._known:
+      lives = weakref.ref(dataset, lambda _: self._known.pop(key, None))
+      self._known[key] = lives, None
+      return portable_values.elements_of(dataset)
+    lives, reference = self._known[key]
+    if reference is None:
+      elements = portable_values.elements_of(dataset)
+      if not elements.is_only and not client_records.is_fixed(dataset):
+        return elements
+      reference = portable_values.ByReference(
+          uuid.uuid4().hex, ray.put(elements)
+      )
+      self._known[key] = lives, reference
+    return reference
+
+
+def set_ray_context(
+    options: Options,
+    num_shards: int,
+    *,
+    devices: Sequence[str] = ('/CPU:0',),
+    batched_clients: int = 1,
+    report: Callable[[str], None] = progress.write,
+) -> RayPool:
+  """Makes TFF compute clients, and tests of them, with workers of Ray.
+
+  Args:
+    options: Where the workers are.
+    num_shards: To how many shards a cohort is dealt, at least 1; several times
+      as many as workers, so that none waits long for another. Results depend
+      on it, to rounding, and on nothing else of all this.
+    devices: Where the server's part is computed.
+    batched_clients: Clients that a worker computes together.
+    report: Called with a line when workers come or go.
+
+  Returns:
+    The pool; close it to end the workers.
+
+  Raises:
+    ConnectionError: If there is no cluster at the address.
+    ValueError: If a number is out of range.
+  """
+  pool = RayPool(options, batched_clients, report)
+  context = in_process.InProcessContext(
+      devices, num_shards=num_shards, pool=pool
+  )
+  tff.framework.set_default_context(context)
+  dealing.set_dealer(pool)
+  return pool
+
+
+def _connect(options: Options) -> Callable[[], None]:
+  """Connects to the cluster; returns what ends that."""
+  quiet = dict(
+      log_to_driver=False, logging_level='ERROR', configure_logging=False
+  )
+  if options.address != LOCAL:
+    # Whoever reaches the ports of a cluster runs code on it.
+    os.environ.setdefault('RAY_AUTH_MODE', 'token')
+    ray.init(options.address, **quiet)
+    return ray.shutdown
+  folder = tempfile.mkdtemp(prefix='tff_meta_ray_')
+  ray.init(
+      LOCAL,
+      num_cpus=options.workers * options.worker_cpus,
+      num_gpus=options.workers * options.worker_gpus,
+      include_dashboard=False,
+      _temp_dir=folder,
+      **quiet,
+  )
+
+  def close():
+    ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+  return close
+
+
+def _listed(clients: Sequence[str]) -> str:
+  """Names clients, not too many of them."""
+  shown = ', '.join(clients[:_MOST_NAMES])
+  more = len(clients) - _MOST_NAMES
+  return f'{spelling.counted(len(clients), "client")}: {shown}' + (
+      f' and {more} more' if more > 0 else ''
+  )
+
+
+def _cause(error: Any) -> Exception:
+  """What a task raised."""
+  return error.cause if isinstance(error.cause, Exception) else error
+
+
+def _last_line(error: Exception) -> str:
+  return str(error).strip().splitlines()[-1]
+
+
+def _num_bytes(value: Any) -> int:
+  """What a value takes on its way, pickled."""
+  buffers: list[pickle.PickleBuffer] = []
+  pickled = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+  return len(pickled) + sum(buffer.raw().nbytes for buffer in buffers)
