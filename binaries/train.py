@@ -164,9 +164,18 @@ SEED = flag_kinds.define_whole_number(
 EXECUTION = flags.DEFINE_enum(
     'execution',
     'in_process',
-    ['in_process', 'native'],
-    "What runs TFF computations: this process, or TFF's own worker (CPU only,"
-    ' slower).',
+    ['in_process', 'native', 'ray'],
+    "What runs TFF computations: this process; TFF's own worker (CPU only,"
+    ' slower); or this process with the clients over workers of a Ray cluster.',
+)
+SHARDS = flag_kinds.define_whole_number(
+    'shards',
+    None,
+    "To how many shards a round's clients are dealt, about four times as many"
+    ' as workers; by default what the run has that is continued, or else 16'
+    ' with --execution=ray and 1 otherwise. Results differ by rounding, so a'
+    ' run keeps to its number.',
+    least=1,
 )
 DRIVER = flags.DEFINE_enum(
     'driver',
@@ -422,6 +431,8 @@ def main() -> int:
         flag_groups.DEVICE.value,
         MIXED_PRECISION.value,
         config.training.batched_clients,
+        config.training.shards,
+        flag_groups.ray_options(),
     )
     from binaries import accuracy_table
     from tff_meta.programs import train

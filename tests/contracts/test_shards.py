@@ -1,4 +1,4 @@
-"""Clients dealt in shards take the same rounds as dealt over devices, to the bit."""
+"""Clients in shards take the same rounds as dealt over devices, to the bit."""
 
 import numpy as np
 import tensorflow_federated as tff

@@ -8,7 +8,7 @@ the first call over localhost hangs. So the worker is started here.
 """
 
 import atexit
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import os
 import pathlib
 import re
@@ -25,6 +25,7 @@ _NUMBER_OF_THREADS = re.compile('[1-9][0-9]{0,3}')
 _LOCAL_HOSTS = ('localhost', '127.0.0.1')
 _START_TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.02
+_before_end: list[Callable[[], object]] = []
 _MAX_MESSAGE_BYTES = 2_000_000_000
 
 # Runs in the child: asks Linux for a signal when its parent ends
@@ -88,6 +89,11 @@ def set_native_context() -> None:
   installation.import_tff().framework.set_default_context(context)
 
 
+def call_before_end(callback: Callable[[], object]) -> None:
+  """Has something called by `end_process`, which Python's `atexit` is not."""
+  _before_end.append(callback)
+
+
 def end_process(exit_code: int) -> NoReturn:
   """Ends this process at once, with what was printed but without teardown.
 
@@ -100,6 +106,8 @@ def end_process(exit_code: int) -> NoReturn:
   Args:
     exit_code: What the process returns.
   """
+  for callback in _before_end:
+    callback()
   for name, module in list(sys.modules.items()):
     if name.startswith('__autograph_generated_file'):
       for path in (module.__file__, module.__cached__):

@@ -26,22 +26,6 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-# Ray reads them when it is imported: it reports to nobody, keeps no metrics, and
-# leaves the environment of workers without GPUs as it is.
-for _name, _value in (
-    ('RAY_USAGE_STATS_ENABLED', '0'),
-    ('RAY_enable_metrics_collection', '0'),
-    ('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0'),
-):
-  os.environ.setdefault(_name, _value)
-try:
-  import ray
-except ImportError as error:
-  raise ImportError(
-      'Expected the package ray for execution on a Ray cluster, found none.'
-      ' Tip: pip install --no-deps -r requirements-ray.txt.'
-  ) from error
-
 from tff_meta import dealing
 from tff_meta import progress
 from tff_meta import spelling
@@ -51,6 +35,24 @@ from tff_meta.execution import in_process
 from tff_meta.execution import portable_values
 from tff_meta.execution import shard_worker
 from tff_meta.execution import shards
+
+# Ray reads them when it is imported, and its processes, which inherit them: it
+# reports to nobody, keeps no metrics and no log of its own on the terminal, and
+# leaves the environment of workers without GPUs as it is.
+for _name, _value in (
+    ('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0'),
+    ('RAY_BACKEND_LOG_LEVEL', 'fatal'),
+    ('RAY_USAGE_STATS_ENABLED', '0'),
+    ('RAY_enable_metrics_collection', '0'),
+):
+  os.environ.setdefault(_name, _value)
+try:
+  import ray  # noqa: E402
+except ImportError as error:
+  raise ImportError(
+      'Expected the package ray for execution on a Ray cluster, found none.'
+      ' Tip: pip install --no-deps -r requirements-ray.txt.'
+  ) from error
 
 LOCAL = 'local'
 _MOST_TRIES = 3
@@ -432,11 +434,12 @@ class RayPool:
     last_seen = time.monotonic()
     while True:
       busy = {id(member) for member, _, _ in running.values()}
-      for member in self._members:
+      for member in list(self._members):
         if member.host is None or id(member) in busy:
           continue
-        item = again.popleft() if again else next(tasks, None)
-        if item is None:
+        if again:
+          item = again.popleft()
+        elif (item := next(tasks, None)) is None:
           break
         running[self._hand(member, item[1])] = member, *item
       if not running and not again and any(m.host for m in self._members):
@@ -504,8 +507,8 @@ class RayPool:
         method, reference = self._givens[name]
         after.append(getattr(member.actor, method).remote(name, reference))
         member.has.add(name)
-    method = getattr(member.actor, task.method)
-    return method.remote(task.name, *task.arguments, *after)
+    compute = getattr(member.actor, task.method)
+    return compute.remote(task.name, *task.arguments, *after)
 
 
 class _Actor(shard_worker.Worker):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import tensorflow_federated as tff
 
 from tff_meta import composition
+from tff_meta import dealing
 from tff_meta import progress as progress_lib
 from tff_meta import spelling
 from tff_meta.client_works import client_work
@@ -215,10 +216,28 @@ class _Recorder:
       metrics: Mapping[str, Any],
       seconds: float,
       cached: float,
+      elsewhere: Mapping[str, float],
   ) -> None:
-    """Writes a round's metrics, its time and the share of clients in memory."""
+    """Writes a round's metrics, its time and the share of clients in memory.
+
+    Args:
+      rounds: The round.
+      metrics: What it measured.
+      seconds: Its time.
+      cached: That share.
+      elsewhere: What was counted where other processes computed clients, see
+        `dealing`; nothing otherwise.
+    """
     self._metrics.append(rounds, metrics)
-    self._timings.append(rounds, seconds, cached)
+    self._timings.append(
+        rounds,
+        seconds,
+        cached,
+        sum(elsewhere[name] for name in ('bytes_down', 'bytes_up'))
+        if elsewhere
+        else None,
+        elsewhere.get('slowest_shard_seconds'),
+    )
     shown = metric_writers.for_people(metrics)
     for writer in self._writers:
       writer.append(rounds, shown)
@@ -340,6 +359,7 @@ def train(
       position.rounds,
       first='the first one is traced, which takes longest',
       stays=True,
+      status=lambda: (dealer := dealing.dealer()) and dealer.status() or '',
   )
   try:
     while trained.rounds < schedule.num_rounds and not stop:
@@ -355,6 +375,8 @@ def train(
           client_states,
       )
       seconds = time.perf_counter() - started
+      dealer = dealing.dealer()
+      elsewhere = dealer.statistics() if dealer else {}
       trained = Trained(output.state, rounds, trained.best)
       metrics = metric_writers.flatten_metrics(output.metrics)
       if schedule.evaluates(rounds):
@@ -370,7 +392,7 @@ def train(
             states = client_states.fingerprint()
             trained = _with_best(trained, value, states)
       warnings.look_at(rounds, metrics, clients)
-      recorder.append(rounds, metrics, seconds, cached)
+      recorder.append(rounds, metrics, seconds, cached, elsewhere)
       loss = metrics.get(_LOSS)
       progress.update(rounds, '' if loss is None else f'loss {loss:.4f}')
       stop = should_stop() or is_out_of_patience(values, schedule.patience)

@@ -15,6 +15,7 @@ import tree
 
 import tff_meta
 from tff_meta import composition
+from tff_meta import dealing
 from tff_meta import installation
 from tff_meta import machine
 from tff_meta import plain_files
@@ -529,11 +530,14 @@ def _train(
   cohort = experiment.cohort
   if config.privacy(1) is not None:
     cohort = functools.partial(cohort, secret=directory.secret_of_cohorts())
+  client_data = experiment.dataset.tff_client_data
+  if dealing.dealer() is not None:  # Whoever computes clients reads them.
+    client_data = experiment.dataset.named_client_data
   with stop_signals.listen() as stop:
     trained = train(
         process,
         cohort,
-        experiment.dataset.tff_client_data,
+        client_data,
         evaluation,
         is_cached=experiment.dataset.is_cached,
         client_states=client_states,
