@@ -11,6 +11,8 @@ import types
 from absl import app
 
 _DISTRIBUTION = 'tff-meta'
+# What results depend on, to the last bit.
+_PACKAGES = 'tensorflow', 'tensorflow-federated', 'numpy'
 _PIN = re.compile(r'([\w.-]+)==([\w.]+)')
 
 
@@ -74,6 +76,12 @@ def commit() -> str | None:
   except (OSError, subprocess.SubprocessError):
     return None
   return done.stdout.strip()
+
+
+def versions() -> dict[str, str]:
+  """Returns the code that results depend on, to the last bit."""
+  packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
+  return {'commit': str(commit()), **packages}
 
 
 def differing_pins() -> list[str]:
