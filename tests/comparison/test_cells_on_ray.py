@@ -1,5 +1,7 @@
 """Cells on a Ray cluster give the files that they give on this machine."""
 
+import contextlib
+import os
 import pathlib
 import sys
 import threading
@@ -24,9 +26,9 @@ _TRAIN = ['-m', 'binaries.train', '--device=cpu']
 _FLAGS = (
     '--dataset=digits',
     '--algorithm=fed_rep',
-    '--rounds=100',
-    '--checkpoint_every=5',
-    '--eval_every=50',
+    '--rounds=20',
+    '--checkpoint_every=2',
+    '--eval_every=20',
     '--protocol=known_clients',
     '--noreferences',
 )
@@ -34,15 +36,20 @@ _CELLS = [
     tables.Cell('fed_rep', 'here', seed, (*_FLAGS, f'--seed={seed}'))
     for seed in (0, 1)
 ]
-# What tells when, where and how often a run has begun, or that of its seconds.
-_OF_ITS_OWN = 'config.json', 'summary.json', 'timings.csv', 'tensorboard'
+# What tells when, and how often, a run has begun; SQLite counts that, too.
+_OF_ITS_OWN = (
+    'client_states.sqlite',
+    'config.json',
+    'summary.json',
+    'tensorboard',
+    'timings.csv',
+)
 
 
 @pytest.fixture(scope='module')
 def environment():
   patch = pytest.MonkeyPatch()
-  for name, value in (('OMP_NUM_THREADS', '1'), ('PYTHONPATH', str(_ROOT))):
-    patch.setenv(name, value, prepend=':' if name == 'PYTHONPATH' else None)
+  patch.setenv('PYTHONPATH', str(_ROOT), prepend=os.pathsep)
   native.prepare_environment()
   yield runner.environment(1)
   patch.undo()
@@ -96,11 +103,28 @@ def _files(root, cell):
   }
 
 
-def _wait_for(path):
+@contextlib.contextmanager
+def _running(there, cells):
+  """Runs cells meanwhile, and stops them in the end."""
+  thread = threading.Thread(target=there.run, args=(cells, len(cells)))
+  thread.start()
+  try:
+    yield
+  finally:
+    there.stop()
+    thread.join()
+
+
+def _wait_until(is_so):
   deadline = time.monotonic() + 240
-  while not path.exists():
+  while not is_so():
     assert time.monotonic() < deadline
     time.sleep(0.05)
+
+
+def _num_said(root, cells, text):
+  logs = [runner.CellFolder(root, cell).log for cell in cells]
+  return sum(log.read_text().count(text) for log in logs if log.exists())
 
 
 def test_the_files_are_those_of_this_machine(
@@ -110,23 +134,12 @@ def test_the_files_are_those_of_this_machine(
   monkeypatch.setattr(remote_runs, '_SECONDS_BETWEEN_FETCHES', 1.0)
   lines = []
   there = _runner(tmp_path, hosts, _TRAIN, environment, lines.append)
-  thread = threading.Thread(target=there.run, args=(_CELLS, 2))
-  thread.start()
   folders = [runner.CellFolder(tmp_path, cell) for cell in _CELLS]
-  for folder in folders:
-    _wait_for(folder.run / 'checkpoints')
-  first = hosts.started[0]
-  ray.kill(first._actor)
-  while not lines:
-    time.sleep(0.05)
-  while (
-      folders[0].log.read_text().count('Runs on')
-      + (folders[1].log.read_text().count('Runs on'))
-      < 3
-  ):
-    time.sleep(0.05)
-  there.stop()
-  thread.join()
+  with _running(there, _CELLS):
+    _wait_until(lambda: all((f.run / 'checkpoints').exists() for f in folders))
+    ray.kill(hosts.started[0]._actor)
+    _wait_until(lambda: _num_said(tmp_path, _CELLS, 'Runs on') == 3)
+  assert len(lines) == 1
   assert 'interrupted' in [folder.outcome().state for folder in folders]
   _runner(tmp_path, hosts, _TRAIN, environment).run(_CELLS, 2)
   _runner(tmp_path / 'ours', None, _TRAIN, environment).run(_CELLS, 2)
@@ -158,13 +171,8 @@ def test_a_cell_waits_for_room_and_can_be_stopped_there(
   program = ['-c', 'import time; print("begins", flush=True); time.sleep(60)']
   cells = [here._cell('waits', seed) for seed in (1, 2, 3)]
   there = _runner(tmp_path, hosts, program, environment)
-  thread = threading.Thread(target=there.run, args=(cells, 3))
-  thread.start()
-  logs = [runner.CellFolder(tmp_path, cell).log for cell in cells]
-  while sum('begins' in log.read_text() for log in logs if log.exists()) < 2:
-    time.sleep(0.05)
-  there.stop()
-  thread.join()
+  with _running(there, cells):
+    _wait_until(lambda: _num_said(tmp_path, cells, 'begins') == 2)
   states = [runner.CellFolder(tmp_path, cell).outcome().state for cell in cells]
   assert states == ['interrupted'] * 3
 

@@ -43,6 +43,9 @@ class _Remote:
     result = None if lost else getattr(self._object, method)(*arguments)
     return _Answer(result, lost)
 
+  def end(self):
+    pass
+
 
 class _Answer:
 

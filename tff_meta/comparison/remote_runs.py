@@ -57,10 +57,13 @@ class Answer(Protocol):
 
 
 class Remote(Protocol):
-  """An object on another host, which ends when it is forgotten here."""
+  """An object on another host."""
 
   def call(self, method: str, *arguments: Any) -> Answer:
     """Calls a method; calls are done in order."""
+
+  def end(self) -> None:
+    """Ends it after the calls so far; waits for nothing."""
 
 
 class Hosts(Protocol):
@@ -275,9 +278,10 @@ class RemoteRun:
     what = f'{self._host or "A host"} is lost: {why}'
     self._runs.report(f'{self._cell.folder}: {what}')
     self._remote.call('close')  # If it can.
+    self._remote.end()
     if self._is_stopping:
       self._say(what)
-      self._end(_STOPPED)
+      self._exit_code = _STOPPED
     elif self._num_lost < _MOST_TRIES:
       self._say(f'{what} Another one goes on from what came back.')
       self._attempt()
@@ -287,7 +291,7 @@ class RemoteRun:
           f' while they did; {what} Tip: a host may be out of memory or disk;'
           ' the same command goes on from what came back.'
       )
-      self._end(1)
+      self._exit_code = 1
 
   def _say(self, line: str) -> None:
     self._log.write(f'{line}\n'.encode())
@@ -299,7 +303,7 @@ class RemoteRun:
     if self._host is not None:
       with contextlib.suppress(OSError):
         self._remote.call('close').get(_SECONDS_TO_CLOSE)
-    del self._remote, self._answer  # With the last reference it ends.
+    self._remote.end()
 
 
 def recover(run: pathlib.Path) -> None:

@@ -624,7 +624,7 @@ class Hosts:
 
 
 class Remote:
-  """An object on a host; it ends when nothing here refers to it."""
+  """An object on a host."""
 
   def __init__(self, hosts: Hosts, actor: Any):
     self._hosts = hosts
@@ -634,6 +634,10 @@ class Remote:
     """Calls a method; calls are done in order."""
     reference = getattr(self._actor, method).remote(*arguments)
     return Answer(self._hosts, reference)
+
+  def end(self) -> None:
+    """Ends it after the calls so far; waits for nothing."""
+    self._actor.__ray_terminate__.remote()
 
 
 class Answer:
