@@ -208,6 +208,10 @@ class RayPool:
     """Ends the workers, and the cluster if it is local."""
     self._close_cluster()
 
+  def processes(self) -> list[int]:
+    """Returns the process numbers of the workers that there are."""
+    return [m.pid for m in self._members if m.pid is not None]
+
   # As a pool.
 
   def prepare(self, computation, graph, total_bytes):
