@@ -24,7 +24,9 @@ from tff_meta.programs import train
 from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
 from tff_meta.training import experiment as experiment_lib
+from tff_meta.training import loop
 from tff_meta.training import run_config
+from tff_meta.training import run_directory
 
 
 @pytest.fixture(scope='module')
@@ -148,6 +150,42 @@ def test_what_fails_in_the_background_fails_the_program(
     monkeypatch.setattr(tff.program.CSVFileReleaseManager, 'release', fail)
   with pytest.raises(OSError, match='disk full'):
     _run(experiment, process, tmp_path, 2)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize('version', [1, 2, None])
+def test_a_program_that_is_stopped_has_saved_its_rounds_or_fails(
+    experiment, process, tmp_path, monkeypatch, version
+):
+  """It is stopped after round 2, which is saved while it ends."""
+  saved = tff.program.FileProgramStateManager.save
+
+  async def save(self, state, at):
+    if at == version:
+      raise OSError('disk full')
+    await saved(self, state, at)
+
+  monkeypatch.setattr(tff.program.FileProgramStateManager, 'save', save)
+  asked = iter([False, True])
+
+  def run_it():
+    return train.train(
+        process,
+        experiment.cohort,
+        experiment.dataset.tff_client_data,
+        loop.NO_EVALUATION,
+        client_states=client_state_store.InMemoryStore(),
+        directory=run_directory.RunDirectory(tmp_path),
+        config={},
+        schedule=loop.Schedule(5, checkpoint_every=1, eval_every=0),
+        should_stop=lambda: next(asked),
+    )
+
+  if version is None:
+    assert run_it().rounds == 2
+  else:
+    with pytest.raises(OSError, match='disk full'):
+      run_it()
 
 
 def test_an_iterator_is_its_position():

@@ -55,18 +55,20 @@ async def train_model(
   """
   released = metrics and memories.ReleasedMetrics(metrics)
   saved = memories.StatesWithMemories(states, client_states, released)
-  await tff.learning.programs.train_model(
-      train_process=memories.ProcessWithMemories(process, client_states),
-      train_data_source=source,
-      train_per_round_clients=clients_per_round,
-      train_total_rounds=rounds,
-      program_state_manager=saved,
-      model_output_manager=outputs or tff.program.MemoryReleaseManager(),
-      train_metrics_manager=released,
-      evaluation_manager=None,
-      evaluation_periodicity=rounds,
-  )
-  saved.check()
+  try:
+    await tff.learning.programs.train_model(
+        train_process=memories.ProcessWithMemories(process, client_states),
+        train_data_source=source,
+        train_per_round_clients=clients_per_round,
+        train_total_rounds=rounds,
+        program_state_manager=saved,
+        model_output_manager=outputs or tff.program.MemoryReleaseManager(),
+        train_metrics_manager=released,
+        evaluation_manager=None,
+        evaluation_periodicity=rounds,
+    )
+  finally:  # Also where the source has ended it.
+    saved.check()
 
 
 class _Stopped(Exception):
@@ -101,7 +103,7 @@ def train(
     directory: Where the run is written, locked by the caller.
     config: The run's configuration as JSON values, kept in the checkpoint.
     schedule: How many rounds; a state is saved after each of them.
-    should_stop: Asked before every round.
+    should_stop: Asked after every round.
     **others: Of `loop.train`, not used.
 
   Returns:
@@ -122,7 +124,7 @@ def train(
   started: dict[int, float] = {}
 
   def cohort_unless_stopped(round_num):
-    if should_stop():
+    if started and should_stop():
       raise _Stopped()
     started[round_num] = time.perf_counter()
     return cohort(round_num)
@@ -149,8 +151,7 @@ def train(
       )
     # What is still saved in the background, where it was stopped.
     unfinished = asyncio.all_tasks() - {asyncio.current_task()}
-    if unfinished:
-      await asyncio.wait(unfinished)
+    await asyncio.gather(*unfinished)
     structure = tff.learning.programs.ProgramState(
         template, 0, 0, source.iterator()
     )
