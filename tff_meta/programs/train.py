@@ -34,6 +34,8 @@ async def train_model(
     client_states: client_state_store.ClientStateStore,
     metrics: tff.program.ReleaseManager | None = None,
     outputs: tff.program.ReleaseManager | None = None,
+    evaluation: tff.learning.programs.EvaluationManager | None = None,
+    evaluate_every: int | None = None,
 ) -> None:
   """Trains a process, whose clients may keep something, as a TFF program.
 
@@ -49,6 +51,9 @@ async def train_model(
     client_states: What clients keep between rounds.
     metrics: Where the metrics of each round are released, by its number.
     outputs: Where states are released, every ten rounds and at the end.
+    evaluation: Evaluates models on the way, see `evaluation.build_process`.
+    evaluate_every: Rounds from one evaluation to the next; None for the last
+      round alone, which is evaluated in any case.
 
   Raises:
     Exception: What a manager has raised, also in the background.
@@ -64,8 +69,8 @@ async def train_model(
         program_state_manager=saved,
         model_output_manager=outputs or tff.program.MemoryReleaseManager(),
         train_metrics_manager=released,
-        evaluation_manager=None,
-        evaluation_periodicity=rounds,
+        evaluation_manager=evaluation,
+        evaluation_periodicity=evaluate_every or rounds,
     )
   finally:  # Also where the source has ended it.
     saved.check()
