@@ -34,6 +34,8 @@ async def train_model(
     client_states: client_state_store.ClientStateStore,
     metrics: tff.program.ReleaseManager | None = None,
     outputs: tff.program.ReleaseManager | None = None,
+    evaluation: tff.learning.programs.EvaluationManager | None = None,
+    evaluate_every: int | None = None,
 ) -> None:
   """Trains a process, whose clients may keep something, as a TFF program.
 
@@ -49,24 +51,29 @@ async def train_model(
     client_states: What clients keep between rounds.
     metrics: Where the metrics of each round are released, by its number.
     outputs: Where states are released, every ten rounds and at the end.
+    evaluation: Evaluates models on the way, see `evaluation.build_process`.
+    evaluate_every: Rounds from one evaluation to the next; None for the last
+      round alone, which is evaluated in any case.
 
   Raises:
     Exception: What a manager has raised, also in the background.
   """
   released = metrics and memories.ReleasedMetrics(metrics)
   saved = memories.StatesWithMemories(states, client_states, released)
-  await tff.learning.programs.train_model(
-      train_process=memories.ProcessWithMemories(process, client_states),
-      train_data_source=source,
-      train_per_round_clients=clients_per_round,
-      train_total_rounds=rounds,
-      program_state_manager=saved,
-      model_output_manager=outputs or tff.program.MemoryReleaseManager(),
-      train_metrics_manager=released,
-      evaluation_manager=None,
-      evaluation_periodicity=rounds,
-  )
-  saved.check()
+  try:
+    await tff.learning.programs.train_model(
+        train_process=memories.ProcessWithMemories(process, client_states),
+        train_data_source=source,
+        train_per_round_clients=clients_per_round,
+        train_total_rounds=rounds,
+        program_state_manager=saved,
+        model_output_manager=outputs or tff.program.MemoryReleaseManager(),
+        train_metrics_manager=released,
+        evaluation_manager=evaluation,
+        evaluation_periodicity=evaluate_every or rounds,
+    )
+  finally:  # Also where the source has ended it.
+    saved.check()
 
 
 class _Stopped(Exception):
@@ -101,7 +108,7 @@ def train(
     directory: Where the run is written, locked by the caller.
     config: The run's configuration as JSON values, kept in the checkpoint.
     schedule: How many rounds; a state is saved after each of them.
-    should_stop: Asked before every round.
+    should_stop: Asked after every round.
     **others: Of `loop.train`, not used.
 
   Returns:
@@ -122,7 +129,7 @@ def train(
   started: dict[int, float] = {}
 
   def cohort_unless_stopped(round_num):
-    if should_stop():
+    if started and should_stop():
       raise _Stopped()
     started[round_num] = time.perf_counter()
     return cohort(round_num)
@@ -149,8 +156,7 @@ def train(
       )
     # What is still saved in the background, where it was stopped.
     unfinished = asyncio.all_tasks() - {asyncio.current_task()}
-    if unfinished:
-      await asyncio.wait(unfinished)
+    await asyncio.gather(*unfinished)
     structure = tff.learning.programs.ProgramState(
         template, 0, 0, source.iterator()
     )

@@ -330,15 +330,13 @@ def train(
     OSError: If a file cannot be written, is not what the checkpoint says, or is
       removed or replaced meanwhile.
   """
-  trained = Trained(process.initialize(), 0, None)
-  position = checkpoints.Position(0, 0, 0)
-  if checkpoint is not None:
+  if checkpoint is None:
+    position = checkpoints.Position(0, 0, 0)
+    trained = Trained(process.initialize(), 0, None)
+  else:
     position = checkpoint.position
-    trained = Trained(
-        checkpoints.from_arrays(trained.state, checkpoint.server_state),
-        position.rounds,
-        checkpoint.best,
-    )
+    state = checkpoints.to_state(process, checkpoint.server_state)
+    trained = Trained(state, position.rounds, checkpoint.best)
   recorder = _Recorder(
       directory,
       config,

@@ -113,7 +113,7 @@ def open_client_states(
 def find_checkpoint(
     directory: run_directory.RunDirectory,
     run_identity: Mapping[str, Any],
-    template: Any,
+    process: tff.learning.templates.LearningProcess,
     client_states: client_state_store.ClientStateStore,
     report: Callable[[str], None],
     *,
@@ -124,7 +124,7 @@ def find_checkpoint(
   Args:
     directory: The run's directory.
     run_identity: From `identity`.
-    template: A server state of the process.
+    process: The training process.
     client_states: From `open_client_states`.
     report: Called with a line for every checkpoint that is passed over.
     needs_metrics: Whether the run is to go on, so metrics.csv is needed.
@@ -144,7 +144,7 @@ def find_checkpoint(
           checkpoint,
           directory if needs_metrics else None,
           run_identity,
-          template,
+          process,
           client_states,
       )
     except (OSError, ValueError) as error:
@@ -153,7 +153,7 @@ def find_checkpoint(
 
   store = checkpoints.CheckpointStore(directory.checkpoints)
   checkpoint = store.load_latest(
-      pass_over, problem_of, checkpoints.max_bytes(template)
+      pass_over, problem_of, checkpoints.max_bytes(process)
   )
   if checkpoint is None and problems:
     raise run_directory.RunDirectoryError(
@@ -168,7 +168,7 @@ def _check_usable(
     checkpoint: checkpoints.Checkpoint,
     directory: run_directory.RunDirectory | None,
     run_identity: Mapping[str, Any],
-    template: Any,
+    process: tff.learning.templates.LearningProcess,
     client_states: client_state_store.ClientStateStore,
 ) -> None:
   """Raises a ValueError or OSError if a run cannot go on from a checkpoint.
@@ -177,7 +177,7 @@ def _check_usable(
     checkpoint: The checkpoint, which is as it was written.
     directory: Where its metrics.csv is; None if it is not needed.
     run_identity: From `identity`.
-    template: A server state of the process.
+    process: The training process.
     client_states: What clients keep.
   """
   _check_same(checkpoint.config, run_identity, 'it')
@@ -187,9 +187,9 @@ def _check_usable(
         directory.metrics, position.metrics_bytes, position.metrics_sha256
     )
   kept = [(position.rounds, position.client_states)]
-  checkpoints.from_arrays(template, checkpoint.server_state)
+  checkpoints.to_state(process, checkpoint.server_state)
   if best is not None:
-    checkpoints.from_arrays(template, best.server_state)
+    checkpoints.to_state(process, best.server_state)
     kept.append((best.rounds, best.client_states))
   if not client_states.is_durable:
     return
@@ -264,7 +264,7 @@ def train_and_evaluate(
   old_file, config_error = _read_config_file(directory, run_identity)
   with open_client_states(process, directory) as client_states:
     checkpoint = find_checkpoint(
-        directory, run_identity, process.initialize(), client_states, report
+        directory, run_identity, process, client_states, report
     )
     done = checkpoint.position.rounds if checkpoint else 0
     if done > num_rounds:
@@ -452,7 +452,7 @@ def _evaluate(
   if best is not None:
     models['_best'] = models['']  # The same one is evaluated once.
     if best.rounds != trained.rounds:
-      state = checkpoints.from_arrays(process.initialize(), best.server_state)
+      state = checkpoints.to_state(process, best.server_state)
       models['_best'] = model(state, best.rounds)
     selection = {'best_round': best.rounds, 'best_round_validation': best.value}
   evaluations = evaluator.evaluate_all(
