@@ -206,6 +206,8 @@ class RayPool:
 
   def close(self) -> None:
     """Ends the workers, and the cluster if it is local."""
+    if dealing.dealer() is self:
+      dealing.set_dealer(None)
     self._close_cluster()
 
   def processes(self) -> list[int]:
