@@ -966,12 +966,12 @@ def thrifty_subject(request) -> Subject:
     params=_with_marks(
         _PROCESSES,
         lambda case: case.is_slow,
-        lambda case: case not in _NOT_ALIKE,
+        lambda case: case not in _COMPOSED,
     ),
     ids=str,
 )
 def dealt_subject(request) -> Subject:
-  """Every process in turn; but for those of `thrifty_subject` in CI."""
+  """Every process in turn; but for those of `composed_subject` in CI."""
   return _subject(request.param)
 
 
