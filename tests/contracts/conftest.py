@@ -873,6 +873,26 @@ def costly_process(request) -> Subject:
 
 @pytest.fixture(
     scope='session',
+    params=_first_of_each(lambda case: case.algorithm),
+    ids=str,
+)
+def every_name(request) -> Subject:
+  """Every name of the registry by default: for what needs no round."""
+  return _subject(request.param)
+
+
+@pytest.fixture(
+    scope='session',
+    params=[case for case in _COMPOSED if case.algorithm == 'fed_avg'],
+    ids=str,
+)
+def plain_subject(request) -> Subject:
+  """FedAvg, for what is the same of all."""
+  return _subject(request.param)
+
+
+@pytest.fixture(
+    scope='session',
     params=_with_marks(_PROCESSES),
     ids=str,
 )

@@ -13,6 +13,7 @@ import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import itertools
 import pickle
 import shutil
 import tempfile
@@ -50,6 +51,8 @@ LOCAL = 'local'
 _MOST_TRIES = 3
 _MOST_NAMES = 5  # Of clients in a message.
 _SECONDS_BETWEEN_LOOKS = 1.0
+# Totals that are larger are merged by workers, not here.
+_LARGE_BYTES = 10_000_000
 
 
 class WorkersLostError(OSError):
@@ -134,7 +137,9 @@ class _Member:
     self.actor = actor
     self.has: set[str] = set()
     self.gone: list[str] = []
-    self.host: str | None = None  # Until it has started.
+    # Until it has started.
+    self.host: str | None = None
+    self.pid: int | None = None
 
 
 class RayPool:
@@ -192,36 +197,75 @@ class RayPool:
 
   def close(self) -> None:
     """Ends the workers, and the cluster if it is local."""
+    if dealing.dealer() is self:
+      dealing.set_dealer(None)
     self._close_cluster()
+
+  def processes(self) -> list[int]:
+    """Returns the process numbers of the workers that there are."""
+    return [m.pid for m in self._members if m.pid is not None]
 
   # As a pool.
 
-  def prepare(self, computation, graph):
+  def prepare(self, computation, graph, total_bytes):
     """See `shards.Pool`."""
-    serialized = tff.framework.serialize_computation(computation)
     kinds = shards.client_types(graph)
+    is_large = total_bytes > _LARGE_BYTES
 
-    def run(frontier, cohort):
+    def run(frontier, cohort, merge):
       arrays = [leaf.numpy() for leaf in frontier]
       self._count('bytes_down', sum(array.nbytes for array in arrays))
       reference = ray.put(arrays)
+      for _ in range(_MOST_TRIES):
+        outcomes = self._outcomes(name, reference, cohort, kinds)
+        try:
+          with contextlib.closing(outcomes):
+            if not is_large:
+              return shards.collected(map(_to_outcome, outcomes), merge)
+            return self._merged_by_workers(name, outcomes)
+        except ray.exceptions.ObjectLostError as error:
+          # With a node that had totals of shards.
+          self._report('Totals of shards are lost, all are computed again.')
+          lost = error
+      raise WorkersLostError(
+          'Expected totals of shards to be kept, found them lost'
+          f' {_MOST_TRIES} times.'
+      ) from lost
 
-      def tasks():
-        first = 0
-        for values in cohort:
-          yield self._shard_task(name, reference, values, kinds, first)
-          first += len(values[0])
-
-      for result in self._deal(tasks()):
-        self._count('bytes_up', _num_bytes(result.total + result.kept))
-        self._statistics['slowest_shard_seconds'] = max(
-            result.seconds, self._statistics.get('slowest_shard_seconds', 0.0)
-        )
-        yield shards.Outcome(list(map(tf.constant, result.total)), result.kept)
-
+    serialized = tff.framework.serialize_computation(computation)
     message = serialized.SerializeToString()
     name = self._give(run, 'add_computation', message)
     return run
+
+  def _outcomes(self, name, frontier, cohort, kinds):
+    """Yields of every shard its result, and where its total lies."""
+
+    def tasks():
+      first = 0
+      for values in cohort:
+        yield self._shard_task(name, frontier, values, kinds, first)
+        first += len(values[0])
+
+    for result, total in self._deal(tasks()):
+      self._count('bytes_up', result.num_bytes + _num_bytes(result.kept))
+      self._statistics['slowest_shard_seconds'] = max(
+          result.seconds, self._statistics.get('slowest_shard_seconds', 0.0)
+      )
+      yield result, total
+
+  def _merged_by_workers(self, name, outcomes) -> shards.Outcome:
+    """Merges totals where they lie, in the order of `shards.collected`."""
+    results, totals = zip(*outcomes, strict=True)
+    while len(totals) > 1:
+      odd = totals[len(totals) // 2 * 2 :]
+      pairs = zip(totals[::2], totals[1::2], strict=False)
+      tasks = [_Task('merge', name, pair, 'merging totals') for pair in pairs]
+      totals = (*(total for _, total in self._deal(tasks)), *odd)
+    columns = zip(*(result.kept for result in results), strict=True)
+    return shards.Outcome(
+        list(map(tf.constant, ray.get(totals[0]))),
+        [list(itertools.chain(*parts)) for parts in columns],
+    )
 
   def _shard_task(self, name, frontier, values, kinds, first) -> _Task:
     leaves = [
@@ -296,7 +340,8 @@ class RayPool:
         arrays = [np.asarray(tensor) for tensor in inputs]
         yield _Task('call', name, (reference, arrays), 'a test')
 
-    yield from self._deal(tasks())
+    for _, outputs in self._deal(tasks()):
+      yield ray.get(outputs)
 
   def statistics(self):
     """See `dealing.Dealer`."""
@@ -372,7 +417,7 @@ class RayPool:
       self._start_worker()
       return
     self._failed_starts = 0
-    host = found.pop('host')
+    host, member.pid = found['host'], int(found['pid'])
     if self._expected is None:
       self._expected = shard_worker.describe(found['device'])
     differences = [
@@ -391,7 +436,7 @@ class RayPool:
     if ready == self._options.workers:
       self._report(f'Computing with {self.status()}.')
 
-  def _lose(self, member: _Member, error: Exception) -> None:
+  def _lose(self, member: _Member) -> None:
     """Asks for another worker in place of one that is lost."""
     if member not in self._members:
       return
@@ -402,8 +447,10 @@ class RayPool:
         f' again. There are {self.status()}.'
     )
 
-  def _deal(self, tasks: Iterable[_Task]) -> Iterator[Any]:
+  def _deal(self, tasks: Iterable[_Task]) -> Iterator[tuple[Any, Any]]:
     """Yields the results of tasks, in order; whoever is idle takes the next.
+
+    What a task returns apart from its result is yielded as a reference.
 
     Args:
       tasks: Taken one by one, when somebody is idle.
@@ -416,16 +463,19 @@ class RayPool:
     with self._lock:
       yield from self._deal_alone(enumerate(tasks))
 
-  def _deal_alone(self, tasks: Iterator[tuple[int, _Task]]) -> Iterator[Any]:
+  def _deal_alone(
+      self, tasks: Iterator[tuple[int, _Task]]
+  ) -> Iterator[tuple[Any, Any]]:
     item: tuple[int, _Task] | None
     again: collections.deque[tuple[int, _Task]] = collections.deque()
-    running: dict[Any, tuple[_Member, int, _Task]] = {}
+    # By reference to the result; with what the task returns apart from it.
+    running: dict[Any, tuple[_Member, int, _Task, Any]] = {}
     tries: collections.Counter[int] = collections.Counter()
     done: dict[int, Any] = {}
     num_yielded = 0
     last_seen = time.monotonic()
     while True:
-      busy = {id(member) for member, _, _ in running.values()}
+      busy = {id(member) for member, *_ in running.values()}
       for member in list(self._members):
         if member.host is None or id(member) in busy:
           continue
@@ -433,24 +483,21 @@ class RayPool:
           item = again.popleft()
         elif (item := next(tasks, None)) is None:
           break
-        running[self._hand(member, item[1])] = member, *item
+        result, apart = self._hand(member, item[1])
+        running[result] = member, *item, apart
       if not running and not again and any(m.host for m in self._members):
         return
       for reference in self._wait(running):
         if reference in self._starting:
           self._welcome(reference)
           continue
-        member, number, task = running.pop(reference)
+        member, number, task, apart = running.pop(reference)
         try:
-          done[number] = ray.get(reference)
+          done[number] = ray.get(reference), apart
         except ray.exceptions.RayTaskError as error:
           raise _cause(error) from error
-        except (
-            ray.exceptions.RayActorError,
-            ray.exceptions.ObjectLostError,
-        ) as error:
-          if isinstance(error, ray.exceptions.RayActorError):
-            self._lose(member, error)
+        except ray.exceptions.RayActorError as error:
+          self._lose(member)
           tries[number] += 1
           if tries[number] >= _MOST_TRIES:
             raise WorkersLostError(
@@ -471,7 +518,9 @@ class RayPool:
   def _wait(self, running) -> list[Any]:
     """Returns what is ready, after a second at most."""
     references = [*running, *self._starting]
-    ready, _ = ray.wait(references, timeout=_SECONDS_BETWEEN_LOOKS)
+    ray.wait(references, timeout=_SECONDS_BETWEEN_LOOKS)
+    # All that is: a worker that has started is not kept waiting by short tasks.
+    ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
     return ready
 
   def _why_nobody(self) -> str:
@@ -488,8 +537,12 @@ class RayPool:
         ' command continues when there is one.'
     )
 
-  def _hand(self, member: _Member, task: _Task) -> Any:
-    """Gives a worker a task, and before it what the task needs."""
+  def _hand(self, member: _Member, task: _Task) -> list[Any]:
+    """Gives a worker a task, and before it what the task needs.
+
+    Returns:
+      References to the result, and to what is apart from it.
+    """
     after = []
     if member.gone:
       after.append(member.actor.forget.remote(member.gone))
@@ -499,7 +552,7 @@ class RayPool:
         method, reference = self._givens[name]
         after.append(getattr(member.actor, method).remote(name, reference))
         member.has.add(name)
-    compute = getattr(member.actor, task.method)
+    compute = getattr(member.actor, task.method).options(num_returns=2)
     return compute.remote(task.name, *task.arguments, *after)
 
 
@@ -587,6 +640,7 @@ def _connect(options: Options) -> Callable[[], None]:
           num_cpus=options.workers * options.worker_cpus,
           num_gpus=options.workers * options.worker_gpus,
           include_dashboard=False,
+          _node_ip_address='127.0.0.1',  # Nobody else can connect.
           _temp_dir=folder,
           **quiet,
       )
@@ -618,6 +672,12 @@ def _read_settings_again() -> None:
   """Has Ray look whether it needs a token, and which: it does so once only."""
   ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
   ray._raylet.Config.initialize('')
+
+
+def _to_outcome(result: tuple[shard_worker.ShardResult, Any]) -> shards.Outcome:
+  """Gets the total of a shard."""
+  own, total = result
+  return shards.Outcome(list(map(tf.constant, ray.get(total))), own.kept)
 
 
 def _listed(clients: Sequence[str]) -> str:

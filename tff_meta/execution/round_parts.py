@@ -61,6 +61,7 @@ class RoundParts:
       once it was traced, see `trace_clients`.
     frontier_types: Types of the values that cross the cut towards clients.
     kept_types: Types of the clients' results, in the order of `Partial.kept`.
+    total_bytes: Size of what is accumulated, as far as shapes are known.
   """
 
   def __init__(
@@ -105,6 +106,11 @@ class RoundParts:
     ]
     self.frontier_types = [node.type_signature for node in self._frontier]
     self.kept_types = [node.type_signature for node in self._kept]
+    self.total_bytes = sum(
+        spec.shape.num_elements() * spec.dtype.size
+        for spec in _specs(self._aggregations)
+        if spec.shape.is_fully_defined() and spec.dtype != tf.string
+    )
     for kind in self.frontier_types + self.kept_types:
       leaves = structures.leaf_types(kind)
       if any(isinstance(leaf, tff.SequenceType) for leaf in leaves):

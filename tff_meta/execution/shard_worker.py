@@ -74,16 +74,16 @@ class Shard(NamedTuple):
 
 
 class ShardResult(NamedTuple):
-  """What a shard results in.
+  """What a shard results in, beside its total.
 
   Attributes:
-    total: Arrays of what is accumulated.
     kept: See `shards.Outcome`.
+    num_bytes: Size of the total.
     seconds: What it took, by the clock.
   """
 
-  total: list[np.ndarray]
   kept: list[list[np.ndarray]]
+  num_bytes: int
   seconds: float
 
 
@@ -139,9 +139,9 @@ class Worker:
     self._sources: _Kept = _Kept(lambda source: source)
 
   def describe(self) -> dict[str, str]:
-    """Returns `describe` of this process, and its host's name."""
+    """Returns `describe` of this process, its host's name and its number."""
     found = describe(kind_of_device(self._settings.on_gpu))
-    return found | {'host': socket.gethostname()}
+    return found | {'host': socket.gethostname(), 'pid': str(os.getpid())}
 
   def add_computation(self, name: str, serialized: bytes) -> None:
     """Takes a computation, to be traced when it is used."""
@@ -169,7 +169,7 @@ class Worker:
       frontier: Sequence[np.ndarray],
       shard: Shard,
       *after: Any,
-  ) -> ShardResult:
+  ) -> tuple[ShardResult, list[np.ndarray]]:
     """Computes a shard.
 
     Args:
@@ -177,6 +177,9 @@ class Worker:
       frontier: See `round_parts`.
       shard: Its clients.
       *after: What had to be done before.
+
+    Returns:
+      Its result and, apart from it, its total.
     """
     del after
     started = time.monotonic()
@@ -186,11 +189,35 @@ class Worker:
         for kind, clients in zip(types, shard.leaves, strict=True)
     ]
     outcome = function([tf.constant(leaf) for leaf in frontier], values)
-    return ShardResult(
-        [leaf.numpy() for leaf in outcome.total],
-        outcome.kept,
-        time.monotonic() - started,
+    total = [leaf.numpy() for leaf in outcome.total]
+    num_bytes = sum(array.nbytes for array in total)
+    seconds = time.monotonic() - started
+    return ShardResult(outcome.kept, num_bytes, seconds), total
+
+  def merge(
+      self,
+      computation: str,
+      total: Sequence[np.ndarray],
+      other: Sequence[np.ndarray],
+      *after: Any,
+  ) -> tuple[None, list[np.ndarray]]:
+    """Merges the totals of shards that are neighbours.
+
+    Args:
+      computation: Name of the computation.
+      total: Of the earlier ones.
+      other: Of the later ones.
+      *after: What had to be done before.
+
+    Returns:
+      Nothing and, apart from it, the total.
+    """
+    del after
+    function, _ = self._computations.get(computation)
+    merged = function.merge(
+        *(list(map(tf.constant, t)) for t in (total, other))
     )
+    return None, [leaf.numpy() for leaf in merged]
 
   def call(
       self,
@@ -198,7 +225,7 @@ class Worker:
       shared: Sequence[np.ndarray],
       inputs: Sequence[Any],
       *after: Any,
-  ) -> list[np.ndarray]:
+  ) -> tuple[None, list[np.ndarray]]:
     """Calls a function that was given.
 
     Args:
@@ -206,12 +233,15 @@ class Worker:
       shared: Its first inputs.
       inputs: The others.
       *after: What had to be done before.
+
+    Returns:
+      Nothing and, apart from it, the outputs.
     """
     del after
     function = self._graphs.get(graph)
     with tf.device(self._device):
       outputs = function(*map(tf.constant, [*shared, *inputs]))
-    return [output.numpy() for output in outputs]
+    return None, [output.numpy() for output in outputs]
 
   def _trace(self, serialized):
     proto = computation_pb2.Computation.FromString(serialized)

@@ -7,7 +7,7 @@ pairs of pairs. So a result depends on the cohort and K alone, never on who
 computes which shard or which is done first.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent import futures
 import itertools
 import threading
@@ -35,21 +35,28 @@ class Outcome(NamedTuple):
   kept: list[list[Any]]
 
 
+Merge = Callable[[list[Any], list[Any]], list[Any]]
+
+
 class Runner(Protocol):
   """Computes the shards of rounds of one computation."""
 
   def __call__(
-      self, frontier: list[tf.Tensor], shards: Sequence[list[list[Any]]]
-  ) -> Iterator[Outcome]:
+      self,
+      frontier: list[tf.Tensor],
+      cohort: Sequence[list[list[Any]]],
+      merge: Merge,
+  ) -> Outcome:
     """Computes shards.
 
     Args:
       frontier: See `round_parts`.
-      shards: Of every shard, for every argument at clients, the values of the
+      cohort: Of every shard, for every argument at clients, the values of the
         shard's clients, at least one.
+      merge: See `collected`; who computes shards may merge totals, too.
 
-    Yields:
-      The outcomes, in the order of the shards.
+    Returns:
+      The outcome of all of them.
     """
 
 
@@ -57,9 +64,18 @@ class Pool(Protocol):
   """Whoever computes shards."""
 
   def prepare(
-      self, computation: tff.Computation, graph: graph_lib.ComputationGraph
+      self,
+      computation: tff.Computation,
+      graph: graph_lib.ComputationGraph,
+      total_bytes: int,
   ) -> Runner:
-    """Returns what computes the shards of a computation."""
+    """Returns what computes the shards of a computation.
+
+    Args:
+      computation: The computation.
+      graph: The same, followed.
+      total_bytes: Size of what is accumulated.
+    """
 
 
 class ShardFunction:
@@ -92,6 +108,10 @@ class ShardFunction:
     self._turn = threading.Lock()
     with tf.device(device):
       self._parts.trace_clients()
+
+  def merge(self, total: list[Any], other: list[Any]) -> list[tf.Tensor]:
+    """Merges the totals of two shards, or of neighbours."""
+    return self._parts.merge(total, other)
 
   def __call__(
       self, frontier: list[tf.Tensor], values: list[list[Any]]
@@ -135,16 +155,16 @@ class LocalPool:
     self._devices = devices
     self._options = parallel_clients, batched_clients, records
 
-  def prepare(self, computation, graph):
+  def prepare(self, computation, graph, total_bytes):
     """See `Pool`."""
-    del computation
+    del computation, total_bytes
     functions = [
         ShardFunction(graph, device, *self._options) for device in self._devices
     ]
 
-    def run(frontier, shards):
+    def outcomes(frontier, cohort):
       if len(functions) == 1:
-        for values in shards:
+        for values in cohort:
           yield functions[0](frontier, values)
         return
       threads = [futures.ThreadPoolExecutor(1) for _ in functions]
@@ -152,7 +172,7 @@ class LocalPool:
           threads[i % len(threads)].submit(
               functions[i % len(functions)], frontier, values
           )
-          for i, values in enumerate(shards)
+          for i, values in enumerate(cohort)
       ]
       try:
         for outcome in waiting:
@@ -160,6 +180,9 @@ class LocalPool:
       finally:
         for thread in threads:
           thread.shutdown(cancel_futures=True)
+
+    def run(frontier, cohort, merge):
+      return collected(outcomes(frontier, cohort), merge)
 
     return run
 
@@ -187,7 +210,7 @@ class ShardedComputation:
     """
     self._parts = round_parts.RoundParts(graph, 1)
     self._num_shards = num_shards
-    self._run = pool.prepare(computation, graph)
+    self._run = pool.prepare(computation, graph, self._parts.total_bytes)
 
   def __call__(
       self,
@@ -207,24 +230,13 @@ class ShardedComputation:
       client.
     """
     carried = self._parts.broadcast(server_leaves)
-    shards = [
+    cohort = [
         [values[first:end] for values in client_values]
         for first, end in bounds(num_clients, self._num_shards)
     ]
-    kept: list[list[list[Any]]] = []
-
-    def totals():
-      for outcome in self._run(carried.frontier, shards):
-        kept.append(outcome.kept)
-        yield outcome.total
-
-    total = merged(totals(), self._parts.merge)
+    total, kept = self._run(carried.frontier, cohort, self._parts.merge)
     finished = self._parts.finish(server_leaves, carried, total)
-    columns = [
-        list(itertools.chain(*of_shards))
-        for of_shards in zip(*kept, strict=True)
-    ]
-    return self._parts.results(finished, columns)
+    return self._parts.results(finished, kept)
 
 
 def bounds(num_clients: int, num_shards: int) -> list[tuple[int, int]]:
@@ -234,15 +246,20 @@ def bounds(num_clients: int, num_shards: int) -> list[tuple[int, int]]:
   return [(first, end) for first, end in pairs if first < end]
 
 
-def merged(totals: Iterable[Any], merge) -> Any:
+def collected(outcomes: Iterable[Outcome], merge: Merge) -> Outcome:
   """Merges neighbours, then neighbours of these, until one is left.
 
   Args:
-    totals: At least one.
-    merge: `(total, one of later shards) -> total`.
+    outcomes: Of shards, in order, at least one.
+    merge: `(total, that of later shards) -> total`.
+
+  Returns:
+    The merged total, and what clients keep in the cohort's order.
   """
   waiting: list[tuple[int, Any]] = []  # How many shards, and their total.
-  for total in totals:
+  kept = []
+  for total, of_shard in outcomes:
+    kept.append(of_shard)
     size = 1
     while waiting and waiting[-1][0] == size:
       total = merge(waiting.pop()[1], total)
@@ -251,7 +268,8 @@ def merged(totals: Iterable[Any], merge) -> Any:
   _, total = waiting.pop()
   while waiting:
     total = merge(waiting.pop()[1], total)
-  return total
+  columns = zip(*kept, strict=True)
+  return Outcome(total, [list(itertools.chain(*parts)) for parts in columns])
 
 
 def client_types(graph: graph_lib.ComputationGraph) -> list[tff.Type]:
