@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import itertools
-import os
 import pickle
 import shutil
 import tempfile
@@ -35,19 +34,11 @@ from tff_meta.data import federated_dataset
 from tff_meta.execution import client_records
 from tff_meta.execution import in_process
 from tff_meta.execution import portable_values
+from tff_meta.execution import ray_access
 from tff_meta.execution import shard_worker
 from tff_meta.execution import shards
 
-# Ray reads them when it is imported, and its processes, which inherit them: it
-# reports to nobody, keeps no metrics and no log of its own on the terminal, and
-# leaves the environment of workers without GPUs as it is.
-for _name, _value in (
-    ('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0'),
-    ('RAY_BACKEND_LOG_LEVEL', 'fatal'),
-    ('RAY_USAGE_STATS_ENABLED', '0'),
-    ('RAY_enable_metrics_collection', '0'),
-):
-  os.environ.setdefault(_name, _value)
+ray_access.prepare_environment()  # Which Ray reads when it is imported.
 try:
   import ray  # noqa: E402
 except ImportError as error:
@@ -638,27 +629,49 @@ def _connect(options: Options) -> Callable[[], None]:
   quiet = dict(
       log_to_driver=False, logging_level='ERROR', configure_logging=False
   )
-  if options.address != LOCAL:
-    # Whoever reaches the ports of a cluster runs code on it.
-    os.environ.setdefault('RAY_AUTH_MODE', 'token')
-    ray.init(options.address, **quiet)
-    return ray.shutdown
-  folder = tempfile.mkdtemp(prefix='tff_meta_ray_')
-  ray.init(
-      LOCAL,
-      num_cpus=options.workers * options.worker_cpus,
-      num_gpus=options.workers * options.worker_gpus,
-      include_dashboard=False,
-      _node_ip_address='127.0.0.1',  # Nobody else can connect.
-      _temp_dir=folder,
-      **quiet,
-  )
-
-  def close():
-    ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
-
+  with contextlib.ExitStack() as stack:
+    stack.callback(_read_settings_again)
+    if options.address == LOCAL:
+      folder = tempfile.mkdtemp(prefix='tff_meta_ray_')
+      stack.callback(shutil.rmtree, folder, ignore_errors=True)
+      stack.callback(ray.shutdown)
+      ray.init(
+          LOCAL,
+          num_cpus=options.workers * options.worker_cpus,
+          num_gpus=options.workers * options.worker_gpus,
+          include_dashboard=False,
+          _node_ip_address='127.0.0.1',  # Nobody else can connect.
+          _temp_dir=folder,
+          **quiet,
+      )
+    else:
+      stack.enter_context(ray_access.tokens())
+      _read_settings_again()
+      stack.callback(ray.shutdown)
+      _join(options.address, quiet)
+    close = stack.pop_all().close
   return close
+
+
+def _join(address: str, quiet: Mapping[str, Any]) -> None:
+  """Connects to a cluster that is there."""
+  # What 'auto' means; HOST:PORT stays, but for names of this machine.
+  found = ray._private.services.canonicalize_bootstrap_address_or_die(address)
+  ray_access.check_answers(found)
+  try:
+    ray.init(found, **quiet)
+  except (ConnectionError, RuntimeError, ValueError) as error:
+    raise ConnectionError(
+        f'Expected to join the Ray cluster at {found}, found'
+        f' {str(error) or "that Ray does not"}. Tip: the program has to run on'
+        ' a host of the cluster, where python -m binaries.worker runs.'
+    ) from error
+
+
+def _read_settings_again() -> None:
+  """Has Ray look whether it needs a token, and which: it does so once only."""
+  ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+  ray._raylet.Config.initialize('')
 
 
 def _to_outcome(result: tuple[shard_worker.ShardResult, Any]) -> shards.Outcome:
