@@ -118,23 +118,21 @@ def test_killed_workers_and_a_killed_program_change_nothing(tmp_path):
   assert _files(directory) == _files(tmp_path / 'here')
 
 
-def test_without_a_worker_the_program_ends_and_is_continued(tmp_path):
-  flags = ['--algorithm=fed_avg', '--rounds=6', '--protocol=none']
+def test_gpus_that_are_not_there_are_an_error(tmp_path):
   done = subprocess.run(
       _command(
           tmp_path,
-          *flags,
-          *('--execution=ray', '--workers=1', '--worker_cpus=1'),
-          *('--worker_gpus=1', '--worker_timeout_seconds=5'),
+          *('--algorithm=fed_avg', '--rounds=6', '--protocol=none'),
+          *('--execution=ray', '--workers=1', '--worker_gpus=1'),
       ),
       capture_output=True,
       text=True,
       timeout=_TIMEOUT_SECONDS,
       env={**os.environ, 'CUDA_VISIBLE_DEVICES': ''},
   )
-  assert done.returncode == 1
+  assert done.returncode == 2
   last = done.stderr.strip().splitlines()[-1]
-  assert last.startswith('Error: Expected'), done.stderr
+  assert last.startswith('Error: Expected 1 GPUs of this machine'), done.stderr
 
 
 def test_ctrl_c_saves_and_ends_the_workers(tmp_path):

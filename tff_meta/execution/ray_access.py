@@ -31,6 +31,8 @@ _QUESTION = '/ray.rpc.NodeInfoGcsService/GetClusterId'
 _SETTINGS = {
     'RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO': '0',
     'RAY_BACKEND_LOG_LEVEL': 'fatal',
+    # Without a cluster it is an error to use one, not one that begins.
+    'RAY_ENABLE_AUTO_CONNECT': '0',
     'RAY_USAGE_STATS_ENABLED': '0',
     'RAY_enable_metrics_collection': '0',
 }
