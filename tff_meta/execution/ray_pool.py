@@ -309,7 +309,7 @@ class RayPool:
   def _shard_task(self, name, frontier, values, kinds, first) -> _Task:
     leaves = [
         [
-            [self._portable(leaf) for leaf in _leaves_of(v, kind, first + i)]
+            self._portable_leaves(v, kind, first + i)
             for i, v in enumerate(of_clients)
         ]
         for of_clients, kind in zip(values, kinds, strict=True)
@@ -335,6 +335,14 @@ class RayPool:
         _listed(names),
         tuple(sorted(sources)),
     )
+
+  def _portable_leaves(self, value, kind, number):
+    """Returns a client's value as it is sent, or says whose cannot be."""
+    try:
+      leaves = portable_values.leaves_of(value, kind)
+      return [self._portable(leaf) for leaf in leaves]
+    except (TypeError, ValueError) as error:
+      raise type(error)(f'Client {number}: {error}') from error
 
   def _portable(self, leaf):
     """Returns a leaf as it is sent."""
@@ -807,14 +815,6 @@ def _read_settings_again() -> None:
   """Has Ray look whether it needs a token, and which: it does so once only."""
   ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
   ray._raylet.Config.initialize('')
-
-
-def _leaves_of(value: Any, kind: tff.Type, number: int) -> list[Any]:
-  """Takes a client's value apart, or says whose it is that is wrong."""
-  try:
-    return portable_values.leaves_of(value, kind)
-  except (TypeError, ValueError) as error:
-    raise type(error)(f'Client {number}: {error}') from error
 
 
 def _to_outcome(result: tuple[shard_worker.ShardResult, Any]) -> shards.Outcome:
