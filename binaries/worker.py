@@ -50,7 +50,8 @@ IP = flags.DEFINE_string(
     'ip',
     None,
     'Address under which the other hosts reach this one; by default Ray finds'
-    ' one, of hosts with several networks perhaps the wrong one.',
+    ' one, perhaps the wrong one where there are several networks, and none for'
+    ' a head that has no way to the internet.',
 )
 
 _LARGEST_PORT = 65535
@@ -164,7 +165,13 @@ def _follow(output: Iterable[str], lines: collections.deque[str]) -> None:
     ip = _OWN_IP.search(line) or ip
     if _STARTED not in line:
       continue
-    if HEAD.value:
+    if HEAD.value and ip and ip[1].startswith('127.'):
+      command_line.report(
+          f'A cluster has begun at {ip[1]}:{PORT.value}, for this host alone.'
+          ' Tip: --ip says where others reach it, if they are to. Ctrl-C ends'
+          ' it.'
+      )
+    elif HEAD.value:
       address = f'{ip[1] if ip else "HOST"}:{PORT.value}'
       command_line.report(
           f'A cluster has begun with this host, at {address}; others join it by'

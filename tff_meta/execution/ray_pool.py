@@ -804,11 +804,17 @@ def _join(address: str, quiet: Mapping[str, Any]) -> None:
   try:
     ray.init(found, **quiet)
   except (ConnectionError, RuntimeError, ValueError) as error:
+    # Ray looks for a minute for what a host of the cluster has.
+    what = 'that this host is not in it' if _is_outside(error) else error
     raise ConnectionError(
         f'Expected to join the Ray cluster at {found}, found'
-        f' {str(error) or "that Ray does not"}. Tip: the program has to run on'
+        f' {str(what) or "that Ray does not"}. Tip: the program has to run on'
         ' a host of the cluster, where python -m binaries.worker runs.'
     ) from error
+
+
+def _is_outside(error: Exception) -> bool:
+  return 'node_ip_address.json' in str(error)
 
 
 def _read_settings_again() -> None:
