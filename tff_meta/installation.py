@@ -12,6 +12,8 @@ from absl import app
 
 _DISTRIBUTION = 'tff-meta'
 _PINNED = 'pinned'  # The extra that has the pins of requirements.txt.
+# What results depend on, to the last bit.
+_PACKAGES = 'tensorflow', 'tensorflow-federated', 'numpy'
 _PIN = re.compile(r'([\w.-]+)==([\w.]+)')
 _EXTRA = re.compile(r'extra *== *["\']([\w-]+)')
 
@@ -76,6 +78,12 @@ def commit() -> str | None:
   except (OSError, subprocess.SubprocessError):
     return None
   return done.stdout.strip()
+
+
+def versions() -> dict[str, str]:
+  """Returns the code that results depend on, to the last bit."""
+  packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
+  return {'commit': str(commit()), **packages}
 
 
 def differing_pins(*extras: str) -> list[str]:

@@ -21,6 +21,8 @@ from typing import NoReturn
 
 from tff_meta import installation
 
+# What of the environment results depend on, to the last bit.
+OF_RESULTS = 'TF_ENABLE_ONEDNN_OPTS', 'TF_NUM_INTRAOP_THREADS'
 _THREADS = 'TF_NUM_INTRAOP_THREADS', 'TF_NUM_INTEROP_THREADS'
 _NUMBER_OF_THREADS = re.compile('[1-9][0-9]{0,3}')
 _LOCAL_HOSTS = ('localhost', '127.0.0.1')

@@ -208,13 +208,7 @@ class RayPool:
     self._failed_starts = 0
     self._close_cluster = _connect(options)
     atexit.register(self.close)
-    self._class = ray.remote(_Actor).options(
-        num_cpus=options.worker_cpus,
-        num_gpus=options.worker_gpus,
-        max_restarts=0,
-        max_task_retries=0,
-        scheduling_strategy='SPREAD',
-    )
+    self._class = _actors(_Actor, options)
     self._starting: dict[Any, _Member] = {}
     for _ in range(options.workers):
       self._start_worker()
@@ -605,7 +599,7 @@ class RayPool:
       if running or any(member.is_alive for member in self._members):
         last_seen = now
       elif now - last_seen > self._options.worker_timeout_seconds:
-        raise WorkersLostError(self._why_nobody())
+        raise WorkersLostError(_why_nobody(self._options))
 
   def _take_back(self, reference: Any) -> None:
     """Takes in a worker that has computed what nobody waits for."""
@@ -627,20 +621,6 @@ class RayPool:
     # All that is: a worker that has started is not kept waiting by short tasks.
     ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
     return ready
-
-  def _why_nobody(self) -> str:
-    options = self._options
-    has = {
-        name: number
-        for name, number in ray.cluster_resources().items()
-        if name in ('CPU', 'GPU')
-    }
-    return (
-        f'Expected a worker within {options.worker_timeout_seconds:g} seconds,'
-        f' found none: a worker takes {options.worker_cpus} CPU and'
-        f' {options.worker_gpus} GPU, the cluster has {has}. Tip: the same'
-        ' command continues when there is one.'
-    )
 
   def _hand(self, member: _Member, task: _Task) -> list[Any]:
     """Gives a worker a task, and before it what the task needs.
@@ -716,6 +696,96 @@ class _Sent:
     return reference
 
 
+class Hosts:
+  """Hosts of a cluster on which objects of any class are made."""
+
+  def __init__(self, options: Options):
+    """Connects to the cluster, or starts a local one.
+
+    Args:
+      options: Where, and what each object takes; `workers` is how many a local
+        cluster has room for.
+
+    Raises:
+      ConnectionError: If there is no cluster at the address.
+    """
+    self._options = options
+    self._close_cluster = _connect(options)
+    self._last_seen = time.monotonic()
+
+  def start(self, kind: type) -> 'Remote':
+    """Makes an object as soon as a host has room.
+
+    Args:
+      kind: Its class, which hosts can import; made without arguments.
+    """
+    self._last_seen = time.monotonic()
+    return Remote(self, _actors(kind, self._options).remote())
+
+  def close(self) -> None:
+    """Ends the objects, and the cluster if it is local."""
+    self._close_cluster()
+
+  def take(self, reference: Any, timeout: float | None) -> Any:
+    """Returns a result, see `Answer`."""
+    ready, _ = ray.wait([reference], timeout=timeout)
+    now = time.monotonic()
+    if not ready:
+      if now - self._last_seen > self._options.worker_timeout_seconds:
+        raise WorkersLostError(_why_nobody(self._options))
+      raise TimeoutError
+    try:
+      result = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+      cause = _cause(error)
+      if isinstance(cause, OSError):
+        raise ConnectionError(str(cause)) from error
+      raise cause from error
+    except ray.exceptions.RayError as error:
+      raise ConnectionError(_last_line(error)) from error
+    self._last_seen = now
+    return result
+
+
+class Remote:
+  """An object on a host."""
+
+  def __init__(self, hosts: Hosts, actor: Any):
+    self._hosts = hosts
+    self._actor = actor
+
+  def call(self, method: str, *arguments: Any) -> 'Answer':
+    """Calls a method; calls are done in order."""
+    reference = getattr(self._actor, method).remote(*arguments)
+    return Answer(self._hosts, reference)
+
+  def end(self) -> None:
+    """Ends it after the calls so far; waits for nothing."""
+    self._actor.__ray_terminate__.remote()
+
+
+class Answer:
+  """What a call returns."""
+
+  def __init__(self, hosts: Hosts, reference: Any):
+    self._hosts = hosts
+    self._reference = reference
+
+  def get(self, timeout: float | None = None) -> Any:
+    """Returns it.
+
+    Args:
+      timeout: Seconds; None to wait for it, however long.
+
+    Raises:
+      TimeoutError: If it is not there yet.
+      ConnectionError: If the host is lost, or cannot read or write files.
+      WorkersLostError: If no host has answered any call for too long.
+      Exception: What the call has raised.
+    """
+    return self._hosts.take(self._reference, timeout)
+
+
 def set_ray_context(
     options: Options,
     num_shards: int,
@@ -758,6 +828,31 @@ def set_ray_context(
   tff.framework.set_default_context(context)
   dealing.set_dealer(pool)
   return pool
+
+
+def _actors(kind: type, options: Options) -> Any:
+  """Returns what makes actors of a class, which Ray never makes again."""
+  return ray.remote(kind).options(
+      num_cpus=options.worker_cpus,
+      num_gpus=options.worker_gpus,
+      max_restarts=0,
+      max_task_retries=0,
+      scheduling_strategy='SPREAD',
+  )
+
+
+def _why_nobody(options: Options) -> str:
+  has = {
+      name: number
+      for name, number in ray.cluster_resources().items()
+      if name in ('CPU', 'GPU')
+  }
+  return (
+      f'Expected a worker within {options.worker_timeout_seconds:g} seconds,'
+      f' found none: a worker takes {options.worker_cpus} CPU and'
+      f' {options.worker_gpus} GPU, the cluster has {has}. Tip: the same'
+      ' command continues when there is one.'
+  )
 
 
 def _connect(options: Options) -> Callable[[], None]:

@@ -5,7 +5,6 @@ sends them; or graphs of tests, and then calls of them.
 """
 
 from collections.abc import Callable, Sequence
-import importlib.metadata
 import os
 import socket
 import time
@@ -24,13 +23,10 @@ from tff_meta.data import federated_dataset
 from tff_meta.execution import client_records
 from tff_meta.execution import computation_graph as graph_lib
 from tff_meta.execution import in_process
+from tff_meta.execution import native
 from tff_meta.execution import portable_values
 from tff_meta.execution import shards
 from tff_meta.execution import structures
-
-# What results depend on, to the last bit.
-_ENVIRONMENT = 'TF_ENABLE_ONEDNN_OPTS', 'TF_NUM_INTRAOP_THREADS'
-_PACKAGES = 'tensorflow', 'tensorflow-federated', 'numpy'
 
 
 class Settings(NamedTuple):
@@ -95,11 +91,10 @@ def describe(device: str) -> dict[str, str]:
     device: What it computes on.
   """
   return {
-      'commit': str(installation.commit()),
       'tff_meta': tff_meta.__version__,
       'instructions': ' '.join(machine.instructions()),
-      **{name: importlib.metadata.version(name) for name in _PACKAGES},
-      **{name: str(os.environ.get(name)) for name in _ENVIRONMENT},
+      **installation.versions(),
+      **{name: str(os.environ.get(name)) for name in native.OF_RESULTS},
       'device': device,
   }
 
