@@ -162,6 +162,8 @@ def set_execution_context(
   # modules, which stay; in programs of others that is theirs to decide.
   if not gc.get_freeze_count():
     gc.freeze()
+  if execution == 'ray' and device == 'auto':
+    device = 'cpu'  # GPUs are the workers'.
   devices = in_process.use_device(device, mixed_precision)
   if execution == 'native':
     native.set_native_context()

@@ -431,6 +431,7 @@ def _check_execution() -> None:
         'Expected --processes, how many cells run at the same time, found'
         ' --workers.'
     )
+  flag_groups.ray_options(EXECUTION.value)  # Or none of them.
   _device()
 
 
@@ -443,7 +444,7 @@ def _start_elsewhere(cells: Sequence[tables.Cell]):
   from tff_meta.execution import native
   from tff_meta.execution import ray_pool
 
-  options = flag_groups.ray_options() | {'workers': PROCESSES.value}
+  options = flag_groups.ray_options('ray') | {'workers': PROCESSES.value}
   hosts = ray_pool.Hosts(ray_pool.Options(**options))
   native.call_before_end(hosts.close)
   environment = {name: os.environ[name] for name in native.OF_RESULTS}

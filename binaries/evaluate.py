@@ -78,7 +78,7 @@ def _evaluate(stack):
     command_line.set_execution_context(
         EXECUTION.value,
         flag_groups.DEVICE.value,
-        ray_options=flag_groups.ray_options(),
+        ray_options=flag_groups.ray_options(EXECUTION.value),
     )
     from binaries import accuracy_table
     from tff_meta.training import atomic_files

@@ -121,6 +121,14 @@ ALLOW_MIXED_HOSTS = flags.DEFINE_bool(
     'Take workers with other versions, settings or devices, too; results then'
     ' depend on who computes what.',
 )
+_OF_RAY = (
+    RAY_ADDRESS,
+    WORKERS,
+    WORKER_CPUS,
+    WORKER_GPUS,
+    WORKER_TIMEOUT_SECONDS,
+    ALLOW_MIXED_HOSTS,
+)
 PLUGINS = flags.DEFINE_list(
     'plugins',
     [],
@@ -178,8 +186,20 @@ def values(fields: Iterable[str]) -> dict[str, Any]:
   return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
 
 
-def ray_options() -> dict[str, Any]:
-  """Returns the fields of `ray_pool.Options` as the flags have them."""
+def ray_options(execution: str) -> dict[str, Any]:
+  """Returns the fields of `ray_pool.Options` as the flags have them.
+
+  Args:
+    execution: The program's --execution.
+
+  Raises:
+    ValueError: If one is given, and it is another one than ray.
+  """
+  given = [flag.name for flag in _OF_RAY if flag.present]
+  if given and execution != 'ray':
+    raise ValueError(
+        f'Expected --execution=ray with --{given[0]}, found {execution}.'
+    )
   return {
       'address': RAY_ADDRESS.value,
       'workers': WORKERS.value,

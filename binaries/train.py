@@ -432,7 +432,7 @@ def main() -> int:
         MIXED_PRECISION.value,
         config.training.batched_clients,
         config.training.shards,
-        flag_groups.ray_options(),
+        flag_groups.ray_options(config.training.execution),
     )
     from binaries import accuracy_table
     from tff_meta.programs import train
@@ -475,6 +475,15 @@ def main() -> int:
       )
     experiment.check_can_train()
     process = experiment.build_process()
+    training = config.training
+    if (
+        training.execution == 'ray'
+        and training.shards < flag_groups.WORKERS.value
+    ):
+      command_line.report(
+          f'Note: clients are dealt to --shards={training.shards}, so no more'
+          f' of the {flag_groups.WORKERS.value} workers have something to do.'
+      )
 
   directory = _run_directory()
   try:

@@ -68,6 +68,7 @@ def test_differing_pins_names_both_versions(monkeypatch):
           'one==1.0',
           'two==2.0; extra == "pinned"',
           'three-x==3.0.post1; extra == "pinned"',
+          'four==4.0; extra == "ray"',
       ],
   )
   monkeypatch.setattr(metadata, 'version', version)
@@ -75,6 +76,7 @@ def test_differing_pins_names_both_versions(monkeypatch):
       'two 2.1 (pinned: 2.0)',
       'three-x missing (pinned: 3.0.post1)',
   ]
+  assert installation.differing_pins('ray') == ['four missing (pinned: 4.0)']
 
 
 def test_failing_import_of_tff_is_explained(tmp_path):

@@ -29,7 +29,8 @@ class Dealer(Protocol):
     Args:
       function: A `ConcreteFunction` without variables.
       shared: Its first inputs, tensors, which all calls have in common.
-      calls: Of every call, the other inputs.
+      calls: Of every call, the other inputs. They are taken as workers are
+        idle, and must not use workers themselves.
 
     Yields:
       The outputs of every call, tensors or arrays, in order.

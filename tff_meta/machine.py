@@ -34,6 +34,23 @@ def processor(cpu_info: str = '/proc/cpuinfo') -> str | None:
   return found and found[1].strip()
 
 
+def instructions(cpu_info: str = '/proc/cpuinfo') -> list[str]:
+  """Returns the vector instructions that the processor has, sorted.
+
+  TensorFlow and oneDNN choose kernels by them, with other rounding errors.
+
+  Args:
+    cpu_info: The file in which the system describes it.
+  """
+  try:
+    text = pathlib.Path(cpu_info).read_text(errors='replace')
+  except OSError:
+    return []
+  found = re.search(r'^flags\s*:(.+)$', text, re.MULTILINE)
+  flags = set(found[1].split()) if found else set()
+  return sorted(f for f in flags if f.startswith(('avx', 'amx', 'fma')))
+
+
 def total_bytes(limit_files: Sequence[str] = _CGROUP_LIMITS) -> int:
   """Returns the machine's memory, or the container's if that is less.
 

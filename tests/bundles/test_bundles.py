@@ -79,6 +79,26 @@ def test_clients_get_what_the_personalizer_gives(fed_rep):
     np.testing.assert_array_equal(found.astype(int), expected)
 
 
+def test_a_model_is_loaded_once_unless_it_is_another(
+    fed_rep, tmp_path, monkeypatch
+):
+  experiment, _, bundle = fed_rep
+  raw, _, y = _examples(experiment, 30)
+  arrays = dict(support_x=raw[:20], support_y=y[:20], query_x=raw[20:])
+  root = shutil.copytree(bundle, tmp_path / 'bundle')
+  loaded, load = [], tf.saved_model.load
+  monkeypatch.setattr(
+      tf.saved_model, 'load', lambda path: loaded.append(path) or load(path)
+  )
+  first, second = (serve.predict(root, 'new_client', arrays) for _ in range(2))
+  np.testing.assert_array_equal(first, second)
+  assert len(loaded) == 1
+  (root / 'more.txt').write_text('x')
+  (root / serve.SUMS).write_text(serve.to_text(serve.digests(root)))
+  serve.predict(root, 'new_client', arrays)
+  assert len(loaded) == 2
+
+
 def test_a_group_gets_what_the_personalizer_gives(tmp_path):
   experiment, model, bundle = _write(tmp_path, 'frl', dataset='digit_pairs')
   raw, x, y = _examples(experiment, 4, 6)

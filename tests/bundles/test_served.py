@@ -1,5 +1,7 @@
 """Bundles of trained systems answer as evaluation does."""
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -15,24 +17,43 @@ from tff_meta.training import run_directory
 _MANY = 20
 
 
-def _of_clients(experiment, model):
-  """Returns what known clients are given in evaluation, and their labels."""
-  protocol = protocols.protocols_of(experiment)['known_clients']
-  tasks = list(protocol.draw.tasks(experiment.dataset))[:_MANY]
-  memories = [model.memories.of(task.client_id) for task in tasks]
+_PROTOCOLS = {
+    'known_client': 'known_clients',
+    'new_client': 'new_clients',
+    'new_class': 'new_class_clients',
+}
+
+
+def _of_clients(experiment, model, use):
+  """Returns what clients are given in evaluation, and their labels."""
+  draw = protocols.protocols_of(experiment)[_PROTOCOLS[use]].draw
+  if use == 'new_class':
+    found = client_evaluation.new_class_tasks(
+        experiment.dataset.class_pools, draw
+    )
+  else:
+    found = draw.tasks(experiment.dataset)
+  tasks = list(itertools.islice(found, _MANY))
+  method = experiment.group_method if use == 'new_class' else experiment.method
+  personalizer = getattr(method, use)()
+  memories = [
+      model.memories.of(task.client_id) if use == 'known_client' else ()
+      for task in tasks
+  ]
   answers = client_evaluation.ask_clients(
-      client_evaluation.build_client_test(experiment.method.known_client()),
+      client_evaluation.build_client_test(personalizer),
       model.weights,
       memories,
       tasks,
-      seed=protocol.draw.seed,
+      seed=draw.seed,
+      bank=model.memories.bank if personalizer.uses_bank else (),
   )
   given = [
       dict(
           support_x=task.support.x,
           support_y=task.support.y,
           query_x=task.query.x,
-          seed=np.array([protocol.draw.seed, task.salt], np.int32),
+          seed=np.array([draw.seed, task.salt], np.int32),
       )
       | {
           f'memory_{i}': np.asarray(leaf)
@@ -79,43 +100,52 @@ def _raw(bundle, x):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'algorithm, use',
+    'algorithm, dataset, uses',
     [
-        ('frl', 'group'),
-        ('metavers', 'known_client'),
-        ('cafeme', 'known_client'),
-        ('fedec', 'known_client'),
-        ('fedmeta_per', 'known_client'),
+        ('frl', 'digit_pairs', ['group']),
+        ('metavers', 'digit_pairs', ['new_class']),
+        ('metavers', 'digits', ['known_client', 'new_client']),
+        ('cafeme', 'digits', ['known_client', 'new_client']),
+        ('fedec', 'digits', ['known_client', 'new_client']),
+        ('fedmeta_per', 'digits', ['known_client', 'new_client']),
     ],
 )
-def test_served_labels_are_those_of_evaluation(algorithm, use, tmp_path):
-  is_of_groups = use == 'group'
+def test_served_labels_are_those_of_evaluation(
+    algorithm, dataset, uses, tmp_path
+):
+  """Of twenty clients or groups, also in TensorFlow Lite's interpreter."""
+  settings = dict(num_clients=32, partition='few_round')
+  if dataset == 'digits':
+    settings = dict(num_clients=_MANY, num_new_clients=_MANY)
   fitted = tff_meta.fit(
-      'digit_pairs' if is_of_groups else 'digits',
-      algorithm,
-      rounds=4,
-      protocols=('none',),
-      num_clients=32 if is_of_groups else _MANY,
+      dataset, algorithm, rounds=4, protocols=('none',), **settings
   )
   bundle = fitted.export(
       tmp_path / 'bundle', allow_private_heads=True, tflite=True
   )
-  with restored_run.open_models(
-      fitted.experiment, run_directory.RunDirectory(fitted.path), print
-  ) as models:
-    given, expected = (_of_groups if is_of_groups else _of_clients)(
-        fitted.experiment, models.trained
-    )
-  assert len(given) == _MANY
-  assert len(np.unique(np.concatenate(expected))) > 1
-  for tflite in False, True:
-    apart = asked = 0
-    for arrays, labels in zip(given, expected, strict=True):
-      raw = {
-          name: _raw(bundle, arrays[name]) for name in arrays if '_x' in name
-      }
-      found = serve.predict(bundle, use, arrays | raw, tflite).astype(int)
-      apart += np.sum(found != labels)
-      asked += len(labels)
-    print(f'{algorithm}, {tflite=}: {apart} of {asked} labels differ.')
-    assert not apart
+  directory = run_directory.RunDirectory(fitted.path)
+  with restored_run.open_models(fitted.experiment, directory, print) as models:
+    trained = models.trained
+    asked = {
+        use: _of_groups(fitted.experiment, trained)
+        if use == 'group'
+        else _of_clients(fitted.experiment, trained, use)
+        for use in uses
+    }
+  for use, (given, expected) in asked.items():
+    assert len(given) == _MANY
+    assert len(np.unique(np.concatenate(expected))) > 1
+    for tflite in False, True:
+      apart = sum(
+          _num_apart(bundle, use, tflite, *of_one)
+          for of_one in zip(given, expected, strict=True)
+      )
+      print(f'{algorithm}, {use}, {tflite=}: {apart} labels differ.')
+      assert not apart
+
+
+def _num_apart(bundle, use, tflite, arrays, labels):
+  """Returns how many served labels are others."""
+  raw = {name: _raw(bundle, arrays[name]) for name in arrays if '_x' in name}
+  found = serve.predict(bundle, use, arrays | raw, tflite).astype(int)
+  return np.sum(found != labels)

@@ -146,7 +146,7 @@ def test_a_lost_host_is_replaced_twice(tmp_path, monkeypatch, num_lost):
 
 def test_a_host_of_other_software_is_an_error(tmp_path, monkeypatch):
   running = _runner(tmp_path, _Hosts())
-  monkeypatch.setattr('tff_meta.installation.versions', lambda: {'numpy': '2'})
+  monkeypatch.setattr(hosted_program, 'describe', lambda: {'numpy': '2'})
   with pytest.raises(remote_runs.OtherHostError, match='mixed_hosts'):
     running.run([here._cell('works')], 1)
 

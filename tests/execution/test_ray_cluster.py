@@ -1,6 +1,5 @@
 """Nodes of a Ray cluster that go, and come, in the middle of a round."""
 
-import threading
 import time
 
 import numpy as np
@@ -48,7 +47,7 @@ def cluster():
 @pytest.fixture(scope='module')
 def pool(cluster):
   options = ray_pool.Options(
-      address=cluster.address, workers=2, worker_timeout_seconds=60
+      address=cluster.address, workers=2, worker_timeout_seconds=240
   )
   pool = ray_pool.RayPool(options)
   yield pool
@@ -85,7 +84,7 @@ def test_a_node_goes_and_another_comes_in_mid_round(cluster, pool, monkeypatch):
     if handed[0] == 4:
       cluster.remove_node(node, allow_graceful=False)
     if handed[0] == 12:
-      threading.Thread(target=cluster.add_node, kwargs={'num_cpus': 1}).start()
+      cluster.add_node(num_cpus=1)
     return hand(member, task)
 
   monkeypatch.setattr(pool, '_hand', slow)

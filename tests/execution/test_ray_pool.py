@@ -1,5 +1,6 @@
 """Workers of Ray: the same bits as in this process, whatever ends meanwhile."""
 
+import dataclasses
 import os
 import signal
 
@@ -174,8 +175,34 @@ def test_calls_are_dealt_in_order(pool):
     np.testing.assert_array_equal(ours, theirs)
 
 
+def test_nobody_is_waited_for_so_long(pool, monkeypatch):
+  options = dataclasses.replace(pool._options, worker_timeout_seconds=0.5)
+  monkeypatch.setattr(pool, '_options', options)
+  monkeypatch.setattr(pool, '_members', [])
+  monkeypatch.setattr(pool, '_starting', {})
+  with pytest.raises(ray_pool.WorkersLostError, match='within 0.5 seconds'):
+    list(pool._deal([]))
+
+
+def test_workers_that_ended_while_idle_do_not_count(pool, context):
+  for _ in range(2):
+    expected = _run(context, _round, 0.3, _cohort(1))
+    for pid in pool.processes():
+      os.kill(pid, signal.SIGKILL)
+    actual = _run(context, _round, 0.3, _cohort(1))
+    np.testing.assert_array_equal(np.hstack(actual), np.hstack(expected))
+
+
+def test_a_data_set_without_end_is_refused(context):
+  cohort = [*_cohort(2), _cohort(1)[0].repeat()]
+  with pytest.raises(ValueError, match='Client 2: Expected a data set that'):
+    _run(context, _round, 0.3, cohort)
+
+
 def test_another_host_is_refused_unless_it_is_allowed(pool, monkeypatch):
   monkeypatch.setitem(pool._expected, 'commit', 'another')
-  pool._lose(pool._members[0])
+  for member in list(pool._members):
+    pool._members.remove(member)
+  pool._start_worker()
   with pytest.raises(ray_pool.HostError, match='not another.*mixed_hosts'):
     list(pool._deal([]))

@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import datetime
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ import tensorflow_federated as tff
 
 from tff_meta import episodes
 from tff_meta import fitting
+from tff_meta.client_works import client_work
 from tff_meta.programs import cohorts
 from tff_meta.programs import context
 from tff_meta.programs import evaluation
@@ -24,7 +26,9 @@ from tff_meta.programs import train
 from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
 from tff_meta.training import experiment as experiment_lib
+from tff_meta.training import loop
 from tff_meta.training import run_config
+from tff_meta.training import run_directory
 
 
 @pytest.fixture(scope='module')
@@ -52,7 +56,7 @@ def _source(experiment, process):
   )
 
 
-def _run(experiment, process, root, rounds):
+def _run(experiment, process, root, rounds, **options):
   """Returns the newest state after a program, and what clients keep."""
   store = client_state_store.SqliteStore(root / 'clients.sqlite')
   states = tff.program.FileProgramStateManager(str(root / 'states'))
@@ -68,6 +72,7 @@ def _run(experiment, process, root, rounds):
         states=states,
         client_states=store,
         metrics=metrics,
+        **options,
     )
     saved, _ = await states.load_latest(
         tff.learning.programs.ProgramState(
@@ -150,6 +155,42 @@ def test_what_fails_in_the_background_fails_the_program(
     _run(experiment, process, tmp_path, 2)
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize('version', [1, 2, None])
+def test_a_program_that_is_stopped_has_saved_its_rounds_or_fails(
+    experiment, process, tmp_path, monkeypatch, version
+):
+  """It is stopped after round 2, which is saved while it ends."""
+  saved = tff.program.FileProgramStateManager.save
+
+  async def save(self, state, at):
+    if at == version:
+      raise OSError('disk full')
+    await saved(self, state, at)
+
+  monkeypatch.setattr(tff.program.FileProgramStateManager, 'save', save)
+  asked = iter([False, True])
+
+  def run_it():
+    return train.train(
+        process,
+        experiment.cohort,
+        experiment.dataset.tff_client_data,
+        loop.NO_EVALUATION,
+        client_states=client_state_store.InMemoryStore(),
+        directory=run_directory.RunDirectory(tmp_path),
+        config={},
+        schedule=loop.Schedule(5, checkpoint_every=1, eval_every=0),
+        should_stop=lambda: next(asked),
+    )
+
+  if version is None:
+    assert run_it().rounds == 2
+  else:
+    with pytest.raises(OSError, match='disk full'):
+      run_it()
+
+
 def test_an_iterator_is_its_position():
   source = cohorts.CohortSource(
       lambda round_num: [f'client_{round_num}'],
@@ -164,41 +205,123 @@ def test_an_iterator_is_its_position():
     iterator.select(2)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize('secure', [False, True])
-def test_an_evaluation_is_what_clients_do(experiment, process, secure):
-  """Two clients, one of whom is right where it predicts its labels."""
-  personalizer = experiment.method.new_client()
-  weights = process.get_model_weights(process.initialize()).trainable
-  evaluate = evaluation.build_evaluation(
-      personalizer,
-      process.get_model_weights.type_signature.result.trainable,
-      experiment.model.input_shape,
-      secure=secure,
-  )
+def _clients(experiment, kept=()):
+  """Two clients, with what they have kept where clients keep something."""
   rng = np.random.default_rng(0)
-  clients, expected = [], 0
-  for salt in (4, 9):
+  for number, salt in enumerate((4, 9)):
     x = rng.normal(size=[30, *experiment.model.input_shape]).astype(np.float32)
     y = np.arange(30, dtype=np.int32) % 3
     batches = [collections.OrderedDict(x=x[:20], y=y[:20])]
     batches.append(collections.OrderedDict(x=x[20:], y=y[20:]))
     support, query = map(tf.data.Dataset.from_tensors, batches)
-    clients.append(
-        collections.OrderedDict(
-            support=support,
-            query=query,
-            salt=tf.data.Dataset.from_tensors(np.int32(salt)),
-        )
+    data = collections.OrderedDict(
+        support=support,
+        query=query,
+        salt=tf.data.Dataset.from_tensors(np.int32(salt)),
     )
-    seed = tf.random.experimental.stateless_fold_in(tf.constant([3, 0]), salt)
-    adapted = personalizer.adapt(weights, (), _examples(x[:20], y[:20]), seed)
-    labels = personalizer.predict(adapted, _examples(x[20:], y[20:]))
-    expected += np.sum(labels == y[20:])
+    if kept:
+      data['memory'] = client_work.memory_dataset(
+          kept[number].value,
+          kept[number].value if kept[number].present else None,
+      )
+    yield data
+
+
+def _num_right(personalizer, weights, client, memory=()):
+  """Returns how many of a client's ten queries it predicts."""
+  (support,), (query,), (salt,) = (
+      client[name] for name in ('support', 'query', 'salt')
+  )
+  seed = tf.random.experimental.stateless_fold_in(tf.constant([3, 0]), salt)
+  adapted = personalizer.adapt(weights, memory, _examples(**support), seed)
+  labels = personalizer.predict(adapted, _examples(**query))
+  return np.sum(labels == query['y'])
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    'use, secure',
+    [('new_client', False), ('new_client', True), ('known_client', False)],
+)
+def test_an_evaluation_is_what_clients_do(experiment, process, use, secure):
+  """Of two clients, the first of whom has kept a head if it is known."""
+  personalizer = getattr(experiment.method, use)()
+  weights = process.get_model_weights(process.initialize()).trainable
+  is_known = use == 'known_client'
+  initial = process.initial_memory if is_known else None
+  own = [(), ()]
+  if is_known:
+    kept = tf.nest.map_structure(lambda a: np.float32(1) - a, initial)
+    own = [
+        client_work.ClientMemory(tf.constant(True), kept),
+        client_work.ClientMemory(tf.constant(False), initial),
+    ]
+  evaluate = evaluation.build_evaluation(
+      personalizer,
+      process.get_model_weights.type_signature.result.trainable,
+      experiment.model.input_shape,
+      initial_memory=initial,
+      secure=secure,
+  )
+  clients = list(_clients(experiment, own if is_known else ()))
+  expected = [
+      _num_right(personalizer, weights, client, memory)
+      for client, memory in zip(clients, own, strict=True)
+  ]
   metrics = evaluate(weights, clients)
-  assert 0 < expected < 20
-  np.testing.assert_allclose(metrics['accuracy'], expected / 20, rtol=1e-3)
+  assert 0 < sum(expected) < 20
+  if is_known:  # The memory decides.
+    assert expected[0] != _num_right(personalizer, weights, clients[0], own[1])
+  np.testing.assert_allclose(metrics['accuracy'], sum(expected) / 20, rtol=1e-3)
   np.testing.assert_allclose(metrics['num_clients'], 2, rtol=1e-3)
+
+
+@pytest.mark.ci
+def test_a_program_evaluates_on_the_way(experiment, process, tmp_path):
+  """After rounds 2 and 3, by TFF's manager."""
+  personalizer = experiment.method.new_client()
+  evaluating = evaluation.build_process(
+      process, personalizer, experiment.model.input_shape
+  )
+  clients = dict(enumerate(_clients(experiment)))
+  released = tff.program.MemoryReleaseManager()
+  total = tff.program.MemoryReleaseManager()
+  manager = tff.learning.programs.EvaluationManager(
+      cohorts.EvaluationSource(
+          lambda round_num: list(clients),
+          clients.get,
+          evaluating.next.type_signature.parameter[1].member,
+      ),
+      total,
+      lambda name: tff.program.FileProgramStateManager(str(tmp_path / name)),
+      lambda name: (evaluating, released),
+      cohort_size=2,
+      duration=datetime.timedelta(0),
+  )
+  _run(
+      experiment,
+      process,
+      tmp_path,
+      3,
+      evaluation=manager,
+      evaluate_every=2,
+  )
+
+  store, state = client_state_store.InMemoryStore(), process.initialize()
+  whole = memories.ProcessWithMemories(process, store)
+  source = _source(experiment, process)
+  for round_num in (1, 2, 3):
+    state = whole.next(state, source.select(round_num)).state
+    if round_num > 1:
+      weights = process.get_model_weights(state).trainable
+      expected = [
+          _num_right(personalizer, weights, c) for c in clients.values()
+      ]
+      for values in (released, total):
+        found = values.values()[round_num]['model_metrics']
+        np.testing.assert_allclose(found['accuracy'], sum(expected) / 20)
+        assert found['num_clients'] == 2
+  assert released.values().keys() == total.values().keys() == {2, 3}
 
 
 def _examples(x, y):

@@ -9,6 +9,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import tensorflow_federated as tff
 
 from tff_meta import array_archives
 from tff_meta.training import checkpoints
@@ -180,6 +181,43 @@ def test_arrays_of_another_process_are_refused(change, message):
     checkpoints.from_arrays(_state(), arrays)
 
 
+def _restore_tree(arrays):
+  """As of a type whose first dimension is open in one part."""
+  return checkpoints.from_arrays(
+      [{'tree': np.zeros((1, 3)), 'x': np.zeros(2)}],
+      arrays,
+      tff.to_type(
+          [
+              dict(
+                  tree=tff.TensorType(np.float64, [None, 3]),
+                  x=(np.float64, [2]),
+              )
+          ]
+      ),
+  )
+
+
+@pytest.mark.parametrize('levels', [0, 1, 5])
+def test_dimensions_that_a_type_leaves_open_may_change(levels):
+  tree = np.ones((levels, 3))
+  (restored,) = _restore_tree({'0/tree': tree, '0/x': np.ones(2)})
+  np.testing.assert_array_equal(restored['tree'], tree)
+
+
+@pytest.mark.parametrize(
+    'tree, x, message',
+    [
+        ((1, 4), 2, r'float64\[\?, 3\], found float64\[1, 4\]'),
+        ((3,), 2, r'float64\[\?, 3\], found float64\[3\]'),
+        ((2000, 3), 2, r'float64\[\?, 3\], found float64\[2000, 3\]'),
+        ((1, 3), 3, r'float64\[2\], found float64\[3\]'),
+    ],
+)
+def test_all_other_dimensions_may_not(tree, x, message):
+  with pytest.raises(checkpoints.IncompatibleCheckpointError, match=message):
+    _restore_tree({'0/tree': np.ones(tree), '0/x': np.ones(x)})
+
+
 def test_a_state_with_text_is_refused():
   with pytest.raises(TypeError, match='name'):
     checkpoints.to_arrays({'name': 'conv4'})
@@ -302,7 +340,6 @@ def test_what_is_no_plain_file_or_too_large_is_passed_over(store):
     if newest.is_dir():
       newest.rmdir()
       newest.write_bytes(content)
-  assert checkpoints.max_bytes(_state()) > len(content)
 
 
 def test_later_ones_that_were_not_gone_on_from_stay_until_made_again(store):

@@ -8,8 +8,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import aggregation
 from tff_meta import method
 from tff_meta import models
+from tff_meta import traffic
 from tff_meta.client_works import client_work
 from tff_meta.learners import local_sgd
 from tff_meta.training import atomic_files
@@ -111,6 +113,7 @@ def _train(
         should_stop=should_stop,
         report=report,
         why_not_trained=options.get('why_not_trained', lambda _: None),
+        sent=options.get('sent', traffic.UNKNOWN),
     )
 
 
@@ -136,6 +139,31 @@ def test_metrics_have_a_row_a_round_and_evaluations_where_due(whole, tmp_path):
   assert np.isfinite(columns['train/loss']).all()
   evaluated = np.isfinite(columns['slope'])
   assert evaluated.tolist() == [False, True, False, True, False, True, False]
+
+
+def test_bytes_are_those_of_all_clients_of_a_round(process, tmp_path):
+  """Where they are known; a run that began without goes on without."""
+
+  def cohort(round_num):  # Two clients, then one.
+    return [f'{round_num}/3', f'{round_num}/4'][: 1 + round_num % 2]
+
+  for sent, expected in (
+      (traffic.of_process(process), {'train/bytes_down', 'train/bytes_up'}),
+      (traffic.Traffic(None, 7), {'train/bytes_up'}),
+      (traffic.UNKNOWN, set()),
+  ):
+    root = tmp_path / str(len(expected))
+    _train(process, root, cohort=cohort, rounds=2, sent=sent)
+    columns = metric_writers.read_metrics(root / 'metrics.csv')
+    assert {n for n in columns if 'bytes' in n} == expected
+    for name, of_one in zip(('down', 'up'), sent, strict=True):
+      if of_one is not None:
+        assert columns[f'train/bytes_{name}'] == [2 * of_one, of_one]
+
+  _train(process, root, rounds=3, sent=traffic.of_process(process))
+  columns = metric_writers.read_metrics(root / 'metrics.csv')
+  assert columns['round'] == [1, 2, 3]
+  assert not [name for name in columns if 'bytes' in name]
 
 
 def test_no_evaluation_before_the_first_that_is_wanted(
@@ -279,6 +307,43 @@ def test_a_stop_is_a_checkpoint_and_is_continued(process, whole, tmp_path):
   assert _files(tmp_path / 'run') == whole
 
 
+def test_a_state_that_changes_its_shape_is_continued(tmp_path):
+  """A tree of noise has one level after rounds 1 and 3, two after 2 and 4."""
+  tree_of_noise = tff.aggregators.DifferentiallyPrivateFactory.tree_aggregation(
+      noise_multiplier=0.5,
+      clients_per_round=3.0,
+      l2_norm_clip=1.0,
+      record_specs=collections.OrderedDict(
+          body=collections.OrderedDict(w=tf.TensorSpec([2])),
+          head=collections.OrderedDict(),
+      ),
+      noise_seed=7,
+  )
+  process = method.build_process(
+      _remembering(),
+      models.build('mlp', (1,), None),
+      seed=5,
+      aggregation=aggregation.OfModels(
+          tff.aggregators.as_weighted_aggregator(tree_of_noise)
+      ),
+  )
+  _train_stateful(process, tmp_path / 'whole')
+  root, reports = tmp_path / 'run', []
+  for last in (2, 4):
+    trained = _train_stateful(process, root, rounds=last)
+    shapes = {
+        array.shape
+        for name, array in checkpoints.to_arrays(trained.state).items()
+        if name.endswith('level_buffer_idx')
+    }
+    assert shapes == {(2,)}
+    assert _find(process, root, reports).position.rounds == last
+  _train_stateful(process, root)
+  assert _files(root) == _files(tmp_path / 'whole')
+  assert not reports
+  assert checkpoints.max_bytes(process) > len(_files(root)[1])
+
+
 def test_every_reason_not_to_train_is_reported_once(
     process, tmp_path, monkeypatch
 ):
@@ -404,9 +469,8 @@ def _remember(weights, client):
   )
 
 
-@pytest.fixture(scope='module')
-def stateful():
-  remembering = method.Method(
+def _remembering():
+  return method.Method(
       1,
       lambda seed: collections.OrderedDict(
           body=collections.OrderedDict(w=tf.zeros([2])),
@@ -415,8 +479,12 @@ def stateful():
       _remember,
       memory=lambda seed: tf.constant(0.0),
   )
+
+
+@pytest.fixture(scope='module')
+def stateful():
   model = models.build('mlp', (1,), None)
-  return method.build_process(remembering, model, seed=5)
+  return method.build_process(_remembering(), model, seed=5)
 
 
 def _train_stateful(stateful, root, **options):
@@ -573,7 +641,7 @@ def _find(process, root, reports):
   directory = run_directory.RunDirectory(root)
   with run.open_client_states(process, directory) as states:
     return run.find_checkpoint(
-        directory, _CONFIG, process.initialize(), states, reports.append
+        directory, _CONFIG, process, states, reports.append
     )
 
 

@@ -1,4 +1,6 @@
+import os
 import pathlib
+import stat
 import subprocess
 import sys
 
@@ -34,6 +36,25 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path):
     other.wait()
   with directory.locked():
     assert directory.root.is_dir()
+
+
+def test_a_secret_is_its_owners_before_it_has_its_name(tmp_path, monkeypatch):
+  modes, replace = [], os.replace
+
+  def look(source, target):
+    modes.append(stat.S_IMODE(os.stat(source).st_mode))
+    replace(source, target)
+
+  monkeypatch.setattr(os, 'replace', look)
+  directory = run_directory.RunDirectory(tmp_path)
+  before = os.umask(0)
+  try:
+    secret = directory.secret_of_cohorts()
+  finally:
+    os.umask(before)
+  assert directory.secret_of_cohorts() == secret > 0
+  assert modes == [0o600]
+  assert stat.S_IMODE(directory.cohort_secret.stat().st_mode) == 0o600
 
 
 def test_a_file_in_the_way_is_refused(tmp_path):

@@ -12,6 +12,7 @@ that is not as it was written is refused.
 """
 
 from collections.abc import Mapping
+import functools
 import hashlib
 import json
 import os
@@ -194,13 +195,30 @@ class _Bundle:
     """Runs a signature."""
     import tensorflow as tf  # Last, because it takes seconds.
 
+    sums = (self._folder / SUMS).read_text()
     if self._tflite:
-      interpreter = tf.lite.Interpreter(str(self._lite_path()))
+      interpreter = _load(str(self._lite_path()), sums)
       return interpreter.get_signature_runner(name)(**fed)
-    loaded = tf.saved_model.load(str(self._folder / self._use))
+    loaded = _load(str(self._folder / self._use), sums)
     tensors = {key: tf.constant(array) for key, array in fed.items()}
     found = loaded.signatures[name](**tensors)
     return {key: tensor.numpy() for key, tensor in found.items()}
+
+
+@functools.lru_cache(maxsize=8)
+def _load(path: str, sums: str) -> Any:
+  """Returns a model, which is loaded once in a process, or an interpreter.
+
+  Args:
+    path: Of the model.
+    sums: `SHA256SUMS` of its bundle: another one there is loaded anew.
+  """
+  import tensorflow as tf
+
+  del sums
+  if path.endswith('.tflite'):
+    return tf.lite.Interpreter(path)
+  return tf.saved_model.load(path)
 
 
 def _inputs(folder, manifest, spec, names, arrays) -> dict[str, np.ndarray]:

@@ -305,8 +305,14 @@ def memory_dataset(initial_memory: Any, value: Any | None) -> tf.data.Dataset:
   return one_element_dataset(value, spec)
 
 
-def _to_memory(dataset: tf.data.Dataset, initial_memory: Any) -> ClientMemory:
-  """Returns the memory in a data set of at most one."""
+def to_memory(dataset: tf.data.Dataset, initial_memory: Any) -> ClientMemory:
+  """Returns the memory in a data set of at most one.
+
+  Args:
+    dataset: What a client's data hold as `memory`.
+    initial_memory: What stands in for a memory that is not there, a structure
+      of tensors like it.
+  """
 
   @tf.autograph.experimental.do_not_convert  # Which takes longer than tracing.
   def last(_, value):
@@ -509,7 +515,7 @@ def build_client_work(
   def client_update_tf(weights, message, data):
     memory: Any = ()
     if initial_memory is not None:
-      memory = _to_memory(data['memory'], initial_memory())
+      memory = to_memory(data['memory'], initial_memory())
     examples = episodes.to_examples(data['examples'])
     client = ClientData(examples, episodes.to_salt(data['salt']), memory)
     kept, memory, finite, labels_fit = one_client(

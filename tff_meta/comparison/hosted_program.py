@@ -18,6 +18,7 @@ import tempfile
 from typing import NamedTuple
 
 from tff_meta import installation
+from tff_meta import machine
 from tff_meta.execution import native
 
 PIECE_BYTES = 2**23
@@ -69,6 +70,15 @@ class Look(NamedTuple):
   exit_code: int | None
 
 
+def describe() -> dict[str, str]:
+  """Returns what of this host the last bits of results depend on.
+
+  Whoever has a program run says what it computes on.
+  """
+  instructions = ' '.join(machine.instructions())
+  return installation.versions() | {'instructions': instructions}
+
+
 def files_of(folder: pathlib.Path) -> list[File]:
   """Returns the plain files of a folder, which need not exist, sorted."""
   found = []
@@ -102,8 +112,8 @@ class HostedProgram:
     self._known: dict[str, tuple[int, ...]] = {}  # Name -> stamp.
 
   def describe(self) -> dict[str, str]:
-    """Returns this library's versions and, as `host`, this host's name."""
-    return installation.versions() | {'host': socket.gethostname()}
+    """Returns `describe` of this host and, as `host`, its name."""
+    return describe() | {'host': socket.gethostname()}
 
   def write(self, name: str, mode: int, piece: bytes) -> None:
     """Appends to a file of the output directory."""

@@ -18,7 +18,6 @@ import subprocess
 import time
 from typing import Any, BinaryIO, Protocol
 
-from tff_meta import installation
 from tff_meta import plain_files
 from tff_meta.comparison import hosted_program
 from tff_meta.comparison import tables
@@ -102,7 +101,7 @@ class RemoteRuns:
     self.environment = dict(environment)
     self.working_directory = working_directory
     self.report = report
-    self._expected = {} if allow_mixed_hosts else installation.versions()
+    self._expected = {} if allow_mixed_hosts else hosted_program.describe()
 
   def start(
       self, cell: tables.Cell, run: pathlib.Path, log: BinaryIO

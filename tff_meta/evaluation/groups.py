@@ -23,6 +23,8 @@ from tff_meta.learners import personalizer as personalizer_lib
 # How many at most one call of a traced function adapts to, and their bytes.
 _MOST_TOGETHER = 64
 _MOST_BYTES = 64 * 2**20
+# And where they are dealt over other processes, each of which takes some.
+_MOST_DEALT = 8
 
 # What is told of a test until the first batch is done.
 TRACED = 'the first ones are traced'
@@ -35,14 +37,16 @@ def batches(items: Iterable[Any]) -> Iterator[list[Any]]:
     items: Structures whose leaves may be arrays.
 
   Yields:
-    At most 64, and no more than 64 MiB unless as many of them as are computed
-    at the same time are larger.
+    At most 64, or 8 where they are dealt over other processes, and no more
+    than 64 MiB unless as many of them as are computed at the same time are
+    larger.
   """
+  most = _MOST_TOGETHER if dealing.dealer() is None else _MOST_DEALT
   together: list[Any] = []
   num_bytes = 0
   for item in items:
     size = sum(getattr(leaf, 'nbytes', 0) for leaf in tf.nest.flatten(item))
-    if len(together) == _MOST_TOGETHER or (
+    if len(together) == most or (
         len(together) >= machine.PARALLEL and num_bytes + size > _MOST_BYTES
     ):
       yield together

@@ -96,6 +96,7 @@ class ClientRecords:
       arguments: list[list[Any]],
       types: list[tff.Type],
       num_clients: int,
+      first: int = 0,
   ) -> tf.Tensor:
     """Returns the records of a cohort.
 
@@ -104,6 +105,7 @@ class ClientRecords:
       arguments: For every argument at clients, the values of the clients.
       types: The types of one client's values.
       num_clients: Number of clients.
+      first: The number of the first one, for messages.
 
     Returns:
       Variants [num_clients, number of requests], at least one column.
@@ -117,12 +119,12 @@ class ClientRecords:
         try:
           leaves[argument] = list(argument_leaves(values[i], kind))
         except TypeError as error:
-          raise TypeError(f'Client {i}: {error}') from error
+          raise TypeError(f'Client {first + i}: {error}') from error
       for request in requests:
         try:
           records.append(self._record(request, leaves[request.argument], types))
         except TypeError as error:
-          raise TypeError(f'Client {i}: {error}') from error
+          raise TypeError(f'Client {first + i}: {error}') from error
     with tf.device('/device:CPU:0'):
       if not records:  # Something for every client, and for nobody.
         nothing = [tf.raw_ops.OptionalNone()] * (num_clients or 1)

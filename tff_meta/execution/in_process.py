@@ -95,6 +95,11 @@ class InProcessContext(tff.framework.SyncContext):
     self._compiled: dict[int, _Slot] = {}
     self._lock = threading.Lock()
 
+  @property
+  def num_shards(self) -> int:
+    """To how many shards a cohort is dealt."""
+    return self._num_shards
+
   def invoke(self, comp: tff.Computation, arg: Any) -> Any:
     """Runs a computation; called by TFF.
 

@@ -9,6 +9,7 @@ the first call over localhost hangs. So the worker is started here.
 
 import atexit
 from collections.abc import Callable, Sequence
+import contextlib
 import os
 import pathlib
 import re
@@ -109,7 +110,8 @@ def end_process(exit_code: int) -> NoReturn:
     exit_code: What the process returns.
   """
   for callback in _before_end:
-    callback()
+    with contextlib.suppress(BaseException):  # It ends in any case.
+      callback()
   for name, module in list(sys.modules.items()):
     if name.startswith('__autograph_generated_file'):
       for path in (module.__file__, module.__cached__):

@@ -82,7 +82,19 @@ class ByReference(NamedTuple):
 
 
 def elements_of(dataset: tf.data.Dataset) -> Elements:
-  """Reads a data set."""
+  """Reads a data set.
+
+  Args:
+    dataset: Any that ends.
+
+  Raises:
+    ValueError: If it does not.
+  """
+  if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+    raise ValueError(
+        'Expected a data set that ends, to send what it has to a worker, found'
+        ' one without end. Tip: `.take(n)`.'
+    )
   spec = dataset.element_spec
   is_only = hasattr(dataset, 'only_element')
   elements = [dataset.only_element] if is_only else dataset

@@ -9,12 +9,13 @@ shard that it was computing, which another one computes again.
 The only module that imports Ray, which is an extra: requirements-ray.txt.
 """
 
+import atexit
 import collections
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
+import functools
 import itertools
-import os
 import pickle
 import shutil
 import tempfile
@@ -35,19 +36,11 @@ from tff_meta.data import federated_dataset
 from tff_meta.execution import client_records
 from tff_meta.execution import in_process
 from tff_meta.execution import portable_values
+from tff_meta.execution import ray_access
 from tff_meta.execution import shard_worker
 from tff_meta.execution import shards
 
-# Ray reads them when it is imported, and its processes, which inherit them: it
-# reports to nobody, keeps no metrics and no log of its own on the terminal, and
-# leaves the environment of workers without GPUs as it is.
-for _name, _value in (
-    ('RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO', '0'),
-    ('RAY_BACKEND_LOG_LEVEL', 'fatal'),
-    ('RAY_USAGE_STATS_ENABLED', '0'),
-    ('RAY_enable_metrics_collection', '0'),
-):
-  os.environ.setdefault(_name, _value)
+ray_access.prepare_environment()  # Which Ray reads when it is imported.
 try:
   import ray  # noqa: E402
 except ImportError as error:
@@ -60,12 +53,25 @@ LOCAL = 'local'
 _MOST_TRIES = 3
 _MOST_NAMES = 5  # Of clients in a message.
 _SECONDS_BETWEEN_LOOKS = 1.0
+# Tasks for each worker, at most, that are handed out beyond the first that is
+# not done: what they return is kept until it is its turn.
+_MOST_AHEAD = 4
 # Totals that are larger are merged by workers, not here.
 _LARGE_BYTES = 10_000_000
 
 
 class WorkersLostError(OSError):
   """No worker is left, none has come in time, or shards kill workers."""
+
+
+# How Ray says that a worker is gone, or was never there.
+_LOST = (
+    ray.exceptions.RayActorError,
+    ray.exceptions.ActorUnschedulableError,
+    ray.exceptions.NodeDiedError,
+    ray.exceptions.OutOfMemoryError,
+    ray.exceptions.WorkerCrashedError,
+)
 
 
 class HostError(OSError):
@@ -130,6 +136,8 @@ class _Task(NamedTuple):
     arguments: The others.
     who: Whose it is, for messages.
     sources: Names of data sets that the worker has to be given before.
+    stays_apart: Whether what it returns apart from its result stays where it
+      is.
   """
 
   method: str
@@ -137,6 +145,7 @@ class _Task(NamedTuple):
   arguments: tuple[Any, ...]
   who: str
   sources: tuple[str, ...] = ()
+  stays_apart: bool = False
 
 
 class _Member:
@@ -149,6 +158,9 @@ class _Member:
     # Until it has started.
     self.host: str | None = None
     self.pid: int | None = None
+    # Whether it has answered since a worker was lost: only then does it count
+    # against a task that the worker has ended, too.
+    self.is_alive = False
 
 
 class RayPool:
@@ -176,7 +188,6 @@ class RayPool:
         on_gpu=options.worker_gpus > 0,
         parallel_clients=options.worker_cpus,
         batched_clients=batched_clients,
-        share=1 / options.workers,
     )
     self._expected: Mapping[str, str] | None = None
     self._members: list[_Member] = []
@@ -190,9 +201,13 @@ class RayPool:
         weakref.WeakKeyDictionary()
     )
     self._lock = threading.Lock()
+    # What workers still compute of a round that has ended, for nobody.
+    self._abandoned: dict[Any, _Member] = {}
+    self._is_closed = False
     self._statistics: dict[str, float] = {}
     self._failed_starts = 0
     self._close_cluster = _connect(options)
+    atexit.register(self.close)
     self._class = _actors(_Actor, options)
     self._starting: dict[Any, _Member] = {}
     for _ in range(options.workers):
@@ -200,7 +215,16 @@ class RayPool:
 
   def close(self) -> None:
     """Ends the workers, and the cluster if it is local."""
+    if self._is_closed:
+      return
+    self._is_closed = True
+    if dealing.dealer() is self:
+      dealing.set_dealer(None)
     self._close_cluster()
+
+  def processes(self) -> list[int]:
+    """Returns the process numbers of the workers that there are."""
+    return [m.pid for m in self._members if m.pid is not None]
 
   # As a pool.
 
@@ -210,11 +234,12 @@ class RayPool:
     is_large = total_bytes > _LARGE_BYTES
 
     def run(frontier, cohort, merge):
-      arrays = [leaf.numpy() for leaf in frontier]
+      self._check_open()
+      arrays = [np.asarray(leaf) for leaf in frontier]
       self._count('bytes_down', sum(array.nbytes for array in arrays))
       reference = ray.put(arrays)
       for _ in range(_MOST_TRIES):
-        outcomes = self._outcomes(name, reference, cohort, kinds)
+        outcomes = self._outcomes(name, reference, cohort, kinds, is_large)
         try:
           with contextlib.closing(outcomes):
             if not is_large:
@@ -234,13 +259,21 @@ class RayPool:
     name = self._give(run, 'add_computation', message)
     return run
 
-  def _outcomes(self, name, frontier, cohort, kinds):
-    """Yields of every shard its result, and where its total lies."""
+  def _check_open(self) -> None:
+    if self._is_closed:
+      raise ValueError(
+          'Expected workers that have not been ended, found that their pool is'
+          ' closed. Tip: choose another execution context.'
+      )
+
+  def _outcomes(self, name, frontier, cohort, kinds, is_large):
+    """Yields of every shard its result, and its total or where that lies."""
 
     def tasks():
       first = 0
       for values in cohort:
-        yield self._shard_task(name, frontier, values, kinds, first)
+        task = self._shard_task(name, frontier, values, kinds, first)
+        yield task._replace(stays_apart=is_large)
         first += len(values[0])
 
     for result, total in self._deal(tasks()):
@@ -256,7 +289,10 @@ class RayPool:
     while len(totals) > 1:
       odd = totals[len(totals) // 2 * 2 :]
       pairs = zip(totals[::2], totals[1::2], strict=False)
-      tasks = [_Task('merge', name, pair, 'merging totals') for pair in pairs]
+      tasks = [
+          _Task('merge', name, pair, 'totals of shards', stays_apart=True)
+          for pair in pairs
+      ]
       totals = (*(total for _, total in self._deal(tasks)), *odd)
     columns = zip(*(result.kept for result in results), strict=True)
     return shards.Outcome(
@@ -267,11 +303,8 @@ class RayPool:
   def _shard_task(self, name, frontier, values, kinds, first) -> _Task:
     leaves = [
         [
-            [
-                self._portable(leaf)
-                for leaf in portable_values.leaves_of(v, kind)
-            ]
-            for v in of_clients
+            self._portable_leaves(v, kind, first + i)
+            for i, v in enumerate(of_clients)
         ]
         for of_clients, kind in zip(values, kinds, strict=True)
     ]
@@ -292,10 +325,18 @@ class RayPool:
     return _Task(
         'compute_shard',
         name,
-        (frontier, shard_worker.Shard(leaves)),
+        (frontier, shard_worker.Shard(leaves, first)),
         _listed(names),
         tuple(sorted(sources)),
     )
+
+  def _portable_leaves(self, value, kind, number):
+    """Returns a client's value as it is sent, or says whose cannot be."""
+    try:
+      leaves = portable_values.leaves_of(value, kind)
+      return [self._portable(leaf) for leaf in leaves]
+    except (TypeError, ValueError) as error:
+      raise type(error)(f'Client {number}: {error}') from error
 
   def _portable(self, leaf):
     """Returns a leaf as it is sent."""
@@ -314,6 +355,7 @@ class RayPool:
 
   def call_all(self, function, shared, calls):
     """See `dealing.Dealer`."""
+    self._check_open()
     captured = list(function.captured_inputs)
     if any(tensor.dtype == tf.resource for tensor in captured):
       raise ValueError(
@@ -330,7 +372,7 @@ class RayPool:
       )
       self._graphs[function] = self._give(function, 'add_graph', graph)
     name = self._graphs[function]
-    reference = ray.put([tensor.numpy() for tensor in captured + shared])
+    reference = ray.put([np.asarray(tensor) for tensor in captured + shared])
 
     def tasks():
       for inputs in calls:
@@ -338,7 +380,7 @@ class RayPool:
         yield _Task('call', name, (reference, arrays), 'a test')
 
     for _, outputs in self._deal(tasks()):
-      yield ray.get(outputs)
+      yield outputs
 
   def statistics(self):
     """See `dealing.Dealer`."""
@@ -393,25 +435,35 @@ class RayPool:
     self._statistics[what] = self._statistics.get(what, 0) + number
 
   def _start_worker(self) -> None:
-    actor = self._class.remote(self._settings)
-    member = _Member(actor)
+    member = _Member(self._class.remote(self._settings))
     self._members.append(member)
-    self._starting[actor.describe.remote()] = member
+    self._ask(member)
+
+  def _ask(self, member: _Member) -> None:
+    """Asks a worker what it is; it gets nothing to do before it answers."""
+    member.is_alive = False
+    self._starting[member.actor.describe.remote()] = member
 
   def _welcome(self, reference: Any) -> None:
-    """Takes in a worker that has started, or says why it has not."""
+    """Takes in a worker that has answered, or says why it does not."""
     member = self._starting.pop(reference)
+    if member not in self._members:  # It was lost meanwhile.
+      return
     try:
       found = ray.get(reference)
-    except ray.exceptions.RayActorError as error:
+    except _LOST as error:
       self._members.remove(member)
-      self._failed_starts += 1
-      if self._failed_starts >= _MOST_TRIES:
+      self._start_worker()
+      if member.host is None:
+        self._failed_starts += 1
+      if self._failed_starts >= _MOST_TRIES * self._options.workers:
         raise WorkersLostError(
             f'Expected workers to start, found {self._failed_starts} that did'
             f' not, one after the other: {_last_line(error)}'
         ) from None
-      self._start_worker()
+      return
+    member.is_alive = True
+    if member.host is not None:
       return
     self._failed_starts = 0
     host, member.pid = found['host'], int(found['pid'])
@@ -423,11 +475,17 @@ class RayPool:
         if found[name] != value
     ]
     if differences and not self._options.allow_mixed_hosts:
-      raise HostError(
+      self._members.remove(member)
+      message = (
           f'Expected {host} to have what this process and the other workers'
           f' have, found {", ".join(differences)}. Tip: --allow_mixed_hosts'
           ' takes it nevertheless; results then depend on who computes what.'
       )
+      if not self._members:
+        self._start_worker()  # For whoever tries again.
+        raise HostError(message)
+      self._report(f'A worker is left out. {message}')
+      return
     member.host = host
     ready = sum(m.host is not None for m in self._members)
     if ready == self._options.workers:
@@ -439,82 +497,126 @@ class RayPool:
       return
     self._members.remove(member)
     self._start_worker()
+    # Others may be gone, too, with the same host.
+    for other in self._members:
+      if other.is_alive:
+        self._ask(other)
     self._report(
-        f'A worker on {member.host} is lost; what it was computing is computed'
-        f' again. There are {self.status()}.'
+        f'A worker on {member.host} is lost; what it had to compute is computed'
+        f' again. Left: {self.status()}.'
     )
 
   def _deal(self, tasks: Iterable[_Task]) -> Iterator[tuple[Any, Any]]:
     """Yields the results of tasks, in order; whoever is idle takes the next.
 
-    What a task returns apart from its result is yielded as a reference.
-
     Args:
       tasks: Taken one by one, when somebody is idle.
 
+    Yields:
+      The result, and what the task returns apart from it, or a reference.
+
     Raises:
-      WorkersLostError: If a task has ended several workers, or there is none.
-      HostError: If a host is not like the others.
+      WorkersLostError: If a task has ended several workers, there is none, or
+        Ray fails otherwise.
+      HostError: If the only host is not like this one.
+      ObjectLostError: If what was to stay apart is lost.
       Exception: What a task raised.
     """
     with self._lock:
-      yield from self._deal_alone(enumerate(tasks))
+      running: dict[Any, tuple[_Member, int, _Task, Any]] = {}
+      try:
+        yield from self._deal_alone(enumerate(tasks), running)
+      finally:
+        for reference, (member, *_) in running.items():
+          self._abandoned[reference] = member
 
   def _deal_alone(
-      self, tasks: Iterator[tuple[int, _Task]]
+      self,
+      tasks: Iterator[tuple[int, _Task]],
+      running: dict[Any, tuple[_Member, int, _Task, Any]],
   ) -> Iterator[tuple[Any, Any]]:
+    """See `_deal`; `running` has what workers compute, by result."""
     item: tuple[int, _Task] | None
     again: collections.deque[tuple[int, _Task]] = collections.deque()
-    # By reference to the result; with what the task returns apart from it.
-    running: dict[Any, tuple[_Member, int, _Task, Any]] = {}
     tries: collections.Counter[int] = collections.Counter()
     done: dict[int, Any] = {}
     num_yielded = 0
     last_seen = time.monotonic()
     while True:
       busy = {id(member) for member, *_ in running.values()}
+      busy |= set(map(id, self._abandoned.values()))
       for member in list(self._members):
-        if member.host is None or id(member) in busy:
+        if not member.is_alive or id(member) in busy:
           continue
         if again:
           item = again.popleft()
+        elif len(done) + len(running) >= _MOST_AHEAD * self._options.workers:
+          break
         elif (item := next(tasks, None)) is None:
           break
         result, apart = self._hand(member, item[1])
         running[result] = member, *item, apart
-      if not running and not again and any(m.host for m in self._members):
+      is_anybody_there = any(member.is_alive for member in self._members)
+      if not running and not again and is_anybody_there:
         return
       for reference in self._wait(running):
         if reference in self._starting:
           self._welcome(reference)
-          continue
-        member, number, task, apart = running.pop(reference)
-        try:
-          done[number] = ray.get(reference), apart
-        except ray.exceptions.RayTaskError as error:
-          raise _cause(error) from error
-        except ray.exceptions.RayActorError as error:
-          self._lose(member)
-          tries[number] += 1
-          if tries[number] >= _MOST_TRIES:
+        elif reference in self._abandoned:
+          self._take_back(reference)
+        else:
+          member, number, task, apart = running.pop(reference)
+          try:
+            found = ray.get(reference)
+            done[number] = found, apart if task.stays_apart else ray.get(apart)
+            member.is_alive = True
+          except ray.exceptions.RayTaskError as error:
+            member.has.difference_update((task.name, *task.sources))
+            raise _cause(error) from error
+          except _LOST as error:
+            tries[number] += member.is_alive
+            self._lose(member)
+            if tries[number] >= _MOST_TRIES:
+              raise WorkersLostError(
+                  f'Expected workers to compute {task.who}, found {_MOST_TRIES}'
+                  ' that ended while they did. Tip: often a host has run out of'
+                  ' memory.'
+              ) from error
+            again.appendleft((number, task))
+          except ray.exceptions.ObjectLostError:
+            if task.stays_apart:
+              raise
+            again.appendleft((number, task))
+          except ray.exceptions.RayError as error:
             raise WorkersLostError(
-                f'Expected workers to compute {task.who}, found {_MOST_TRIES}'
-                ' that ended while they did. Tip: code -9 often means that a'
-                ' host ran out of memory.'
+                f'Expected Ray to compute {task.who}, found'
+                f' {type(error).__name__}: {_last_line(error)}'
             ) from error
-          again.appendleft((number, task))
       while num_yielded in done:
         yield done.pop(num_yielded)
         num_yielded += 1
       now = time.monotonic()
-      if running or any(member.host for member in self._members):
+      if running or any(member.is_alive for member in self._members):
         last_seen = now
       elif now - last_seen > self._options.worker_timeout_seconds:
         raise WorkersLostError(_why_nobody(self._options))
 
+  def _take_back(self, reference: Any) -> None:
+    """Takes in a worker that has computed what nobody waits for."""
+    member = self._abandoned.pop(reference)
+    try:
+      ray.get(reference)
+    except _LOST:
+      self._lose(member)
+    except ray.exceptions.RayError:
+      pass  # What a task raised.
+
   def _wait(self, running) -> list[Any]:
     """Returns what is ready, after a second at most."""
-    references = [*running, *self._starting]
+    references = [*running, *self._starting, *self._abandoned]
+    if not references:
+      time.sleep(_SECONDS_BETWEEN_LOOKS)
+      return []
     ray.wait(references, timeout=_SECONDS_BETWEEN_LOOKS)
     # All that is: a worker that has started is not kept waiting by short tasks.
     ready, _ = ray.wait(references, num_returns=len(references), timeout=0)
@@ -528,8 +630,8 @@ class RayPool:
     """
     after = []
     if member.gone:
-      after.append(member.actor.forget.remote(member.gone))
-      member.gone = []
+      gone, member.gone = member.gone, []
+      after.append(member.actor.forget.remote(gone))
     for name in (task.name, *task.sources):
       if name not in member.has:
         method, reference = self._givens[name]
@@ -539,11 +641,33 @@ class RayPool:
     return compute.remote(task.name, *task.arguments, *after)
 
 
+def _portable_errors(method: Callable[..., Any]) -> Callable[..., Any]:
+  """Has a method raise nothing that cannot go to another process."""
+
+  @functools.wraps(method)
+  def raising(*args):
+    try:
+      return method(*args)
+    except Exception as error:
+      try:
+        pickle.loads(pickle.dumps(error))
+      except Exception:
+        message = f'{type(error).__name__}: {error}'
+        raise RuntimeError(message) from None
+      raise
+
+  return raising
+
+
 class _Actor(shard_worker.Worker):
   """A worker that Ray starts."""
 
   def __init__(self, settings: shard_worker.Settings):
     super().__init__(settings, ray.get)
+
+  compute_shard = _portable_errors(shard_worker.Worker.compute_shard)
+  merge = _portable_errors(shard_worker.Worker.merge)
+  call = _portable_errors(shard_worker.Worker.call)
 
 
 class _Sent:
@@ -564,7 +688,7 @@ class _Sent:
     if reference is None:
       elements = portable_values.elements_of(dataset)
       if not elements.is_only and not client_records.is_fixed(dataset):
-        return elements
+        return elements  # It may have others next time.
       reference = portable_values.ByReference(
           uuid.uuid4().hex, ray.put(elements)
       )
@@ -686,8 +810,17 @@ def set_ray_context(
 
   Raises:
     ConnectionError: If there is no cluster at the address.
-    ValueError: If a number is out of range.
+    ValueError: If a number is out of range, or this process is in a cluster.
   """
+  if num_shards < 1:
+    raise ValueError(
+        f'Expected `num_shards` of at least 1, found {num_shards}.'
+    )
+  if ray.is_initialized():
+    raise ValueError(
+        'Expected a process that is in no Ray cluster, found that it is in one'
+        ' already. Tip: close the pool, or call `ray.shutdown()`.'
+    )
   pool = RayPool(options, batched_clients, report)
   context = in_process.InProcessContext(
       devices, num_shards=num_shards, pool=pool
@@ -727,33 +860,68 @@ def _connect(options: Options) -> Callable[[], None]:
   quiet = dict(
       log_to_driver=False, logging_level='ERROR', configure_logging=False
   )
-  if options.address != LOCAL:
-    # Whoever reaches the ports of a cluster runs code on it.
-    os.environ.setdefault('RAY_AUTH_MODE', 'token')
-    ray.init(options.address, **quiet)
-    return ray.shutdown
-  folder = tempfile.mkdtemp(prefix='tff_meta_ray_')
-  ray.init(
-      LOCAL,
-      num_cpus=options.workers * options.worker_cpus,
-      num_gpus=options.workers * options.worker_gpus,
-      include_dashboard=False,
-      _node_ip_address='127.0.0.1',  # Nobody else can connect.
-      _temp_dir=folder,
-      **quiet,
-  )
-
-  def close():
-    ray.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
-
+  with contextlib.ExitStack() as stack:
+    stack.callback(_read_settings_again)
+    if options.address == LOCAL:
+      num_gpus = options.workers * options.worker_gpus
+      found = len(tf.config.list_physical_devices('GPU'))
+      if num_gpus > found:
+        raise ValueError(
+            f'Expected {num_gpus} GPUs of this machine for workers, found'
+            f' {found} that TensorFlow can use.'
+        )
+      folder = tempfile.mkdtemp(prefix='tff_meta_ray_')
+      stack.callback(shutil.rmtree, folder, ignore_errors=True)
+      stack.callback(ray.shutdown)
+      ray.init(
+          LOCAL,
+          num_cpus=options.workers * options.worker_cpus,
+          num_gpus=options.workers * options.worker_gpus,
+          include_dashboard=False,
+          _node_ip_address='127.0.0.1',  # No other machine can connect.
+          _temp_dir=folder,
+          **quiet,
+      )
+    else:
+      stack.enter_context(ray_access.tokens())
+      _read_settings_again()
+      stack.callback(ray.shutdown)
+      _join(options.address, quiet)
+    close = stack.pop_all().close
   return close
+
+
+def _join(address: str, quiet: Mapping[str, Any]) -> None:
+  """Connects to a cluster that is there."""
+  # What 'auto' means; HOST:PORT stays, but for names of this machine.
+  found = ray._private.services.canonicalize_bootstrap_address_or_die(address)
+  ray_access.check_answers(found)
+  try:
+    ray.init(found, **quiet)
+  except (ConnectionError, RuntimeError, ValueError) as error:
+    # Ray looks for a minute for what a host of the cluster has.
+    what = 'that this host is not in it' if _is_outside(error) else error
+    raise ConnectionError(
+        f'Expected to join the Ray cluster at {found}, found'
+        f' {str(what) or "that Ray does not"}. Tip: the program has to run on'
+        ' a host of the cluster, where python -m binaries.worker runs.'
+    ) from error
+
+
+def _is_outside(error: Exception) -> bool:
+  return 'node_ip_address.json' in str(error)
+
+
+def _read_settings_again() -> None:
+  """Has Ray look whether it needs a token, and which: it does so once only."""
+  ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+  ray._raylet.Config.initialize('')
 
 
 def _to_outcome(result: tuple[shard_worker.ShardResult, Any]) -> shards.Outcome:
   """Gets the total of a shard."""
   own, total = result
-  return shards.Outcome(list(map(tf.constant, ray.get(total))), own.kept)
+  return shards.Outcome(list(map(tf.constant, total)), own.kept)
 
 
 def _listed(clients: Sequence[str]) -> str:

@@ -91,19 +91,21 @@ class RoundParts:
       raise graph_lib.UnsupportedComputationError(
           'Expected a computation whose clients take part once, to deal them in'
           ' shards, found one where they use aggregates of the same round. Tip:'
-          ' --shards=1.'
+          ' --execution=in_process --shards=1.'
       )
     self._schedule = schedule
     self._aggregations = schedule.aggregations[0]
     self._kept = schedule.kept[0]
     self._frontier = self._find_frontier()
-    self._drawn: list[nodes.Node] = [
-        node
-        for node in client_loops.ancestors(self._frontier)
-        if isinstance(node, nodes.Call)
-        and not node.is_pure
-        and node not in self._frontier
-    ]
+    self._drawn = self._find_drawn()
+    for aggregation in self._aggregations:
+      for node in client_loops.ancestors(nodes.nodes_in(aggregation.merged)):
+        if isinstance(node, nodes.Argument):
+          raise graph_lib.UnsupportedComputationError(
+              'Expected totals of shards to be merged by themselves, found a'
+              f' merge that uses an argument, {node.type_signature}. Tip:'
+              ' --execution=in_process --shards=1.'
+          )
     self.frontier_types = [node.type_signature for node in self._frontier]
     self.kept_types = [node.type_signature for node in self._kept]
     self.total_bytes = sum(
@@ -117,7 +119,7 @@ class RoundParts:
         raise graph_lib.UnsupportedComputationError(
             'Expected a computation where no data sets go to clients or come'
             f' from them, to deal them in shards, found {kind}. Tip:'
-            ' --shards=1.'
+            ' --execution=in_process --shards=1.'
         )
 
   def _find_frontier(self) -> list[nodes.Node]:
@@ -136,6 +138,23 @@ class RoundParts:
         waiting += node.inputs
       elif not node.is_constant:
         found[node] = None
+    return list(found)
+
+  def _find_drawn(self) -> list[nodes.Node]:
+    """What the frontier is computed from and a second time may differ."""
+    waiting = list(self._frontier)
+    found: dict[nodes.Node, None] = {}
+    seen = set()
+    while waiting:
+      node = waiting.pop()
+      if node in seen:
+        continue
+      seen.add(node)
+      is_computed = isinstance(node, nodes.Call | nodes.Function)
+      if is_computed and not node.is_pure and node not in self._frontier:
+        found[node] = None
+      if not isinstance(node, nodes.Function):  # Inside it has its own symbols.
+        waiting += node.inputs
     return list(found)
 
   def broadcast(self, server_leaves: Sequence[tf.Tensor]) -> Carried:

@@ -35,13 +35,11 @@ class Settings(NamedTuple):
     on_gpu: Whether on a GPU, rather than the CPU.
     parallel_clients: Clients that are computed at the same time.
     batched_clients: Clients that are computed together.
-    share: Its part of the machine's memory for caches, 0..1.
   """
 
   on_gpu: bool
   parallel_clients: int
   batched_clients: int
-  share: float
 
 
 class Graph(NamedTuple):
@@ -64,9 +62,11 @@ class Shard(NamedTuple):
   Attributes:
     leaves: For every argument at clients, for every client, the leaves of its
       value: arrays, `Elements`, `ByName` or `ByReference`.
+    first: The first one's number in the cohort.
   """
 
   leaves: list[list[list[Any]]]
+  first: int
 
 
 class ShardResult(NamedTuple):
@@ -90,6 +90,7 @@ def describe(device: str) -> dict[str, str]:
     device: What it computes on.
   """
   return {
+      'instructions': ' '.join(machine.instructions()),
       **installation.versions(),
       **{name: str(os.environ.get(name)) for name in native.OF_RESULTS},
       'device': device,
@@ -122,7 +123,9 @@ class Worker:
     self._fetch = fetch
     device, *_ = in_process.use_device('gpu' if settings.on_gpu else 'cpu')
     self._device = device
-    machine.take_share(settings.share)
+    # Others have the other cores. There are three caches: this one, that of
+    # data sets by value, and that of a `FederatedDataset`.
+    machine.take_share(min(1.0, settings.parallel_clients / machine.CORES) / 3)
     self._records = client_records.ClientRecords(machine.cache_bytes())
     self._opened = cachetools.LRUCache(
         machine.cache_bytes(), lambda opened: opened[1]
@@ -183,8 +186,9 @@ class Worker:
         [structures.pack(kind, map(self._open, leaves)) for leaves in clients]
         for kind, clients in zip(types, shard.leaves, strict=True)
     ]
-    outcome = function([tf.constant(leaf) for leaf in frontier], values)
-    total = [leaf.numpy() for leaf in outcome.total]
+    given = [tf.constant(leaf) for leaf in frontier]
+    outcome = function(given, values, shard.first)
+    total = [np.asarray(leaf) for leaf in outcome.total]
     num_bytes = sum(array.nbytes for array in total)
     seconds = time.monotonic() - started
     return ShardResult(outcome.kept, num_bytes, seconds), total
@@ -212,7 +216,7 @@ class Worker:
     merged = function.merge(
         *(list(map(tf.constant, t)) for t in (total, other))
     )
-    return None, [leaf.numpy() for leaf in merged]
+    return None, [np.asarray(leaf) for leaf in merged]
 
   def call(
       self,
@@ -236,7 +240,7 @@ class Worker:
     function = self._graphs.get(graph)
     with tf.device(self._device):
       outputs = function(*map(tf.constant, [*shared, *inputs]))
-    return None, [output.numpy() for output in outputs]
+    return None, [np.asarray(output) for output in outputs]
 
   def _trace(self, serialized):
     proto = computation_pb2.Computation.FromString(serialized)

@@ -111,15 +111,24 @@ class ShardFunction:
 
   def merge(self, total: list[Any], other: list[Any]) -> list[tf.Tensor]:
     """Merges the totals of two shards, or of neighbours."""
-    return self._parts.merge(total, other)
+    with tf.device(self._device):
+      return self._parts.merge(total, other)
 
   def __call__(
-      self, frontier: list[tf.Tensor], values: list[list[Any]]
+      self, frontier: list[tf.Tensor], values: list[list[Any]], first: int
   ) -> Outcome:
-    """Computes a shard; see `Runner`."""
+    """Computes a shard.
+
+    Args:
+      frontier: See `round_parts`.
+      values: For every argument at clients, the values of its clients.
+      first: The first one's number in the cohort, for messages.
+    """
     num_clients = len(values[0])
     requests = self._parts.requests
-    records = self._records.matrix(requests, values, self._types, num_clients)
+    records = self._records.matrix(
+        requests, values, self._types, num_clients, first
+    )
     batches = None
     if self._batched_clients > 1:
       batches = client_batches.batches(
@@ -163,14 +172,15 @@ class LocalPool:
     ]
 
     def outcomes(frontier, cohort):
+      firsts = [0, *itertools.accumulate(len(values[0]) for values in cohort)]
       if len(functions) == 1:
-        for values in cohort:
-          yield functions[0](frontier, values)
+        for values, first in zip(cohort, firsts, strict=False):
+          yield functions[0](frontier, values, first)
         return
       threads = [futures.ThreadPoolExecutor(1) for _ in functions]
       waiting = [
           threads[i % len(threads)].submit(
-              functions[i % len(functions)], frontier, values
+              functions[i % len(functions)], frontier, values, firsts[i]
           )
           for i, values in enumerate(cohort)
       ]

@@ -59,14 +59,33 @@ class CohortSource(tff.program.FederatedDataSource):
     """Returns an iterator that begins with the first round."""
     return self._iterator_class(0)
 
-  def select(self, round_num: int) -> Cohort:
-    """Returns the clients of a round.
+  def select(self, round_num: int, k: int | None = None) -> Any:
+    """Returns the clients of a round, a `Cohort`.
 
     Args:
       round_num: From 1.
+      k: How many; those of the run, or an error.
+
+    Raises:
+      ValueError: If the cohort has another number of clients.
     """
     ids = self._cohort(round_num)
+    if k is not None and k != len(ids):
+      raise ValueError(
+          f'Expected to select the {len(ids)} clients of a cohort, found {k}.'
+      )
     return Cohort(round_num, [(c, self._client_data(c)) for c in ids])
+
+
+class EvaluationSource(CohortSource):
+  """The clients of an evaluation, whose data go to a computation as they are.
+
+  Its rounds are those of one evaluation, which has one unless it lasts longer.
+  """
+
+  def select(self, round_num: int, k: int | None = None) -> Any:
+    """Returns what each client of a round holds; see `CohortSource`."""
+    return [data for _, data in super().select(round_num, k).clients]
 
 
 class _CohortIterator(tff.program.FederatedDataSourceIterator):
@@ -81,18 +100,9 @@ class _CohortIterator(tff.program.FederatedDataSourceIterator):
   def federated_type(self) -> tff.FederatedType:
     return self.source.federated_type
 
-  def select(self, k: int | None = None) -> Cohort:
-    """Returns the next round's clients.
-
-    Args:
-      k: How many; those of the run, or an error.
-    """
-    cohort = self.source.select(self._rounds + 1)
-    if k is not None and k != len(cohort.clients):
-      raise ValueError(
-          f'Expected to select the {len(cohort.clients)} clients of a cohort,'
-          f' found {k}.'
-      )
+  def select(self, k: int | None = None) -> Any:
+    """Returns the next round's clients; see `CohortSource.select`."""
+    cohort = self.source.select(self._rounds + 1, k)
     self._rounds += 1
     return cohort
 

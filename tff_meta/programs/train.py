@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
+from tff_meta import traffic
 from tff_meta.programs import cohorts
 from tff_meta.programs import context as context_lib
 from tff_meta.programs import memories
@@ -34,6 +35,8 @@ async def train_model(
     client_states: client_state_store.ClientStateStore,
     metrics: tff.program.ReleaseManager | None = None,
     outputs: tff.program.ReleaseManager | None = None,
+    evaluation: tff.learning.programs.EvaluationManager | None = None,
+    evaluate_every: int | None = None,
 ) -> None:
   """Trains a process, whose clients may keep something, as a TFF program.
 
@@ -49,24 +52,29 @@ async def train_model(
     client_states: What clients keep between rounds.
     metrics: Where the metrics of each round are released, by its number.
     outputs: Where states are released, every ten rounds and at the end.
+    evaluation: Evaluates models on the way, see `evaluation.build_process`.
+    evaluate_every: Rounds from one evaluation to the next; None for the last
+      round alone, which is evaluated in any case.
 
   Raises:
     Exception: What a manager has raised, also in the background.
   """
   released = metrics and memories.ReleasedMetrics(metrics)
   saved = memories.StatesWithMemories(states, client_states, released)
-  await tff.learning.programs.train_model(
-      train_process=memories.ProcessWithMemories(process, client_states),
-      train_data_source=source,
-      train_per_round_clients=clients_per_round,
-      train_total_rounds=rounds,
-      program_state_manager=saved,
-      model_output_manager=outputs or tff.program.MemoryReleaseManager(),
-      train_metrics_manager=released,
-      evaluation_manager=None,
-      evaluation_periodicity=rounds,
-  )
-  saved.check()
+  try:
+    await tff.learning.programs.train_model(
+        train_process=memories.ProcessWithMemories(process, client_states),
+        train_data_source=source,
+        train_per_round_clients=clients_per_round,
+        train_total_rounds=rounds,
+        program_state_manager=saved,
+        model_output_manager=outputs or tff.program.MemoryReleaseManager(),
+        train_metrics_manager=released,
+        evaluation_manager=evaluation,
+        evaluation_periodicity=evaluate_every or rounds,
+    )
+  finally:  # Also where the source has ended it.
+    saved.check()
 
 
 class _Stopped(Exception):
@@ -84,6 +92,7 @@ def train(
     config: Mapping[str, Any],
     schedule: loop.Schedule,
     should_stop: Callable[[], bool],
+    sent: traffic.Traffic = traffic.UNKNOWN,
     **others: Any,
 ) -> loop.Trained:
   """Trains as `loop.train` does, as a program.
@@ -101,7 +110,8 @@ def train(
     directory: Where the run is written, locked by the caller.
     config: The run's configuration as JSON values, kept in the checkpoint.
     schedule: How many rounds; a state is saved after each of them.
-    should_stop: Asked before every round.
+    should_stop: Asked after every round.
+    sent: What travels between the server and a client in a round.
     **others: Of `loop.train`, not used.
 
   Returns:
@@ -122,7 +132,7 @@ def train(
   started: dict[int, float] = {}
 
   def cohort_unless_stopped(round_num):
-    if should_stop():
+    if started and should_stop():
       raise _Stopped()
     started[round_num] = time.perf_counter()
     return cohort(round_num)
@@ -149,8 +159,7 @@ def train(
       )
     # What is still saved in the background, where it was stopped.
     unfinished = asyncio.all_tasks() - {asyncio.current_task()}
-    if unfinished:
-      await asyncio.wait(unfinished)
+    await asyncio.gather(*unfinished)
     structure = tff.learning.programs.ProgramState(
         template, 0, 0, source.iterator()
     )
@@ -163,7 +172,15 @@ def train(
     saved, rounds = asyncio.run(program())
   started[rounds + 1] = time.perf_counter()
   trained = loop.Trained(saved.state, rounds, None)
-  _write_files(trained, directory, config, client_states, metrics_path, started)
+  _write_files(
+      trained,
+      directory,
+      config,
+      client_states,
+      metrics_path,
+      started,
+      loop.traffic_columns(sent, len(cohort(1))),
+  )
   return trained
 
 
@@ -175,7 +192,7 @@ def driver(config: run_config.RunConfig) -> Callable[..., loop.Trained]:
 
 
 def _write_files(
-    trained, directory, config, client_states, metrics_path, started
+    trained, directory, config, client_states, metrics_path, started, sent
 ) -> None:
   """Writes what `loop.train` leaves, so that the run can be evaluated."""
   metrics = metric_writers.MetricsFile(directory.metrics, 0, b'')
@@ -188,7 +205,8 @@ def _write_files(
           continue
         metrics.append(
             number,
-            {n.replace('model_metrics/', 'train/'): v for n, v in row.items()},
+            {n.replace('model_metrics/', 'train/'): v for n, v in row.items()}
+            | sent,
         )
         if {number, number + 1} <= started.keys():
           timings.append(number, started[number + 1] - started[number], 0.0)

@@ -5,6 +5,7 @@ rename is flushed too. A process killed at any point leaves the old file whole
 and at most one file ending in `.tmp`, which nothing reads.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -14,12 +15,14 @@ from tff_meta import plain_files
 TMP_SUFFIX = '.tmp'
 
 
-def write_bytes(path: pathlib.Path, data: bytes) -> None:
+def write_bytes(path: pathlib.Path, data: bytes, mode: int = 0o666) -> None:
   """Writes `data` to `path` atomically and durably.
 
   Args:
     path: The file to create or to replace; its directory has to exist.
     data: The file's whole content.
+    mode: Who may do what with the file from its first moment, less what the
+      process's umask takes away.
 
   Raises:
     OSError: If the file cannot be written; the old file is then unchanged.
@@ -28,7 +31,11 @@ def write_bytes(path: pathlib.Path, data: bytes) -> None:
   try:
     # Replaced, if it is there: it may be a link, or a pipe.
     tmp_path.unlink(missing_ok=True)
-    with plain_files.named_errors(path), open(tmp_path, 'xb') as file:
+    opener = functools.partial(os.open, mode=mode)
+    with (
+        plain_files.named_errors(path),
+        open(tmp_path, 'xb', opener=opener) as file,
+    ):
       file.write(data)
       file.flush()
       os.fsync(file.fileno())

@@ -19,6 +19,7 @@ import re
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow_federated as tff
 import tree
 
 from tff_meta import array_archives
@@ -34,6 +35,7 @@ _SERVER, _BEST = 'server/', 'best/'
 _SHOWN = 300  # Characters of what is wrong, which may quote anything.
 _MANIFEST_BYTES = 2**20  # Far more than a configuration takes.
 _STRING_BYTES = 2**8  # The longest string of a state.
+_LONGEST = 2**10  # Far more levels than a tree over rounds has.
 _MEMBER_BYTES = 2**11  # An array's name, twice, and its headers.
 
 
@@ -139,16 +141,43 @@ def _to_byte_strings(array: np.ndarray) -> np.ndarray:
   return array
 
 
-def from_arrays(template: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+def to_state(
+    process: tff.learning.templates.LearningProcess,
+    arrays: Mapping[str, np.ndarray],
+) -> Any:
+  """Returns a server state of a process.
+
+  Args:
+    process: The process that the state is of.
+    arrays: What `to_arrays` returned for the state.
+
+  Raises:
+    IncompatibleCheckpointError: As `from_arrays`.
+  """
+  return from_arrays(process.initialize(), arrays, _state_type(process))
+
+
+def _state_type(process):
+  return process.initialize.type_signature.result.member
+
+
+def from_arrays(
+    template: Any,
+    arrays: Mapping[str, np.ndarray],
+    kind: tff.Type | None = None,
+) -> Any:
   """Returns the structure of `template` filled with `arrays`.
 
   Args:
     template: A structure like the one that was saved.
     arrays: What `to_arrays` returned for the saved one.
+    kind: The structure's type. Dimensions that it leaves open, such as the
+      levels of a tree of noise, may have another size than the template's. None
+      if all have the template's.
 
   Raises:
     IncompatibleCheckpointError: If paths, dtypes or shapes differ from the
-      template's.
+      template's, or a dimension that is open is beyond all sense.
   """
   expected = to_arrays(template)
   if expected.keys() != arrays.keys():
@@ -158,33 +187,54 @@ def from_arrays(template: Any, arrays: Mapping[str, np.ndarray]) -> Any:
         f' different parts: {", ".join(difference[:5])}. Tip: was it written by'
         ' another version of this library?'
     )
+  open_shapes = {} if kind is None else _open_shapes(kind)
   for name, array in expected.items():
-    found = arrays[name]
+    found, shape = arrays[name], open_shapes.get(name, array.shape)
     same_kind = found.dtype == array.dtype or (
         found.dtype.kind == array.dtype.kind == 'S'
         and found.dtype.itemsize <= _STRING_BYTES
     )
-    if not same_kind or found.shape != array.shape:
+    if not same_kind or not _fits(found.shape, shape):
+      shown = str(list(shape)).replace('None', '?')
       raise IncompatibleCheckpointError(
           f'Expected `{name}` of the checkpoint to be'
-          f' {array.dtype}{list(array.shape)}, found'
+          f' {array.dtype}{shown}, found'
           f' {found.dtype}{list(found.shape)}. Tip: was it written by another'
           ' version of this library?'
       )
   return tree.unflatten_as(template, [arrays[name] for name in expected])
 
 
-def max_bytes(template: Any) -> int:
-  """Returns more bytes than any checkpoint of a process has.
+def _open_shapes(kind: tff.Type, path: str = '') -> dict[str, tuple]:
+  """Returns path -> shape, None where open, of arrays that may change it."""
+  if isinstance(kind, tff.TensorType):
+    shape = kind.shape if kind.shape is not None else ()
+    return {path: tuple(shape)} if None in shape else {}
+  shapes: dict[str, tuple] = {}
+  for number, (name, part) in enumerate(tff.structure.iter_elements(kind)):
+    below = str(number) if name is None else name
+    shapes |= _open_shapes(part, f'{path}/{below}' if path else below)
+  return shapes
 
-  Args:
-    template: A server state of the process.
-  """
-  arrays = to_arrays(template)
-  state = sum(
-      (a.size * _STRING_BYTES if a.dtype.kind == 'S' else a.nbytes) + len(name)
-      for name, a in arrays.items()
+
+def _fits(found, expected) -> bool:
+  return len(found) == len(expected) and all(
+      size <= _LONGEST if wanted is None else size == wanted
+      for size, wanted in zip(found, expected, strict=True)
   )
+
+
+def max_bytes(process: tff.learning.templates.LearningProcess) -> int:
+  """Returns more bytes than any checkpoint of a process has."""
+  arrays = to_arrays(process.initialize())
+  shapes = {name: array.shape for name, array in arrays.items()}
+  shapes |= _open_shapes(_state_type(process))
+  state = 0
+  for name, array in arrays.items():
+    sizes = [_LONGEST if size is None else size for size in shapes[name]]
+    is_text = array.dtype.kind == 'S'
+    item = _STRING_BYTES if is_text else array.dtype.itemsize
+    state += math.prod(sizes) * item + len(name)
   num_members = 2 * len(arrays) + 1
   return 2 * state + num_members * _MEMBER_BYTES + _MANIFEST_BYTES
 

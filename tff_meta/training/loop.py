@@ -20,6 +20,7 @@ from tff_meta import composition
 from tff_meta import dealing
 from tff_meta import progress as progress_lib
 from tff_meta import spelling
+from tff_meta import traffic
 from tff_meta.client_works import client_work
 from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
@@ -27,6 +28,8 @@ from tff_meta.training import metric_writers
 from tff_meta.training import run_directory
 
 _LOSS = 'train/loss'
+# Of all clients of a round together.
+_BYTES_DOWN, _BYTES_UP = 'train/bytes_down', 'train/bytes_up'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -232,7 +235,7 @@ class _Recorder:
     self._timings.append(
         rounds,
         seconds,
-        cached,
+        None if elsewhere else cached,  # Nobody reads them here.
         sum(elsewhere[name] for name in ('bytes_down', 'bytes_up'))
         if elsewhere
         else None,
@@ -298,6 +301,7 @@ def train(
     report: Callable[[str], None],
     why_not_trained: Callable[[Sequence[str]], str | None] = lambda _: None,
     writers: Sequence[metric_writers.Writer] = (),
+    sent: traffic.Traffic = traffic.UNKNOWN,
 ) -> Trained:
   """Trains until the schedule or the patience ends or a stop is asked for.
 
@@ -321,6 +325,8 @@ def train(
       anything; None if nobody lacks anything.
     writers: Where the numbers of every round go beside the directory's tables,
       as people read them; flushed before a checkpoint, left open.
+    sent: What travels between the server and a client in a round; metrics.csv
+      has it of all clients of a round, where it is known.
 
   Returns:
     Where the run has come to.
@@ -330,15 +336,13 @@ def train(
     OSError: If a file cannot be written, is not what the checkpoint says, or is
       removed or replaced meanwhile.
   """
-  trained = Trained(process.initialize(), 0, None)
-  position = checkpoints.Position(0, 0, 0)
-  if checkpoint is not None:
+  if checkpoint is None:
+    position = checkpoints.Position(0, 0, 0)
+    trained = Trained(process.initialize(), 0, None)
+  else:
     position = checkpoint.position
-    trained = Trained(
-        checkpoints.from_arrays(trained.state, checkpoint.server_state),
-        position.rounds,
-        checkpoint.best,
-    )
+    state = checkpoints.to_state(process, checkpoint.server_state)
+    trained = Trained(state, position.rounds, checkpoint.best)
   recorder = _Recorder(
       directory,
       config,
@@ -379,6 +383,7 @@ def train(
       elsewhere = dealer.statistics() if dealer else {}
       trained = Trained(output.state, rounds, trained.best)
       metrics = metric_writers.flatten_metrics(output.metrics)
+      metrics |= traffic_columns(sent, len(clients))
       if schedule.evaluates(rounds):
         weights = process.get_model_weights(output.state)
         measured = evaluation.measure(weights, client_states)
@@ -407,6 +412,21 @@ def train(
     progress.close()
     recorder.close()
   return trained
+
+
+def traffic_columns(sent: traffic.Traffic, num_clients: int) -> dict[str, int]:
+  """Returns the columns of metrics.csv with the bytes of a round.
+
+  Args:
+    sent: What travels between the server and one client.
+    num_clients: Of the round.
+
+  Returns:
+    Name -> bytes, without what is not known.
+  """
+  total = sent.times(num_clients)
+  columns = {_BYTES_DOWN: total.down, _BYTES_UP: total.up}
+  return {name: n for name, n in columns.items() if n is not None}
 
 
 def next_round(

@@ -343,8 +343,9 @@ class TimingsFile:
   """timings.csv: what a round took and had in memory when it began.
 
   A row has the round's seconds, and of its clients the share whose data need
-  not be read; where other processes computed clients the bytes that went to and
-  fro and the seconds of the slowest shard. There is nothing where an older
+  not be read; or, where other processes computed clients, the bytes of what
+  they were sent for the round, once, and sent back, and the seconds of the
+  slowest shard. There is nothing where an older
   version of the library wrote the row, or there was no such thing.
   """
 
@@ -381,14 +382,14 @@ class TimingsFile:
       self,
       round_num: int,
       seconds: float,
-      cached: float,
+      cached: float | None,
       bytes_sent: float | None = None,
       slowest_shard: float | None = None,
   ) -> None:
     """Appends a round's seconds, and what else there is, see the class."""
     values = (
         f'{seconds:.6f}',
-        f'{cached:.4g}',
+        '' if cached is None else f'{cached:.4g}',
         '' if bytes_sent is None else f'{bytes_sent:.0f}',
         '' if slowest_shard is None else f'{slowest_shard:.6f}',
     )

@@ -88,14 +88,13 @@ def open_models(
     RunDirectoryError: If there is none that is good and of this configuration.
   """
   process = experiment.build_process()
-  template = process.initialize()
   with run.open_client_states(
       process, directory, read_only=True
   ) as client_states:
     checkpoint = run.find_checkpoint(
         directory,
         run.identity(experiment),
-        template,
+        process,
         client_states,
         report,
         needs_metrics=False,
@@ -106,7 +105,7 @@ def open_models(
           ' Tip: a new run writes its first after --checkpoint_every rounds.'
       )
     run.report_other_environment(directory, report)
-    state = checkpoints.from_arrays(template, checkpoint.server_state)
+    state = checkpoints.to_state(process, checkpoint.server_state)
     rounds = checkpoint.position.rounds
     # What is opened does not need the metrics.
     with contextlib.suppress(OSError, ValueError):

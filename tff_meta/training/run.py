@@ -20,6 +20,7 @@ from tff_meta import installation
 from tff_meta import machine
 from tff_meta import plain_files
 from tff_meta import plugins
+from tff_meta import traffic
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
@@ -113,7 +114,7 @@ def open_client_states(
 def find_checkpoint(
     directory: run_directory.RunDirectory,
     run_identity: Mapping[str, Any],
-    template: Any,
+    process: tff.learning.templates.LearningProcess,
     client_states: client_state_store.ClientStateStore,
     report: Callable[[str], None],
     *,
@@ -124,7 +125,7 @@ def find_checkpoint(
   Args:
     directory: The run's directory.
     run_identity: From `identity`.
-    template: A server state of the process.
+    process: The training process.
     client_states: From `open_client_states`.
     report: Called with a line for every checkpoint that is passed over.
     needs_metrics: Whether the run is to go on, so metrics.csv is needed.
@@ -144,7 +145,7 @@ def find_checkpoint(
           checkpoint,
           directory if needs_metrics else None,
           run_identity,
-          template,
+          process,
           client_states,
       )
     except (OSError, ValueError) as error:
@@ -153,7 +154,7 @@ def find_checkpoint(
 
   store = checkpoints.CheckpointStore(directory.checkpoints)
   checkpoint = store.load_latest(
-      pass_over, problem_of, checkpoints.max_bytes(template)
+      pass_over, problem_of, checkpoints.max_bytes(process)
   )
   if checkpoint is None and problems:
     raise run_directory.RunDirectoryError(
@@ -168,7 +169,7 @@ def _check_usable(
     checkpoint: checkpoints.Checkpoint,
     directory: run_directory.RunDirectory | None,
     run_identity: Mapping[str, Any],
-    template: Any,
+    process: tff.learning.templates.LearningProcess,
     client_states: client_state_store.ClientStateStore,
 ) -> None:
   """Raises a ValueError or OSError if a run cannot go on from a checkpoint.
@@ -177,7 +178,7 @@ def _check_usable(
     checkpoint: The checkpoint, which is as it was written.
     directory: Where its metrics.csv is; None if it is not needed.
     run_identity: From `identity`.
-    template: A server state of the process.
+    process: The training process.
     client_states: What clients keep.
   """
   _check_same(checkpoint.config, run_identity, 'it')
@@ -187,9 +188,9 @@ def _check_usable(
         directory.metrics, position.metrics_bytes, position.metrics_sha256
     )
   kept = [(position.rounds, position.client_states)]
-  checkpoints.from_arrays(template, checkpoint.server_state)
+  checkpoints.to_state(process, checkpoint.server_state)
   if best is not None:
-    checkpoints.from_arrays(template, best.server_state)
+    checkpoints.to_state(process, best.server_state)
     kept.append((best.rounds, best.client_states))
   if not client_states.is_durable:
     return
@@ -264,7 +265,7 @@ def train_and_evaluate(
   old_file, config_error = _read_config_file(directory, run_identity)
   with open_client_states(process, directory) as client_states:
     checkpoint = find_checkpoint(
-        directory, run_identity, process.initialize(), client_states, report
+        directory, run_identity, process, client_states, report
     )
     done = checkpoint.position.rounds if checkpoint else 0
     if done > num_rounds:
@@ -276,13 +277,15 @@ def train_and_evaluate(
       if checkpoint is None:
         raise config_error
       report(f'Note: {config_error} It is made again.')
-      _write_config(experiment, process, directory)
+      _write_config(directory, _config_file(experiment, process))
     summary = _finished_summary(directory, config, done, report)
     if summary is not None:
       report(f'{directory.root} holds this run, finished: {done} rounds.')
       return summary
-    _report_beginning(experiment, process, directory, done, old_file, report)
-    _write_config(experiment, process, directory)
+    file = _config_file(experiment, process)
+    sent = traffic.Traffic(**file['client_bytes_per_round'])
+    _report_beginning(experiment, directory, done, old_file, file, report)
+    _write_config(directory, file)
     with _open_writers(experiment, directory, done, track, report) as writers:
       trained, metrics = _train(
           experiment,
@@ -294,6 +297,7 @@ def train_and_evaluate(
           writers,
           report,
           train,
+          sent,
       )
       if trained.rounds < num_rounds:
         assert trained.best is not None  # Patience goes by it.
@@ -304,7 +308,7 @@ def train_and_evaluate(
         )
       _check_learned(directory, report)
       summary = (
-          _summary(experiment, directory, trained)
+          _summary(experiment, directory, trained, sent)
           | _last_evaluations(evaluator, metrics, config)
           | _evaluate(
               experiment,
@@ -452,7 +456,7 @@ def _evaluate(
   if best is not None:
     models['_best'] = models['']  # The same one is evaluated once.
     if best.rounds != trained.rounds:
-      state = checkpoints.from_arrays(process.initialize(), best.server_state)
+      state = checkpoints.to_state(process, best.server_state)
       models['_best'] = model(state, best.rounds)
     selection = {'best_round': best.rounds, 'best_round_validation': best.value}
   evaluations = evaluator.evaluate_all(
@@ -469,13 +473,13 @@ def _evaluate(
 
 
 def _report_beginning(
-    experiment, process, directory, done, old_file, report
+    experiment, directory, done, old_file, file, report
 ) -> None:
   """Says what the run goes on from, and what is odd about it."""
   if done:
     rounds = experiment.config.training.rounds
     report(f'Continuing after round {done} of {rounds}.')
-    _report_other_code(old_file, _config_file(experiment, process), report)
+    _report_other_code(old_file, file, report)
   elif directory.metrics.exists():
     report(
         f'Starting over: {directory.root} holds no checkpoint to go on from, so'
@@ -521,6 +525,7 @@ def _train(
     writers,
     report,
     train,
+    sent,
 ) -> tuple[loop.Trained, dict[str, list[float]]]:
   """Trains and draws the learning curve; returns its numbers, too."""
   config, training = experiment.config, experiment.config.training
@@ -555,6 +560,7 @@ def _train(
         report=report,
         why_not_trained=experiment.why_not_trained,
         writers=writers,
+        sent=sent,
     )
   metrics = metric_writers.read_metrics(directory.metrics)
   learning_curve.write_learning_curve(
@@ -635,9 +641,8 @@ def _changes(old_file, new_file, *parts) -> str:
   return '; '.join(changes)
 
 
-def _write_config(experiment, process, directory) -> None:
-  content = sealed_json.seal(_config_file(experiment, process))
-  atomic_files.write_json(directory.config, content)
+def _write_config(directory, file) -> None:
+  atomic_files.write_json(directory.config, sealed_json.seal(file))
 
 
 def _config_file(experiment, process) -> dict[str, Any]:
@@ -645,9 +650,10 @@ def _config_file(experiment, process) -> dict[str, Any]:
 
   `num_model_parameters` are those of the network with a classifier for all
   classes, also where an algorithm goes without; `num_server_parameters` what
-  the server holds and sends (a body alone, several models, a hypernetwork); and
+  the server holds and sends (a body alone, several models, a hypernetwork);
   `num_client_values` what a client keeps from round to round, be it weights,
-  moments or counts.
+  moments or counts; and `client_bytes_per_round` what it is sent and sends, all
+  of it, with null for what TFF's types do not tell (see `traffic`).
   """
   dataset = experiment.dataset
   network = experiment.model.with_head(dataset.num_classes)
@@ -668,6 +674,7 @@ def _config_file(experiment, process) -> dict[str, Any]:
       'num_model_parameters': network.num_parameters(),
       'num_server_parameters': _num_values(on_server),
       'num_client_values': _num_values(of_client),
+      'client_bytes_per_round': traffic.of_process(process)._asdict(),
       **_privacy(experiment, experiment.config.training.rounds),
       **_surroundings(),
       'git_commit': installation.commit(),
@@ -704,9 +711,13 @@ def _num_values(structure) -> int:
   return sum(np.size(array) for array in tree.flatten(structure))
 
 
-def _summary(experiment, directory, trained) -> dict[str, Any]:
-  """Returns summary.json without the evaluation."""
+def _summary(experiment, directory, trained, sent) -> dict[str, Any]:
+  """Returns summary.json without the evaluation.
+
+  `training_bytes` are those of all clients in all rounds of training.
+  """
   config, training = experiment.config, experiment.config.training
+  num_times = trained.rounds * len(experiment.cohort(1))
   return {
       'algorithm': config.algorithm,
       'dataset': config.data.dataset,
@@ -722,6 +733,8 @@ def _summary(experiment, directory, trained) -> dict[str, Any]:
       'seconds_per_round_median': metric_writers.median_seconds(
           directory.timings
       ),
+      'client_bytes_per_round': sent._asdict(),
+      'training_bytes': sent.times(num_times)._asdict(),
       **_privacy(experiment, trained.rounds),
   }
 

@@ -58,10 +58,8 @@ class RunDirectory:
       RunDirectoryError: If the file is there, and is something else.
     """
     if not self.cohort_secret.exists():
-      atomic_files.write_bytes(
-          self.cohort_secret, f'{secrets.token_hex(16)}\n'.encode()
-      )
-      self.cohort_secret.chmod(0o600)
+      number = f'{secrets.token_hex(16)}\n'.encode()
+      atomic_files.write_bytes(self.cohort_secret, number, mode=0o600)
     content = plain_files.read_bytes(self.cohort_secret, _SECRET_BYTES)
     try:
       return int(content.decode('ascii').strip(), 16)
