@@ -72,13 +72,6 @@ SEEDS = flags.DEFINE_list('seeds', [], 'Instead of those of the scale.')
 PROCESSES = flag_kinds.define_whole_number(
     'processes', 1, 'Cells that run at the same time.', least=1
 )
-EXECUTION = flags.DEFINE_enum(
-    'execution',
-    'here',
-    ['here', 'ray'],
-    'Where cells run: on this machine, or on the hosts of a Ray cluster, each'
-    ' of them as a whole on --worker_cpus and --worker_gpus of one host.',
-)
 PRINT_COMMAND = flags.DEFINE_bool(
     'print_command',
     False,
@@ -398,7 +391,7 @@ def _program() -> list[str]:
 def _device() -> str:
   """Returns what cells compute on; on Ray that is what they have taken."""
   device = flag_groups.DEVICE.value
-  if EXECUTION.value != 'ray':
+  if flag_groups.EXECUTION.value != 'ray':
     return device
   taken = 'gpu' if flag_groups.WORKER_GPUS.value else 'cpu'
   if device not in ('auto', taken):
@@ -426,18 +419,18 @@ def _environment(cells: Sequence[tables.Cell]) -> dict[str, str]:
 
 def _check_execution() -> None:
   """Raises if flags do not go with --execution."""
-  if EXECUTION.value == 'ray' and flags.FLAGS['workers'].present:
+  if flag_groups.EXECUTION.value == 'ray' and flags.FLAGS['workers'].present:
     raise ValueError(
         'Expected --processes, how many cells run at the same time, found'
         ' --workers.'
     )
-  flag_groups.ray_options(EXECUTION.value)  # Or none of them.
+  flag_groups.ray_options(flag_groups.execution_among('in_process', 'ray'))
   _device()
 
 
 def _start_elsewhere(cells: Sequence[tables.Cell]):
   """Returns what starts cells on a Ray cluster, None for this machine."""
-  if EXECUTION.value != 'ray':
+  if flag_groups.EXECUTION.value != 'ray':
     return None
   # Here, because they import TensorFlow.
   from tff_meta.comparison import remote_runs
@@ -490,7 +483,7 @@ def _compare_runs() -> int:
       SETTINGS,
       SEEDS,
       PROCESSES,
-      EXECUTION,
+      flag_groups.EXECUTION,
       PRINT_COMMAND,
       REPORT_ONLY,
       KEEP,

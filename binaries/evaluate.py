@@ -29,12 +29,6 @@ EVAL_SEED = flag_kinds.define_whole_number(
     'eval_seed', None, 'Of the groups and of adaptation; 0 to 2**31 - 1.'
 )
 flags.adopt_module_key_flags(flag_groups)
-EXECUTION = flags.DEFINE_enum(
-    'execution',
-    'in_process',
-    ['in_process', 'ray'],
-    'Who computes: this process, or workers of a Ray cluster.',
-)
 
 
 def _with_flags(config):
@@ -75,10 +69,11 @@ def _evaluate(stack):
     flag_groups.import_plugins(RUN_DIR.value)
     command_line.announce(f'Evaluating the run in {RUN_DIR.value}.')
     installation.import_tff()
+    execution = flag_groups.execution_among('in_process', 'ray')
     command_line.set_execution_context(
-        EXECUTION.value,
+        execution,
         flag_groups.DEVICE.value,
-        ray_options=flag_groups.ray_options(EXECUTION.value),
+        ray_options=flag_groups.ray_options(execution),
     )
     from binaries import accuracy_table
     from tff_meta.training import atomic_files

@@ -91,6 +91,13 @@ DEVICE = flags.DEFINE_enum(
     ['auto', 'cpu', 'gpu'],
     'Where to compute; auto is on all GPUs, or the CPU where there is none.',
 )
+EXECUTION = flags.DEFINE_enum(
+    'execution',
+    'in_process',
+    ['in_process', 'native', 'ray'],
+    "What computes: this process; of training TFF's own worker, too (CPU only,"
+    ' slower); or workers of a Ray cluster.',
+)
 RAY_ADDRESS = flags.DEFINE_string(
     'ray_address',
     'local',
@@ -184,6 +191,16 @@ def values(fields: Iterable[str]) -> dict[str, Any]:
   """
   found = {name: flags.FLAGS[_FLAGS.get(name, name)].value for name in fields}
   return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+
+
+def execution_among(*known: str) -> str:
+  """Returns --execution, or raises a ValueError if it is none of these."""
+  if EXECUTION.value not in known:
+    raise ValueError(
+        f'Expected --execution={" or ".join(known)} of this program, found'
+        f' {EXECUTION.value}.'
+    )
+  return EXECUTION.value
 
 
 def ray_options(execution: str) -> dict[str, Any]:

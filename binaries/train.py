@@ -161,13 +161,6 @@ CLIENTS_PER_ROUND = flag_kinds.define_whole_number(
 SEED = flag_kinds.define_whole_number(
     'seed', 0, 'Of everything random in the run; 0 to 2**31 - 1.'
 )
-EXECUTION = flags.DEFINE_enum(
-    'execution',
-    'in_process',
-    ['in_process', 'native', 'ray'],
-    "What runs TFF computations: this process; TFF's own worker (CPU only,"
-    ' slower); or this process with the clients over workers of a Ray cluster.',
-)
 SHARDS = flag_kinds.define_whole_number(
     'shards',
     None,

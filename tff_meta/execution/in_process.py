@@ -86,8 +86,8 @@ class InProcessContext(tff.framework.SyncContext):
           f'Expected `devices` among {sorted(known)}, found {devices!r}.'
       )
     self._devices = list(devices)
-    records = client_records.ClientRecords(kept_bytes)
-    self._options = parallel_clients, batched_clients, records
+    self._records = client_records.ClientRecords(kept_bytes)
+    self._options = parallel_clients, batched_clients, self._records
     self._num_shards = num_shards
     self._pool = pool
     if pool is None and num_shards > 1:
