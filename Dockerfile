@@ -8,18 +8,26 @@
 #
 #   docker build --build-arg GPU=1 -t tff-meta:gpu .
 #   docker run --rm --gpus all tff-meta:gpu tff-meta-train --algorithm=frl
+#
+# With Ray, for --execution=ray and the hosts of its clusters; GPU=1 goes with it:
+#
+#   docker build --build-arg RAY=1 -t tff-meta:ray .
 FROM python:3.11-slim-bookworm
 
 ARG GPU=
+ARG RAY=
 
 # The packages come first: they change less often than the code.
 WORKDIR /opt/tff_meta
-COPY requirements.txt requirements-gpu.txt ./
+COPY requirements.txt requirements-gpu.txt requirements-ray.txt ./
 # The constraint pins what builds the one package without a wheel.
 RUN PIP_CONSTRAINT=requirements.txt pip install --no-cache-dir --use-pep517 \
       --no-deps -r requirements.txt \
     && if [ -n "$GPU" ]; then \
          pip install --no-cache-dir --no-deps -r requirements-gpu.txt; \
+       fi \
+    && if [ -n "$RAY" ]; then \
+         pip install --no-cache-dir --no-deps -r requirements-ray.txt; \
        fi
 
 COPY . .

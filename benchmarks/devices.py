@@ -13,6 +13,7 @@ mantissa; speed is that with it, as TensorFlow has it by default.
 Agreement is of the norms of all differences and all moves. The largest of them
 say less: a step of Adam is as long for a gradient that is all rounding, as that
 of a bias before batch normalisation, as for any other, and goes either way.
+What rounding alone does to a round, `benchmarks.agreement` shows.
 
 TensorFlow computes everything on a GPU in one stream, however many clients run
 at the same time. Several streams are several logical devices:
@@ -23,7 +24,7 @@ at the same time. Several streams are several logical devices:
 import argparse
 import statistics
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -38,6 +39,9 @@ from benchmarks import workloads  # noqa: E402
 from tff_meta.execution import in_process  # noqa: E402
 
 _AGREEMENT = 0.05  # Of the moves; a device that does nothing has 1.
+# A weight of CAFeMe's clients makes the first step of Adam, whose direction is
+# the sign of its gradient: noise of 6e-6 in the weights makes up to 0.3.
+_AGREEMENTS = {'cafeme': 0.4}
 
 
 class Difference(NamedTuple):
@@ -51,9 +55,14 @@ class Difference(NamedTuple):
   of_moves: float
   largest: float
 
-  def verdict(self) -> str:
-    """Says whether that is agreement; what is no number is none."""
-    return 'agrees' if self.of_moves <= _AGREEMENT else 'DIFFERS'
+  def verdict(self, name: str = '') -> str:
+    """Says whether that is agreement; what is no number is none.
+
+    Args:
+      name: Of the system; without it the limit is that of most.
+    """
+    limit = _AGREEMENTS.get(name, _AGREEMENT)
+    return 'agrees' if self.of_moves <= limit else 'DIFFERS'
 
 
 def difference(
@@ -109,7 +118,7 @@ def round_seconds(
     By what is done with clients, the seconds of its rounds.
   """
   process, clients = workloads.build_system(system)
-  options_of = {
+  options_of: dict[str, dict[str, Any]] = {
       'one client at a time': dict(parallel_clients=1),
       'all at the same time': dict(parallel_clients=len(clients)),
       'all in one batch': dict(
@@ -173,8 +182,9 @@ def main(argv: list[str] | None = None) -> None:
     for number in (1, system.clients['num_clients']):
       found = difference(system, devices, number)
       print(
-          f'{name:12} {found.verdict()} with the CPU: {found.of_moves:.1e} of'
-          f' the moves, at most {found.largest:.1e} of the largest weight,'
+          f'{name:12} {found.verdict(name)} with the CPU:'
+          f' {found.of_moves:.1e} of the moves,'
+          f' at most {found.largest:.1e} of the largest weight,'
           f' clients in batches of {number}',
           flush=True,
       )

@@ -6,6 +6,7 @@
 
 `speed` runs all candidates of a workload in turn, again and again, and prints
 medians and ratios: absolute times of two runs are not comparable, ratios are.
+`distributed` compares workers of Ray with one process (requirements-ray.txt),
 `cohorts` has rounds of 10, 100 and 1,000 clients, `reading` rounds to which
 clients bring new data sets, `memory` 10,000 rounds, and `start` whole programs
 to their first round. `whole_runs` runs programs to their end, in turn with
@@ -281,6 +282,13 @@ def _memory(num_rounds: int) -> None:
   tf.Graph.__init__ = initialize
 
 
+def _distributed(repeats: int) -> None:
+  """Prints what rounds over workers cost; here, as it needs Ray."""
+  from benchmarks import distributed
+
+  distributed.measure(repeats)
+
+
 def _start(repeats: int) -> None:
   """Prints how long programs take to their first output."""
   print('start: whole programs, median seconds')
@@ -346,6 +354,7 @@ def main() -> None:
       'reading': lambda: _reading(arguments.repeats),
       'memory': lambda: _memory(arguments.rounds),
       'start': lambda: _start(3),
+      'distributed': lambda: _distributed(arguments.repeats),
       'whole_runs': lambda: whole_runs.measure(
           arguments.before, min(3, arguments.repeats), only, _ENVIRONMENT
       ),

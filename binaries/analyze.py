@@ -472,6 +472,7 @@ def main() -> int:
     root = pathlib.Path(OUTPUT_DIR.value or f'runs/analyze_{name}')
     command_line.announce(f'Analysis {name}, written to {root}.')
     installation.import_tff()
+    flag_groups.ray_options(flag_groups.execution_among('in_process'))
     command_line.set_execution_context('in_process', flag_groups.DEVICE.value)
     from tff_meta.training import atomic_files
 

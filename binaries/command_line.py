@@ -1,6 +1,6 @@
 """How the programs read flags and report errors: a line, no traceback."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import gc
 import io
@@ -131,16 +131,22 @@ def set_execution_context(
     device: str,
     mixed_precision: bool = False,
     batched_clients: int = 1,
+    shards: int = 1,
+    ray_options: Mapping[str, Any] | None = None,
 ) -> None:
   """Chooses what runs TFF computations, and where TensorFlow computes.
 
   Args:
-    execution: `'in_process'` or `'native'`.
+    execution: `'in_process'`, `'native'` or `'ray'`.
     device: `'auto'`, `'cpu'` or `'gpu'`.
     mixed_precision: Whether TensorFlow may use float16 on GPUs.
     batched_clients: Clients of a device that are computed together.
+    shards: To how many shards the clients of a round are dealt.
+    ray_options: Fields of `ray_pool.Options`; of `'ray'` alone.
 
   Raises:
+    ConnectionError: If there is no Ray cluster at the address.
+    ImportError: If Ray is not installed.
     ValueError: If the choices do not go together, or there is no GPU where one
       is asked for.
   """
@@ -156,11 +162,29 @@ def set_execution_context(
   # modules, which stay; in programs of others that is theirs to decide.
   if not gc.get_freeze_count():
     gc.freeze()
+  if execution == 'ray' and device == 'auto':
+    device = 'cpu'  # GPUs are the workers'.
   devices = in_process.use_device(device, mixed_precision)
   if execution == 'native':
     native.set_native_context()
+  elif execution == 'ray':
+    _set_ray_context(devices, batched_clients, shards, ray_options or {})
   else:
-    in_process.set_in_process_context(devices, batched_clients)
+    in_process.set_in_process_context(devices, batched_clients, shards)
+
+
+def _set_ray_context(devices, batched_clients, shards, options) -> None:
+  """Starts the workers, which end before the process does."""
+  from tff_meta.execution import ray_pool
+
+  pool = ray_pool.set_ray_context(
+      ray_pool.Options(**options),
+      shards,
+      devices=devices,
+      batched_clients=batched_clients,
+      report=report,
+  )
+  native.call_before_end(pool.close)
 
 
 def _parse(argv: Sequence[str]) -> list[str]:

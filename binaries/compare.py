@@ -120,6 +120,11 @@ LIST = flags.DEFINE_bool('list', False, 'Show the experiments, end.')
 flags.declare_key_flag('data_dir')
 flags.declare_key_flag('device')
 flags.declare_key_flag('plugins')
+flags.declare_key_flag('ray_address')
+flags.declare_key_flag('worker_cpus')
+flags.declare_key_flag('worker_gpus')
+flags.declare_key_flag('worker_timeout_seconds')
+flags.declare_key_flag('allow_mixed_hosts')
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # A table has rows to compare with: no further references. On the way its runs
@@ -379,8 +384,22 @@ def _program() -> list[str]:
   program = [sys.executable, '-m', 'binaries.train']
   if _data_dir() is not None:
     program.append(f'--data_dir={_data_dir()}')
-  program += [f'--device={flag_groups.DEVICE.value}', *_plugins()]
+  program += [f'--device={_device()}', *_plugins()]
   return [*program, *_OF_CELLS]
+
+
+def _device() -> str:
+  """Returns what cells compute on; on Ray that is what they have taken."""
+  device = flag_groups.DEVICE.value
+  if flag_groups.EXECUTION.value != 'ray':
+    return device
+  taken = 'gpu' if flag_groups.WORKER_GPUS.value else 'cpu'
+  if device not in ('auto', taken):
+    raise ValueError(
+        f'Expected --worker_gpus={int(device == "gpu")} with --execution=ray'
+        f' and --device={device}, found {flag_groups.WORKER_GPUS.value}.'
+    )
+  return taken
 
 
 def _plugins() -> list[str]:
@@ -396,6 +415,44 @@ def _environment(cells: Sequence[tables.Cell]) -> dict[str, str]:
   if _plugins() or any(_values(cells, 'plugins')):
     environment['PYTHONPATH'] = plugins.python_path()
   return environment
+
+
+def _check_execution() -> None:
+  """Raises if flags do not go with --execution."""
+  if flag_groups.EXECUTION.value == 'ray' and flags.FLAGS['workers'].present:
+    raise ValueError(
+        'Expected --processes, how many cells run at the same time, found'
+        ' --workers.'
+    )
+  flag_groups.ray_options(flag_groups.execution_among('in_process', 'ray'))
+  _device()
+
+
+def _start_elsewhere(cells: Sequence[tables.Cell]):
+  """Returns what starts cells on a Ray cluster, None for this machine."""
+  if flag_groups.EXECUTION.value != 'ray':
+    return None
+  # Here, because they import TensorFlow.
+  from tff_meta.comparison import remote_runs
+  from tff_meta.execution import native
+  from tff_meta.execution import ray_pool
+
+  options = flag_groups.ray_options('ray') | {'workers': PROCESSES.value}
+  hosts = ray_pool.Hosts(ray_pool.Options(**options))
+  native.call_before_end(hosts.close)
+  environment = {name: os.environ[name] for name in native.OF_RESULTS}
+  for name in ('OMP_NUM_THREADS', 'TF_NUM_INTEROP_THREADS'):
+    environment[name] = str(options['worker_cpus'])
+  if _plugins() or any(_values(cells, 'plugins')):
+    environment['PYTHONPATH'] = plugins.python_path()
+  return remote_runs.RemoteRuns(
+      hosts,
+      _program()[1:],  # Every host has its own Python.
+      environment=environment,
+      working_directory=_ROOT,
+      allow_mixed_hosts=options['allow_mixed_hosts'],
+      report=command_line.report,
+  ).start
 
 
 def _places(root: pathlib.Path) -> dict[str, str]:
@@ -426,6 +483,7 @@ def _compare_runs() -> int:
       SETTINGS,
       SEEDS,
       PROCESSES,
+      flag_groups.EXECUTION,
       PRINT_COMMAND,
       REPORT_ONLY,
       KEEP,
@@ -710,6 +768,7 @@ def main() -> int:
       return 0
     if RUNS.value:
       return _compare_runs()
+    _check_execution()
     work = _verify_work() if VERIFY.value else _table_work()
     kept = pathlib.Path(KEEP.value).resolve() if KEEP.value else None
     if PRINT_COMMAND.value:
@@ -723,6 +782,7 @@ def main() -> int:
 
     stored = report.stored_command(work.root) if REPORT_ONLY.value else None
     work = dataclasses.replace(work, command=stored or work.command)
+    start = None if REPORT_ONLY.value else _start_elsewhere(work.cells)
     with run_directory.RunDirectory(work.root).locked():
       runner.claim(work.root, **work.claim)
       if kept:
@@ -737,6 +797,7 @@ def main() -> int:
           report=command_line.report,
           changed=lambda: _write_report(work),
           result=lambda cell: results.sentence(work.root, work.table, cell),
+          start=start,
       )
       _stop_on_signals(running)
       if not REPORT_ONLY.value:

@@ -69,7 +69,12 @@ def _evaluate(stack):
     flag_groups.import_plugins(RUN_DIR.value)
     command_line.announce(f'Evaluating the run in {RUN_DIR.value}.')
     installation.import_tff()
-    command_line.set_execution_context('in_process', flag_groups.DEVICE.value)
+    execution = flag_groups.execution_among('in_process', 'ray')
+    command_line.set_execution_context(
+        execution,
+        flag_groups.DEVICE.value,
+        ray_options=flag_groups.ray_options(execution),
+    )
     from binaries import accuracy_table
     from tff_meta.training import atomic_files
     from tff_meta.training import evaluator as evaluator_lib

@@ -63,6 +63,7 @@ def main() -> int:
     flag_groups.import_plugins(RUN_DIR.value)
     command_line.announce(f'Exporting the model of the run in {RUN_DIR.value}.')
     installation.import_tff()
+    flag_groups.ray_options(flag_groups.execution_among('in_process'))
     command_line.set_execution_context('in_process', 'cpu')
     from tff_meta.bundles import computations
     from tff_meta.bundles import export

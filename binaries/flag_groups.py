@@ -91,6 +91,51 @@ DEVICE = flags.DEFINE_enum(
     ['auto', 'cpu', 'gpu'],
     'Where to compute; auto is on all GPUs, or the CPU where there is none.',
 )
+EXECUTION = flags.DEFINE_enum(
+    'execution',
+    'in_process',
+    ['in_process', 'native', 'ray'],
+    "What computes: this process; of training TFF's own worker, too (CPU only,"
+    ' slower); or workers of a Ray cluster.',
+)
+RAY_ADDRESS = flags.DEFINE_string(
+    'ray_address',
+    'local',
+    'With --execution=ray, the cluster: local has workers of this machine that'
+    ' end with the program, auto is the cluster that this machine belongs to;'
+    ' or HOST:PORT.',
+)
+WORKERS = flag_kinds.define_whole_number(
+    'workers', 2, 'With --execution=ray, how many workers.', least=1
+)
+WORKER_CPUS = flag_kinds.define_whole_number(
+    'worker_cpus',
+    1,
+    'CPU cores of a worker, which computes as many clients at the same time.',
+    least=1,
+)
+WORKER_GPUS = flag_kinds.define_whole_number(
+    'worker_gpus', 0, 'GPUs of a worker, 0 or 1.'
+)
+WORKER_TIMEOUT_SECONDS = flag_kinds.define_number(
+    'worker_timeout_seconds',
+    300.0,
+    'How long to wait for a worker where none is there.',
+)
+ALLOW_MIXED_HOSTS = flags.DEFINE_bool(
+    'allow_mixed_hosts',
+    False,
+    'Take workers with other versions, settings or devices, too; results then'
+    ' depend on who computes what.',
+)
+_OF_RAY = (
+    RAY_ADDRESS,
+    WORKERS,
+    WORKER_CPUS,
+    WORKER_GPUS,
+    WORKER_TIMEOUT_SECONDS,
+    ALLOW_MIXED_HOSTS,
+)
 PLUGINS = flags.DEFINE_list(
     'plugins',
     [],
@@ -146,6 +191,40 @@ def values(fields: Iterable[str]) -> dict[str, Any]:
   """
   found = {name: flags.FLAGS[_FLAGS.get(name, name)].value for name in fields}
   return {k: tuple(v) if isinstance(v, list) else v for k, v in found.items()}
+
+
+def execution_among(*known: str) -> str:
+  """Returns --execution, or raises a ValueError if it is none of these."""
+  if EXECUTION.value not in known:
+    raise ValueError(
+        f'Expected --execution={" or ".join(known)} of this program, found'
+        f' {EXECUTION.value}.'
+    )
+  return EXECUTION.value
+
+
+def ray_options(execution: str) -> dict[str, Any]:
+  """Returns the fields of `ray_pool.Options` as the flags have them.
+
+  Args:
+    execution: The program's --execution.
+
+  Raises:
+    ValueError: If one is given, and it is another one than ray.
+  """
+  given = [flag.name for flag in _OF_RAY if flag.present]
+  if given and execution != 'ray':
+    raise ValueError(
+        f'Expected --execution=ray with --{given[0]}, found {execution}.'
+    )
+  return {
+      'address': RAY_ADDRESS.value,
+      'workers': WORKERS.value,
+      'worker_cpus': WORKER_CPUS.value,
+      'worker_gpus': WORKER_GPUS.value,
+      'worker_timeout_seconds': WORKER_TIMEOUT_SECONDS.value,
+      'allow_mixed_hosts': ALLOW_MIXED_HOSTS.value,
+  }
 
 
 def group_sizes() -> dict[str, int | None]:

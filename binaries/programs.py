@@ -34,3 +34,8 @@ def analyze() -> None:
 def export() -> None:
   """Runs `binaries.export`."""
   _run('export')
+
+
+def worker() -> None:
+  """Runs `binaries.worker`."""
+  _run('worker')

@@ -161,12 +161,14 @@ CLIENTS_PER_ROUND = flag_kinds.define_whole_number(
 SEED = flag_kinds.define_whole_number(
     'seed', 0, 'Of everything random in the run; 0 to 2**31 - 1.'
 )
-EXECUTION = flags.DEFINE_enum(
-    'execution',
-    'in_process',
-    ['in_process', 'native'],
-    "What runs TFF computations: this process, or TFF's own worker (CPU only,"
-    ' slower).',
+SHARDS = flag_kinds.define_whole_number(
+    'shards',
+    None,
+    "To how many shards a round's clients are dealt, about four times as many"
+    ' as workers; by default what the run has that is continued, or else 16'
+    ' with --execution=ray and 1 otherwise. Results differ by rounding, so a'
+    ' run keeps to its number.',
+    least=1,
 )
 DRIVER = flags.DEFINE_enum(
     'driver',
@@ -422,6 +424,8 @@ def main() -> int:
         flag_groups.DEVICE.value,
         MIXED_PRECISION.value,
         config.training.batched_clients,
+        config.training.shards,
+        flag_groups.ray_options(config.training.execution),
     )
     from binaries import accuracy_table
     from tff_meta.programs import train
@@ -464,6 +468,15 @@ def main() -> int:
       )
     experiment.check_can_train()
     process = experiment.build_process()
+    training = config.training
+    if (
+        training.execution == 'ray'
+        and training.shards < flag_groups.WORKERS.value
+    ):
+      command_line.report(
+          f'Note: clients are dealt to --shards={training.shards}, so no more'
+          f' of the {flag_groups.WORKERS.value} workers have something to do.'
+      )
 
   directory = _run_directory()
   try:

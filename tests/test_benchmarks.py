@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 
+from benchmarks import agreement
 from benchmarks import devices
 from benchmarks import onednn
 from benchmarks import workloads
@@ -129,3 +130,29 @@ def test_what_a_large_model_takes_is_measured():
   assert int(cells['known, %']) > 50
   whole = int(cells['rounds']) * 10 * float(cells['ms a client']) / 1e3
   assert 0 < float(cells['first round, s']) < float(cells['run, s']) > whole / 2
+
+
+def test_an_ulp_off_changes_a_half_of_the_weights():
+  weights = {'w': np.ones((100, 100), np.float32), 'n': np.int32(3)}
+
+  changed = agreement.an_ulp_off(weights, seed=0)
+
+  distances = np.abs(changed['w'] - 1)
+  assert changed['w'].dtype == np.float32
+  assert 0.45 < np.mean(distances > 0) < 0.55
+  assert distances.max() == np.finfo(np.float32).eps
+  assert changed['n'] == 3
+
+
+@pytest.mark.slow
+def test_agreement_of_rounds_with_the_cpu_itself():
+  """Rounding of the weights differs, one client at a time does not."""
+  each, after = agreement.compare(
+      'fedmeta_per', ['/CPU:0'], seed=0, num_rounds=1, noises=[1e-4]
+  )
+
+  assert each['one at a time'] == each['the same again'] == [0.0]
+  assert 0 < each['in one batch'][0] < 1e-4
+  assert 0 < each['an ulp off'][0] < 1e-3
+  assert each['an ulp off'] < each['noise of 0.0001']
+  assert after['an ulp off'] == each['an ulp off'][0]

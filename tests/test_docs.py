@@ -107,7 +107,9 @@ def test_commands_have_flags_and_names_that_exist():
           assert words[0] in ('./run', 'pip', 'export'), words
           for option, value in zip(words, words[1:], strict=False):
             assert option != '-r' or (_ROOT / value).exists(), words
-  assert set(calls) == {'train', 'evaluate', 'compare', 'analyze', 'export'}
+  assert set(calls) == {
+      *('train', 'evaluate', 'compare', 'analyze', 'export', 'worker')
+  }
   for name, of_program in calls.items():
     done = subprocess.run(
         [sys.executable, '-c', _PARSE],

@@ -83,7 +83,7 @@ def fit(
     TypeError: If a setting is unknown, or says what `clients` says already.
     ValueError: If one, or the examples, are not what they should be.
   """
-  _prepare_process()
+  num_shards = _prepare_process(settings.get('shards'))
   from tff_meta.programs import train
   from tff_meta.training import evaluator as evaluator_lib
   from tff_meta.training import run
@@ -131,6 +131,12 @@ def fit(
       | (run_config.settings_of_the_run(recorded) if recorded else {})
       | {name: _to_text(value) for name, value in settings.items()}
   )
+  if values.setdefault('shards', num_shards) != num_shards:
+    raise ValueError(
+        f'Expected `shards` to be {num_shards}, as the execution context that'
+        f' was chosen deals clients, found {values["shards"]}. Tip:'
+        ' `in_process.set_in_process_context(num_shards=...)`.'
+    )
   config = run_config.resolve(**values)
   experiment = _prepare(config, model)
   evaluator = evaluator_lib.Evaluator(experiment)
@@ -482,8 +488,16 @@ class Personalized:
     return self._named(self._predict(self._adapted, query).numpy())
 
 
-def _prepare_process() -> None:
-  """Lets TFF compute in this process unless that has been chosen."""
+def _prepare_process(num_shards: int | None = None) -> int:
+  """Lets TFF compute in this process unless that has been chosen.
+
+  Args:
+    num_shards: To how many shards clients are dealt where it has not; None for
+      one.
+
+  Returns:
+    To how many they are dealt.
+  """
   native.prepare_environment()
   import tensorflow_federated as tff
 
@@ -491,7 +505,10 @@ def _prepare_process() -> None:
 
   current = tff.framework.get_context_stack().current
   if not isinstance(current, in_process.InProcessContext):
-    in_process.set_in_process_context(in_process.use_device('auto'))
+    in_process.set_in_process_context(
+        in_process.use_device('auto'), num_shards=num_shards or 1
+    )
+  return tff.framework.get_context_stack().current.num_shards
 
 
 def _to_arrays(clients: Mapping[Any, Examples]) -> dict[str, np.ndarray]:

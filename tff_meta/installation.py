@@ -3,13 +3,21 @@
 from collections.abc import Callable
 import gc
 import importlib.metadata
+import pathlib
 import re
+import subprocess
 import types
 
 from absl import app
 
+import tff_meta
+
 _DISTRIBUTION = 'tff-meta'
+_PINNED = 'pinned'  # The extra that has the pins of requirements.txt.
+# What results depend on, to the last bit.
+_PACKAGES = 'tensorflow', 'tensorflow-federated', 'numpy'
 _PIN = re.compile(r'([\w.-]+)==([\w.]+)')
+_EXTRA = re.compile(r'extra *== *["\']([\w-]+)')
 
 
 def import_tff() -> types.ModuleType:
@@ -55,8 +63,41 @@ def import_tff() -> types.ModuleType:
   return tensorflow_federated
 
 
-def differing_pins() -> list[str]:
+def commit() -> str | None:
+  """Returns the commit of this library, `-dirty` if changed, None without."""
+  root = pathlib.Path(__file__).resolve().parents[1]
+  if not (root / '.git').exists():
+    return None
+  command = ['git', '-C', str(root), 'describe', '--always', '--dirty']
+  try:
+    done = subprocess.run(
+        [*command, '--abbrev=40', '--exclude=*'],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=10,
+    )
+  except (OSError, subprocess.SubprocessError):
+    return None
+  return done.stdout.strip()
+
+
+def versions() -> dict[str, str]:
+  """Returns the code that results depend on, to the last bit."""
+  packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
+  return {
+      'tff_meta': tff_meta.__version__,
+      'commit': str(commit()),
+      **packages,
+  }
+
+
+def differing_pins(*extras: str) -> list[str]:
   """Lists the installed packages whose version is not the pinned one.
+
+  Args:
+    *extras: Of which extras of this distribution; without any, of
+      requirements.txt, which is all that it needs and `pinned`.
 
   Returns:
     One line for each of the packages of requirements.txt, such as
@@ -68,7 +109,12 @@ def differing_pins() -> list[str]:
     requirements = importlib.metadata.requires(_DISTRIBUTION) or []
   except importlib.metadata.PackageNotFoundError:
     return []
-  pins = dict(_PIN.findall(line)[0] for line in requirements)
+  wanted = set(extras) or {'', _PINNED}
+  pins = dict(
+      _PIN.findall(line)[0]
+      for line in requirements
+      if ''.join(_EXTRA.findall(line)) in wanted
+  )
   found = {name: _installed_version(name) for name in pins}
   return [
       f'{name} {found[name]} (pinned: {version})'

@@ -34,6 +34,23 @@ def processor(cpu_info: str = '/proc/cpuinfo') -> str | None:
   return found and found[1].strip()
 
 
+def instructions(cpu_info: str = '/proc/cpuinfo') -> list[str]:
+  """Returns the vector instructions that the processor has, sorted.
+
+  TensorFlow and oneDNN choose kernels by them, with other rounding errors.
+
+  Args:
+    cpu_info: The file in which the system describes it.
+  """
+  try:
+    text = pathlib.Path(cpu_info).read_text(errors='replace')
+  except OSError:
+    return []
+  found = re.search(r'^flags\s*:(.+)$', text, re.MULTILINE)
+  flags = set(found[1].split()) if found else set()
+  return sorted(f for f in flags if f.startswith(('avx', 'amx', 'fma')))
+
+
 def total_bytes(limit_files: Sequence[str] = _CGROUP_LIMITS) -> int:
   """Returns the machine's memory, or the container's if that is less.
 
@@ -48,9 +65,21 @@ def total_bytes(limit_files: Sequence[str] = _CGROUP_LIMITS) -> int:
   return min(sizes)
 
 
+_shares = [1.0]  # The last one counts.
+
+
+def take_share(share: float) -> None:
+  """Leaves the rest of the memory to other processes of this machine.
+
+  Args:
+    share: This process's part of what `cache_bytes` is of, above 0, at most 1.
+  """
+  _shares.append(share)
+
+
 def cache_bytes() -> int:
   """Returns the most that a cache takes unless told otherwise: a quarter."""
-  return total_bytes() // 4
+  return int(total_bytes() // 4 * _shares[-1])
 
 
 def check_fits(num_bytes: int, what: str) -> None:

@@ -138,7 +138,8 @@ class Progress(contextlib.AbstractContextManager):
         if self._bar is not None:
           status = self._status()
           if status:
-            self._bar.set_postfix_str(status, refresh=False)
+            shown = '  '.join(filter(None, (self._shown, status)))
+            self._bar.set_postfix_str(shown, refresh=False)
           self._bar.refresh()
         elif now >= self._next_line:
           self._tell(now)

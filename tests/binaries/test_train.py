@@ -129,6 +129,16 @@ def test_a_run_leaves_everything_a_reader_needs(call, tmp_path, monkeypatch):
   assert head == num_classes * (network.embedding_size + 1)
   assert content['num_model_parameters'] == body + head
   assert content['num_client_values'] == 0
+  a_round = content['client_bytes_per_round']
+  assert 8 * body < a_round['down'] < 9 * body  # Both of FRL's bodies.
+  assert 4 * body < a_round['up'] < 5 * body
+  assert summary['client_bytes_per_round'] == a_round
+  num_clients = content['config']['clients_per_round']
+  for name, of_one in a_round.items():
+    assert summary['training_bytes'][name] == 5 * num_clients * of_one
+    assert {row[f'train/bytes_{name}'] for row in rows} == {
+        str(num_clients * of_one)
+    }
   assert content['versions']['tensorflow-federated'] == '0.87.0'
   assert content['environment'] == {
       name: os.environ[name]
@@ -417,7 +427,8 @@ def test_a_continued_run_is_evaluated_as_it_was_begun(
   config = _config(*command, '--rounds=30', *begun).to_json()
   (tmp_path / 'config.json').write_text(json.dumps({'config': config}))
   found = _config(*command, '--rounds=60').to_json()
-  assert list(run_config.settings_of_the_run(found).values()) == expected
+  settings = run_config.settings_of_the_run(found)
+  assert list(settings.values()) == [*expected, 1]
   assert found == config | {'rounds': 60}
 
 

@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 
+from tff_meta.comparison import cell_texts
 from tff_meta.comparison import figures
 from tff_meta.comparison import provenance
 from tff_meta.comparison import record
@@ -194,6 +195,46 @@ def test_markdown_has_a_row_a_method_and_no_number_where_none_is(comparison):
   )
   assert 'half the rounds' in text
   assert 'its summary.json has no evaluation_best' in text
+
+
+def test_bytes_are_of_the_runs_that_say_so(tmp_path, comparison):
+  """Those of earlier versions do not, nor is there a column of them alone."""
+
+  def files(*said):
+    for cell, traffic in zip(comparison.cells[::2], said, strict=False):
+      path = runner.CellFolder(tmp_path, cell).run / 'summary.json'
+      summary = json.loads(path.read_text())
+      summary.pop('client_bytes_per_round', None)
+      if traffic is not None:
+        down, up = traffic
+        summary['client_bytes_per_round'] = {'down': down, 'up': up}
+      path.write_text(json.dumps(summary))
+    report.write(tmp_path, _comparison(tmp_path, comparison.cells))
+    entry = json.loads((tmp_path / 'table.json').read_text())['entries'][0]
+    lines = (tmp_path / 'table.md').read_text().split('\n')
+    shown = [x.split(' | ')[-3] for x in lines if x.startswith('| ')]
+    page = (tmp_path / 'report.html').read_text()
+    rows = list(
+        csv.DictReader(io.StringIO((tmp_path / 'table.csv').read_text()))
+    )
+    assert rows[0].get('bytes_up', '') == str(entry.get('bytes_up', ''))
+    return entry.get('bytes_down'), entry.get('bytes_up'), shown, page
+
+  title = cell_texts.MEGABYTES
+  none = [title, '---', None, '–', '–']
+  for said, down, up, text in (
+      ([(1234567, 8000)] * 3, 1234567, 8000, '1.235 + 0.008'),
+      ([None, (50000, 0), None], 50000, 0, '0.050 + 0.000'),
+      ([(None, 7000), (None, 7000), None], None, 7000, '? + 0.007'),
+  ):
+    *found, shown, page = files(*said)
+    assert found == [down, up]
+    assert shown == [text if cell is None else cell for cell in none]
+    assert f'<td>{text}</td>' in page
+  for said in ([None] * 3, [(1, 2), (3, 4), None], [('x', []), None, None]):
+    *found, shown, page = files(*said)
+    assert found == [None, None]
+    assert title not in shown and 'MB' not in page
 
 
 def test_files_say_the_same(tmp_path, comparison):

@@ -873,6 +873,30 @@ def costly_process(request) -> Subject:
 
 @pytest.fixture(
     scope='session',
+    params=_with_marks(
+        _first_of_each(lambda case: case.algorithm),
+        lambda case: False,
+        lambda case: case.algorithm not in _EACH_CHANNEL,
+    ),
+    ids=str,
+)
+def every_name(request) -> Subject:
+  """Every name of the registry; but for one of each thing sent in CI."""
+  return _subject(request.param)
+
+
+@pytest.fixture(
+    scope='session',
+    params=[case for case in _COMPOSED if case.algorithm == 'fed_avg'],
+    ids=str,
+)
+def plain_subject(request) -> Subject:
+  """FedAvg, for what is the same of all."""
+  return _subject(request.param)
+
+
+@pytest.fixture(
+    scope='session',
     params=_with_marks(_PROCESSES),
     ids=str,
 )
@@ -934,6 +958,20 @@ def thrifty_subject(request) -> Subject:
   made of what FedAvg (no memory), FedEC (memory) and SCAFFOLD (memory, and what
   is aggregated beside the models) have.
   """
+  return _subject(request.param)
+
+
+@pytest.fixture(
+    scope='session',
+    params=_with_marks(
+        _PROCESSES,
+        lambda case: case.is_slow,
+        lambda case: case not in _COMPOSED,
+    ),
+    ids=str,
+)
+def dealt_subject(request) -> Subject:
+  """Every process in turn; but for those of `composed_subject` in CI."""
   return _subject(request.param)
 
 

@@ -4,8 +4,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta.execution import client_batches
+from tff_meta.execution import client_loops
 from tff_meta.execution import client_records
-from tff_meta.execution import round_function
 from tff_meta.execution import vectorization
 
 pytestmark = pytest.mark.ci
@@ -163,7 +163,7 @@ def test_clients_that_are_alike_share_batches():
   """Of two devices: those of one shape whose values are as frequent."""
   kind = tff.StructType([('y', tff.TensorType(np.int32, [None]))])
   values = [[0, 1, 1], [2], [2, 0, 2], [0, 1, 2], [1, 0, 0], [3], [1, 1, 3]]
-  requests = [round_function.RecordRequest(0)]
+  requests = [client_loops.RecordRequest(0)]
   records = client_records.ClientRecords(0).matrix(
       requests, [[{'y': np.int32(y)} for y in values]], [kind], len(values)
   )

@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 from tff_meta import aggregation
 from tff_meta import method
 from tff_meta import models
+from tff_meta import traffic
 from tff_meta.client_works import client_work
 from tff_meta.learners import local_sgd
 from tff_meta.training import atomic_files
@@ -112,6 +113,7 @@ def _train(
         should_stop=should_stop,
         report=report,
         why_not_trained=options.get('why_not_trained', lambda _: None),
+        sent=options.get('sent', traffic.UNKNOWN),
     )
 
 
@@ -137,6 +139,31 @@ def test_metrics_have_a_row_a_round_and_evaluations_where_due(whole, tmp_path):
   assert np.isfinite(columns['train/loss']).all()
   evaluated = np.isfinite(columns['slope'])
   assert evaluated.tolist() == [False, True, False, True, False, True, False]
+
+
+def test_bytes_are_those_of_all_clients_of_a_round(process, tmp_path):
+  """Where they are known; a run that began without goes on without."""
+
+  def cohort(round_num):  # Two clients, then one.
+    return [f'{round_num}/3', f'{round_num}/4'][: 1 + round_num % 2]
+
+  for sent, expected in (
+      (traffic.of_process(process), {'train/bytes_down', 'train/bytes_up'}),
+      (traffic.Traffic(None, 7), {'train/bytes_up'}),
+      (traffic.UNKNOWN, set()),
+  ):
+    root = tmp_path / str(len(expected))
+    _train(process, root, cohort=cohort, rounds=2, sent=sent)
+    columns = metric_writers.read_metrics(root / 'metrics.csv')
+    assert {n for n in columns if 'bytes' in n} == expected
+    for name, of_one in zip(('down', 'up'), sent, strict=True):
+      if of_one is not None:
+        assert columns[f'train/bytes_{name}'] == [2 * of_one, of_one]
+
+  _train(process, root, rounds=3, sent=traffic.of_process(process))
+  columns = metric_writers.read_metrics(root / 'metrics.csv')
+  assert columns['round'] == [1, 2, 3]
+  assert not [name for name in columns if 'bytes' in name]
 
 
 def test_no_evaluation_before_the_first_that_is_wanted(

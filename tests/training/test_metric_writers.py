@@ -9,6 +9,8 @@ import pytest
 
 from tff_meta.training import metric_writers
 
+_TIMINGS_HEADER = 'round,seconds,cached,bytes_sent,slowest_shard_seconds\n'
+
 
 def _rows(path, rows, num_rows=0, num_bytes=0, sha256='', sparse=()):
   prefix = metric_writers.read_prefix(path, num_bytes, sha256)
@@ -133,7 +135,7 @@ def test_timings_keep_what_was_done_and_drop_the_rest(tmp_path):
   timings.append(3, 2.0, 2 / 3)
   timings.close()
   assert path.read_text() == (
-      'round,seconds,cached\n1,5.0,0\n2,1.0,0.5\n3,2.000000,0.6667\n'
+      _TIMINGS_HEADER + '1,5.0,0,,\n2,1.0,0.5,,\n3,2.000000,0.6667,,\n'
   )
   assert metric_writers.median_seconds(path) == 2.0
 
@@ -144,10 +146,11 @@ def test_timings_of_an_older_version_are_gone_on_with_twice(tmp_path):
   path.write_text('round,seconds\n1,5.0\n2,1.0\n')
   for round_num in (2, 3):
     timings = metric_writers.TimingsFile(path, round_num - 1, pytest.fail)
-    timings.append(round_num, 2.0, 1.0)
+    elsewhere = (700.0, 0.25) if round_num == 3 else ()
+    timings.append(round_num, 2.0, 1.0, *elsewhere)
     timings.close()
   assert path.read_text() == (
-      'round,seconds,cached\n1,5.0,\n2,2.000000,1\n3,2.000000,1\n'
+      _TIMINGS_HEADER + '1,5.0,,,\n2,2.000000,1,,\n3,2.000000,1,700,0.250000\n'
   )
   assert metric_writers.median_seconds(path) == 2.0
 
@@ -272,7 +275,7 @@ def test_unreadable_timings_are_begun_anew_with_a_note(tmp_path, content):
   path, lines = tmp_path / 'timings.csv', []
   path.write_bytes(content)
   metric_writers.TimingsFile(path, 2, lines.append).close()
-  assert path.read_text() == 'round,seconds,cached\n'
+  assert path.read_text() == _TIMINGS_HEADER
   assert len(lines) == 1 and f'Note: {path} is begun anew' in lines[0]
 
 
@@ -281,9 +284,7 @@ def test_a_device_or_a_pipe_for_timings_is_not_read(tmp_path):
     path, lines = tmp_path / 'timings.csv', []
     place(path)
     metric_writers.TimingsFile(path, 2, lines.append).close()
-    assert (
-        path.read_text() == 'round,seconds,cached\n' and not path.is_symlink()
-    )
+    assert path.read_text() == _TIMINGS_HEADER and not path.is_symlink()
     assert 'to be a plain file, found a' in lines[0]
     path.unlink()
 

@@ -94,10 +94,12 @@ def test_ten_evaluations_on_the_way_are_cheap_unless_asked_for(
   asked = dict(eval_every=None, validation_groups=None) | changes
   config = _resolve(**asked)
   settings = run_config.settings_of_the_run(config.to_json())
+  assert settings.pop('shards') == 1
   assert tuple(settings.values()) == expected
   of_before = config.to_json()
   del of_before['validation_clients'], of_before['eval_new_clients']
   settings = run_config.settings_of_the_run(of_before)
+  assert settings.pop('shards') == 1
   assert tuple(settings.values()) == (*expected[:2], None, False)
 
 

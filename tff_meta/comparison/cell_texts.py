@@ -3,6 +3,8 @@
 from tff_meta.comparison import results
 
 NONE = '–'
+# Heads the column of `megabytes`.
+MEGABYTES = "a client's MB a round, down + up"
 
 
 def ours(entry: results.Entry) -> str:
@@ -46,6 +48,22 @@ def seeds(entry: results.Entry) -> str:
   if not entry.states:
     return NONE
   return f'{len(entry.values)} of {len(entry.states)}'
+
+
+def has_megabytes(entry: results.Entry) -> bool:
+  """Returns whether its runs say what clients are sent, or send."""
+  return entry.bytes_down is not None or entry.bytes_up is not None
+
+
+def megabytes(entry: results.Entry) -> str:
+  """Returns what one of its clients is sent, and sends, in a round.
+
+  In millions of bytes; `?` for what is not known.
+  """
+  if not has_megabytes(entry):
+    return NONE
+  both = entry.bytes_down, entry.bytes_up
+  return ' + '.join('?' if n is None else f'{n / 1e6:.3f}' for n in both)
 
 
 def hours(entry: results.Entry) -> str:

@@ -324,6 +324,8 @@ def _grid(rows: list[list[results.Entry]]) -> list[list[str]]:
   for name, has_published in zip(measures, published, strict=True):
     header.append(name)
     header += ['published', 'difference'] if has_published else []
+  has_traffic = any(cell_texts.has_megabytes(row[0]) for row in rows)
+  header += [cell_texts.MEGABYTES] if has_traffic else []
   header += ['seeds', 'hours']
   body = []
   for row in rows:
@@ -334,6 +336,7 @@ def _grid(rows: list[list[results.Entry]]) -> list[list[str]]:
       )
       if has_published:
         line += [cell_texts.published(entry), cell_texts.difference(entry)]
+    line += [cell_texts.megabytes(row[0])] if has_traffic else []
     body.append([*line, cell_texts.seeds(row[0]), cell_texts.hours(row[0])])
   return [header, *body]
 
@@ -351,7 +354,8 @@ def _csv(report: Report) -> bytes:
     values = row.pop('values')
     row |= {name: escapes.csv_cell(v) for name, v in row.items()}
     row |= {f'seed_{seed}': values.get(seed) for seed in seeds}
-  writer = csv.DictWriter(text, list(rows[0]), lineterminator='\n')
+  names = dict.fromkeys(name for row in rows for name in row)
+  writer = csv.DictWriter(text, list(names), lineterminator='\n')
   writer.writeheader()
   writer.writerows(rows)
   return text.getvalue().encode()

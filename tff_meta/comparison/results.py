@@ -32,6 +32,9 @@ class Entry:
     problems: Seed -> why its cell failed, or why a finished one has no number.
     hours: Wall clock of all its cells; None if unknown.
     lower_is_better: Whether the least number is the best one.
+    bytes_down: That a client is sent in a round of training, the same in all
+      finished runs that say so; None without such.
+    bytes_up: That a client sends in one.
   """
 
   row: str
@@ -45,6 +48,8 @@ class Entry:
   problems: Mapping[int, str]
   hours: float | None
   lower_is_better: bool = False
+  bytes_down: int | None = None
+  bytes_up: int | None = None
 
   @property
   def mean(self) -> float | None:
@@ -83,6 +88,8 @@ class Entry:
   def to_json(self) -> dict[str, Any]:
     """Returns all of it for a JSON file."""
     published = self.published
+    # Runs of earlier versions do not say so, and their tables stay as they are.
+    traffic = {'bytes_down': self.bytes_down, 'bytes_up': self.bytes_up}
     return {
         'row': self.row,
         'setting': self.setting,
@@ -99,6 +106,7 @@ class Entry:
         'difference': self.difference,
         'missing': self.missing,
         'hours': self.hours,
+        **{name: n for name, n in traffic.items() if n is not None},
     }
 
 
@@ -282,9 +290,19 @@ def of_row(
             problems=problems,
             hours=hours,
             lower_is_better=measure.lower_is_better,
+            bytes_down=_bytes_a_round(summaries, 'down'),
+            bytes_up=_bytes_a_round(summaries, 'up'),
         )
     )
   return entries
+
+
+def _bytes_a_round(summaries, direction) -> int | None:
+  """Returns what runs say of a client, None if they disagree or none does."""
+  path = f'client_bytes_per_round/{direction}'
+  read = (tables.read(summary, path) for summary in summaries.values())
+  found = {int(value) for value in read if value is not None}
+  return found.pop() if len(found) == 1 else None
 
 
 def sentence(root: pathlib.Path, table: tables.Table, cell: tables.Cell) -> str:

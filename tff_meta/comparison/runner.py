@@ -20,10 +20,11 @@ import signal
 import subprocess
 import threading
 import time
-from typing import Any, get_args, Literal
+from typing import Any, BinaryIO, get_args, Literal, Protocol
 
 from tff_meta import plain_files
 from tff_meta import progress
+from tff_meta.comparison import remote_runs
 from tff_meta.comparison import tables
 from tff_meta.execution import native
 from tff_meta.training import atomic_files
@@ -190,6 +191,8 @@ def _flags(content) -> str:
 def settle(root: pathlib.Path, cells: Sequence[tables.Cell]) -> None:
   """Marks cells that a killed comparison left running as interrupted.
 
+  And what was on its way back from another host is removed.
+
   Args:
     root: The comparison's directory, locked by the caller.
     cells: All that are asked for now.
@@ -207,6 +210,7 @@ def settle(root: pathlib.Path, cells: Sequence[tables.Cell]) -> None:
           f' found {_only_in(found, wanted)}. Tip: remove the folder, or give'
           ' another directory.'
       )
+    remote_runs.recover(folder.run)
     if outcome.state == 'running':
       folder.write(dataclasses.replace(outcome, state='interrupted'))
 
@@ -215,6 +219,23 @@ def _only_in(flags, others) -> str:
   return ' '.join(f for n, f in flags.items() if f != others.get(n)) or (
       'fewer flags'
   )
+
+
+class Program(Protocol):
+  """A program that runs, as `subprocess.Popen` has it."""
+
+  def wait(self, timeout: float | None = None) -> int:
+    """Returns its exit code; raises `subprocess.TimeoutExpired`."""
+
+  def terminate(self) -> None:
+    """Asks it to save and to end."""
+
+  def kill(self) -> None:
+    """Kills it, if it runs."""
+
+
+# Starts a cell's program, given its output directory and its log.
+Start = Callable[[tables.Cell, pathlib.Path, BinaryIO], Program]
 
 
 class Runner:
@@ -231,6 +252,7 @@ class Runner:
       report: Callable[[str], None],
       changed: Callable[[], None],
       result: Callable[[tables.Cell], str] = lambda _: '',
+      start: Start | None = None,
   ):
     """Prepares.
 
@@ -245,6 +267,7 @@ class Runner:
       changed: Called after a cell has ended, not by two threads at once; an
         error in it is reported and stops nothing.
       result: Cell -> what came out of it, in a few words, once it is finished.
+      start: What starts a program elsewhere; None for this machine.
     """
     self._root = root
     self._program = list(program)
@@ -254,6 +277,7 @@ class Runner:
     self._report = report
     self._changed = changed
     self._result = result
+    self._start = start or self._start_here
     self._running: dict[str, pathlib.Path] = {}  # Folder of a cell -> log.
     self._lock = threading.Lock()
     self._stopped = threading.Event()
@@ -368,18 +392,7 @@ class Runner:
     self._wait_until_free(folder)
     with contextlib.ExitStack() as stack:
       log = stack.enter_context(open(folder.log, 'ab'))
-      process = subprocess.Popen(
-          # It also saves and ends when this process is killed.
-          native.ending_with_parent(
-              command(self._program, self._root, cell), signal.SIGTERM
-          ),
-          stdin=subprocess.DEVNULL,
-          stdout=log,
-          stderr=subprocess.STDOUT,
-          cwd=self._working_directory,
-          env=self._environment,
-          start_new_session=True,  # Ctrl-C reaches only this program.
-      )
+      process = self._start(cell, folder.run, log)
       stack.callback(process.wait)
       stack.callback(process.kill)
       written = time.monotonic()
@@ -395,6 +408,23 @@ class Runner:
         with contextlib.suppress(subprocess.TimeoutExpired):
           return process.wait(timeout=_POLL_SECONDS)
     return process.wait()  # The stack has killed it.
+
+  def _start_here(
+      self, cell: tables.Cell, run: pathlib.Path, log: BinaryIO
+  ) -> subprocess.Popen:
+    del run  # Where the command says.
+    return subprocess.Popen(
+        # It also saves and ends when this process is killed.
+        native.ending_with_parent(
+            command(self._program, self._root, cell), signal.SIGTERM
+        ),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        cwd=self._working_directory,
+        env=self._environment,
+        start_new_session=True,  # Ctrl-C reaches only this program.
+    )
 
   def _wait_until_free(self, folder: CellFolder) -> None:
     """Waits for a program that a killed comparison has left saving.

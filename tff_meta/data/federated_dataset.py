@@ -44,6 +44,26 @@ class _HeldClient(NamedTuple):
     return sum(x.nbytes + y.nbytes for x, y in self.examples)
 
 
+class NamedSequence(NamedTuple):
+  """A part of a client's data, by name: to be opened where it is used.
+
+  Attributes:
+    dataset: Who has the client.
+    client_id: The client.
+    part: 'train', 'validation' or 'test'.
+    field: 'examples' or 'salt'.
+  """
+
+  dataset: FederatedDataset
+  client_id: str
+  part: str
+  field: str
+
+  def open(self) -> tf.data.Dataset:
+    """Returns what `FederatedDataset.tff_client_data` has."""
+    return self.dataset.tff_client_data(self.client_id, self.part)[self.field]
+
+
 class _Cache(cachetools.LRUCache):
   """Clients in memory, by id; those that are let go leave their digests.
 
@@ -122,6 +142,15 @@ class FederatedDataset:
     self._all_ids = frozenset().union(*self._clients_by_role.values())
     self._source = source
     self._cache = _Cache(cache_bytes)
+
+  def __getstate__(self) -> dict[str, Any]:
+    """Returns what is pickled: all but what is in memory of clients."""
+    return {k: v for k, v in self.__dict__.items() if k != '_cache'}
+
+  def __setstate__(self, state: dict[str, Any]) -> None:
+    """Begins with no client in memory, of which it may fill a quarter."""
+    self.__dict__.update(state)
+    self._cache = _Cache(machine.cache_bytes())
 
   def client_ids(self, role: str = 'meta_train') -> tuple[str, ...]:
     """Returns the ids of the clients of a role."""
@@ -219,6 +248,27 @@ class FederatedDataset:
           ),
       )
     return held.tff_data[part]
+
+  def named_client_data(
+      self, client_id: str, part: str = 'train'
+  ) -> collections.OrderedDict[str, NamedSequence]:
+    """Returns the same by name; nothing is read before it is opened.
+
+    Args:
+      client_id: One of `client_ids`.
+      part: 'train', 'validation' or 'test'.
+
+    Returns:
+      `examples` and `salt`.
+
+    Raises:
+      ValueError: If there is no such client or part.
+    """
+    self._check_client(client_id, part)
+    return collections.OrderedDict(
+        (field, NamedSequence(self, client_id, part, field))
+        for field in ('examples', 'salt')
+    )
 
   def fingerprint(self) -> str:
     """Returns 16 hex digits that change when clients or examples do.

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tff_meta import dealing
 from tff_meta import episodes
 from tff_meta import machine
 from tff_meta import progress
@@ -268,40 +269,59 @@ def ask_clients(
   Returns:
     The answers of each client, which do not depend on the others.
   """
-  arguments = tf.nest.map_structure(
+  calls = [(tasks, _arguments(memories, tasks, seed))]
+  (answers,) = _all_answers(client_test, weights, bank, calls)
+  return answers
+
+
+def _arguments(memories, tasks, seed) -> tuple[Any, ...]:
+  """The arguments of `client_test` that are the clients' own."""
+  return tf.nest.map_structure(
       tf.convert_to_tensor,
       (
-          weights,
-          bank,
           tf.nest.map_structure(lambda *leaves: np.stack(leaves), *memories),
           ManyExamples.of([task.support for task in tasks]),
           ManyExamples.of([task.query for task in tasks]),
           np.array([[seed, task.salt] for task in tasks], np.int32),
       ),
   )
-  client_test.get_concrete_function(*_any_number(arguments))
-  found: list[Any] = [
-      None if labels is None else labels.numpy()
-      for labels in client_test(*arguments)
-  ]
-  before, after, curve = found
-  return [
-      client_metrics.Answers(
-          id=task.client_id,
-          num_support=len(task.support.y),
-          labels=task.query.y,
-          before=None if before is None else before[i, : len(task.query.y)],
-          after=after[i, : len(task.query.y)],
-          curve=None if curve is None else curve[i, :, : len(task.query.y)],
-      )
-      for i, task in enumerate(tasks)
-  ]
 
 
-def _any_number(arguments):
+def _all_answers(
+    client_test, weights, bank, calls
+) -> Iterator[list[client_metrics.Answers]]:
+  """Yields the answers of the clients of every call.
+
+  Args:
+    client_test: As for `ask_clients`.
+    weights: As for `ask_clients`.
+    bank: As for `ask_clients`.
+    calls: The clients of every call, and `_arguments`.
+  """
+  shared = tf.nest.map_structure(tf.convert_to_tensor, (weights, bank))
+  results = dealing.call_all(client_test, _any_number, shared, calls)
+  for tasks, (before, after, curve) in results:
+    before, after, curve = (
+        None if labels is None else np.asarray(labels)
+        for labels in (before, after, curve)
+    )
+    yield [
+        client_metrics.Answers(
+            id=task.client_id,
+            num_support=len(task.support.y),
+            labels=task.query.y,
+            before=None if before is None else before[i, : len(task.query.y)],
+            after=after[i, : len(task.query.y)],
+            curve=None if curve is None else curve[i, :, : len(task.query.y)],
+        )
+        for i, task in enumerate(tasks)
+    ]
+
+
+def _any_number(shared, arguments):
   """Returns what is to be traced: any number of clients, rows and memories."""
-  weights, *of_clients = tf.nest.map_structure(
-      tf.TensorSpec.from_tensor, arguments
+  (weights, *of_clients) = tf.nest.map_structure(
+      tf.TensorSpec.from_tensor, (*shared, *arguments)
   )
   of_clients = tf.nest.map_structure(
       lambda spec: tf.TensorSpec([None, *spec.shape[1:]], spec.dtype),
@@ -340,17 +360,19 @@ def evaluate_clients(
   Raises:
     ValueError: If there is no client.
   """
-  weights, bank = tf.nest.map_structure(tf.convert_to_tensor, (weights, bank))
   clients = ((memory_of(task.client_id), task) for task in tasks)
+
+  def calls():
+    for together in group_evaluation.batches(clients):
+      memories, own = zip(*together, strict=True)
+      yield own, _arguments(memories, own, seed)
+
   answers: list[client_metrics.Answers] = []
   with progress.Progress(
       'clients tested', num_tasks, 'clients', first=group_evaluation.TRACED
   ) as shown:
-    for together in group_evaluation.batches(clients):
-      memories, own = zip(*together, strict=True)
-      answers += ask_clients(
-          client_test, weights, memories, own, seed=seed, bank=bank
-      )
+    for found in _all_answers(client_test, weights, bank, calls()):
+      answers += found
       shown.update(len(answers))
   if not answers:
     raise ValueError(

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_meta import dealing
 from tff_meta import episodes
 from tff_meta import machine
 from tff_meta import progress
@@ -22,6 +23,8 @@ from tff_meta.learners import personalizer as personalizer_lib
 # How many at most one call of a traced function adapts to, and their bytes.
 _MOST_TOGETHER = 64
 _MOST_BYTES = 64 * 2**20
+# And where they are dealt over other processes, each of which takes some.
+_MOST_DEALT = 8
 
 # What is told of a test until the first batch is done.
 TRACED = 'the first ones are traced'
@@ -34,14 +37,16 @@ def batches(items: Iterable[Any]) -> Iterator[list[Any]]:
     items: Structures whose leaves may be arrays.
 
   Yields:
-    At most 64, and no more than 64 MiB unless as many of them as are computed
-    at the same time are larger.
+    At most 64, or 8 where they are dealt over other processes, and no more
+    than 64 MiB unless as many of them as are computed at the same time are
+    larger.
   """
+  most = _MOST_TOGETHER if dealing.dealer() is None else _MOST_DEALT
   together: list[Any] = []
   num_bytes = 0
   for item in items:
     size = sum(getattr(leaf, 'nbytes', 0) for leaf in tf.nest.flatten(item))
-    if len(together) == _MOST_TOGETHER or (
+    if len(together) == most or (
         len(together) >= machine.PARALLEL and num_bytes + size > _MOST_BYTES
     ):
       yield together
@@ -157,11 +162,8 @@ def evaluate_groups(
       (index, protocol.sample(pools, index))
       for index in range(protocol.num_groups)
   )
-  answers: list[client_metrics.Answers] = []
-  shown = progress.Progress(
-      'groups tested', protocol.num_groups, 'groups', first=TRACED
-  )
-  with shown:
+
+  def calls():
     for together in batches(drawn):
       indices, groups = zip(*together, strict=True)
       arguments = tf.nest.map_structure(
@@ -169,15 +171,27 @@ def evaluate_groups(
           *(group._replace(classes=()) for group in groups),
       )
       seeds = tf.constant([[protocol.seed, index] for index in indices])
-      specs = tf.nest.map_structure(
-          lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype),
-          (arguments, seeds),
-      )
-      group_test.get_concrete_function(
-          tf.nest.map_structure(tf.TensorSpec.from_tensor, weights), *specs
-      )
-      labels = group_test(weights, arguments, seeds).numpy()
-      for index, group, predicted in zip(indices, groups, labels, strict=True):
+      yield together, (arguments, seeds)
+
+  def any_number(shared, arguments):
+    return (
+        *tf.nest.map_structure(tf.TensorSpec.from_tensor, shared),
+        *tf.nest.map_structure(
+            lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), arguments
+        ),
+    )
+
+  answers: list[client_metrics.Answers] = []
+  shown = progress.Progress(
+      'groups tested', protocol.num_groups, 'groups', first=TRACED
+  )
+  with shown:
+    for together, labels in dealing.call_all(
+        group_test, any_number, (weights,), calls()
+    ):
+      for (index, group), predicted in zip(
+          together, np.asarray(labels), strict=True
+      ):
         asked = group.query_mask > 0
         answers.append(
             client_metrics.Answers(

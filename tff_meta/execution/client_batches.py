@@ -5,7 +5,9 @@ shapes, and as many examples of the most frequent label, of the next one and so
 on, because some algorithms take parts of fixed sizes out of every class.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
+import threading
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta.execution import structures
+from tff_meta.execution import vectorization
 
 
 def batches(
@@ -49,6 +52,34 @@ def batches(
         members = clients[start : start + size]
         rows += [(member, len(members)) for member in members]
   return tf.constant(np.reshape(rows, [-1, 2]), tf.int32)
+
+
+@contextlib.contextmanager
+def in_turn(turn: threading.Lock, batches: tf.Tensor | None) -> Iterator[None]:
+  """Computes batches one call after the other, and says if they do not fit.
+
+  Args:
+    turn: Of the function that is called: batches do not bear others at the
+      same time, see `RoundFunction`.
+    batches: From `batches`; None for clients one at a time, which need no turn.
+
+  Raises:
+    ValueError: If clients that are computed together are not alike.
+  """
+  if batches is None:
+    yield
+    return
+  try:
+    with turn:
+      yield
+  except tf.errors.InvalidArgumentError as error:
+    if vectorization.NOT_ALIKE not in str(error):
+      raise
+    raise ValueError(
+        'Expected clients of a batch to be alike, found that something'
+        ' differs in size, such as where one has a label of no class. Tip:'
+        ' --batched_clients=1.'
+    ) from None
 
 
 def _kind(requests, records, types) -> tuple:

@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta.data import federated_dataset
 from tff_meta.execution import structures
 from tff_meta.execution import tensorflow_block
 
@@ -95,6 +96,7 @@ class ClientRecords:
       arguments: list[list[Any]],
       types: list[tff.Type],
       num_clients: int,
+      first: int = 0,
   ) -> tf.Tensor:
     """Returns the records of a cohort.
 
@@ -103,6 +105,7 @@ class ClientRecords:
       arguments: For every argument at clients, the values of the clients.
       types: The types of one client's values.
       num_clients: Number of clients.
+      first: The number of the first one, for messages.
 
     Returns:
       Variants [num_clients, number of requests], at least one column.
@@ -116,12 +119,12 @@ class ClientRecords:
         try:
           leaves[argument] = list(argument_leaves(values[i], kind))
         except TypeError as error:
-          raise TypeError(f'Client {i}: {error}') from error
+          raise TypeError(f'Client {first + i}: {error}') from error
       for request in requests:
         try:
           records.append(self._record(request, leaves[request.argument], types))
         except TypeError as error:
-          raise TypeError(f'Client {i}: {error}') from error
+          raise TypeError(f'Client {first + i}: {error}') from error
     with tf.device('/device:CPU:0'):
       if not records:  # Something for every client, and for nobody.
         nothing = [tf.raw_ops.OptionalNone()] * (num_clients or 1)
@@ -199,7 +202,7 @@ class ClientRecords:
         return dataset, []
     if not elements:
       return dataset, []
-    return _concatenate(elements), tf.nest.flatten(elements)
+    return concatenate(elements), tf.nest.flatten(elements)
 
   def _keep(self, key, record, num_bytes, reader):
     dies_with = reader and weakref.ref(
@@ -369,6 +372,34 @@ def elements(value: Any, type_signature: tff.StructType):
   return [(part, kind) for part, (_, kind) in zip(parts, kinds, strict=True)]
 
 
+def column(value: Any, kind: tff.Type, num_clients: int) -> list[Any]:
+  """Takes a leaf of the clients' results apart.
+
+  Args:
+    value: As `RoundFunction` has it; or a list, which is returned as it is.
+    kind: The leaf's type.
+    num_clients: Number of clients.
+
+  Returns:
+    An array, or the variant of a data set, of every client.
+  """
+  if isinstance(value, list):
+    return value
+  if value.dtype != tf.variant:
+    return list(value.numpy())
+  if isinstance(kind, tff.SequenceType):
+    return tf.unstack(value, num_clients)
+  return [
+      tf.raw_ops.TensorListGetItem(
+          input_handle=value,
+          index=i,
+          element_shape=tf.constant(-1),
+          element_dtype=tf.as_dtype(kind.dtype),
+      ).numpy()
+      for i in range(num_clients)
+  ]
+
+
 def to_array(tensor: tf.Tensor) -> np.ndarray:
   """Returns a tensor as an array that nobody can write to, without copying it.
 
@@ -429,8 +460,8 @@ def to_dataset(value: Any, type_signature: tff.SequenceType) -> tf.data.Dataset:
   """Returns a data set as it is, and a list of elements as a data set.
 
   Args:
-    value: A data set; or a list of elements, structures of tensors or Python
-      numbers.
+    value: A data set, perhaps by name; or a list of elements, structures of
+      tensors or Python numbers.
     type_signature: The type, which only the elements of lists are checked for.
 
   Returns:
@@ -439,6 +470,8 @@ def to_dataset(value: Any, type_signature: tff.SequenceType) -> tf.data.Dataset:
   Raises:
     TypeError: If the value is neither, or an element does not fit.
   """
+  if isinstance(value, federated_dataset.NamedSequence):
+    return value.open()
   if isinstance(value, tf.data.Dataset):
     return value
   if not isinstance(value, list | tuple):
@@ -461,10 +494,10 @@ def to_dataset(value: Any, type_signature: tff.SequenceType) -> tf.data.Dataset:
     ]
     nothing = structures.element_structure(kind, iter(empty))
     return tf.data.Dataset.from_tensors(nothing).take(0)
-  return _concatenate(elements)
+  return concatenate(elements)
 
 
-def _concatenate(elements: list[Any]) -> tf.data.Dataset:
+def concatenate(elements: list[Any]) -> tf.data.Dataset:
   """A data set of elements, in which those of one shape lie together."""
   by_shape = itertools.groupby(
       elements, lambda element: [t.shape for t in tf.nest.flatten(element)]

@@ -26,9 +26,9 @@ from tff_meta.execution import client_batches
 from tff_meta.execution import client_records
 from tff_meta.execution import computation_graph as graph_lib
 from tff_meta.execution import round_function
+from tff_meta.execution import shards
 from tff_meta.execution import structures
 from tff_meta.execution import tensorflow_block
-from tff_meta.execution import vectorization
 
 
 class InProcessContext(tff.framework.SyncContext):
@@ -41,6 +41,8 @@ class InProcessContext(tff.framework.SyncContext):
       parallel_clients: int = machine.PARALLEL,
       batched_clients: int = 1,
       kept_bytes: int | None = None,
+      num_shards: int = 1,
+      pool: shards.Pool | None = None,
   ):
     """Makes a context; nothing is compiled yet.
 
@@ -56,18 +58,23 @@ class InProcessContext(tff.framework.SyncContext):
         other, whatever `parallel_clients` says.
       kept_bytes: The most memory for what is read of clients' data sets and
         kept for later rounds; None for a quarter of the machine's.
+      num_shards: To how many shards a cohort is dealt, see `shards`; 1 for a
+        whole cohort at once, dealt over the devices. Results depend on it, to
+        rounding.
+      pool: Who computes the shards; None for this process.
 
     Raises:
       ValueError: If a number is out of range or there is no such device.
     """
     if kept_bytes is None:
       kept_bytes = machine.cache_bytes()
-    at_least_one = min(parallel_clients, batched_clients)
+    at_least_one = min(parallel_clients, batched_clients, num_shards)
     if not devices or at_least_one < 1 or kept_bytes < 0:
       raise ValueError(
-          'Expected `devices`, at least 1 of `parallel_clients` and of'
-          ' `batched_clients`, and at least 0 `kept_bytes`, found'
-          f' {devices}, {parallel_clients}, {batched_clients}, {kept_bytes}.'
+          'Expected `devices`, at least 1 of `parallel_clients`,'
+          ' `batched_clients` and `num_shards`, and at least 0 `kept_bytes`,'
+          f' found {devices}, {parallel_clients}, {batched_clients},'
+          f' {num_shards}, {kept_bytes}.'
       )
     known = {device.name for device in tf.config.list_logical_devices()}
     full_names = [
@@ -79,11 +86,19 @@ class InProcessContext(tff.framework.SyncContext):
           f'Expected `devices` among {sorted(known)}, found {devices!r}.'
       )
     self._devices = list(devices)
-    self._parallel_clients = parallel_clients
-    self._batched_clients = batched_clients
     self._records = client_records.ClientRecords(kept_bytes)
+    self._options = parallel_clients, batched_clients, self._records
+    self._num_shards = num_shards
+    self._pool = pool
+    if pool is None and num_shards > 1:
+      self._pool = shards.LocalPool(self._devices, *self._options)
     self._compiled: dict[int, _Slot] = {}
     self._lock = threading.Lock()
+
+  @property
+  def num_shards(self) -> int:
+    """To how many shards a cohort is dealt."""
+    return self._num_shards
 
   def invoke(self, comp: tff.Computation, arg: Any) -> Any:
     """Runs a computation; called by TFF.
@@ -114,14 +129,18 @@ class InProcessContext(tff.framework.SyncContext):
       slot = self._compiled[key]
     with slot.lock:  # Others may compile, and this one wait.
       if slot.compiled is None:
-        slot.compiled = _CompiledComputation(
-            computation,
-            self._devices,
-            self._parallel_clients,
-            self._batched_clients,
-            self._records,
-        )
+        compute = self._computes(computation)
+        slot.compiled = _CompiledComputation(computation, compute)
       return slot.compiled
+
+  def _computes(self, computation):
+    """Returns what computes the leaves of a computation's result."""
+    graph = graph_lib.ComputationGraph(computation)
+    if self._pool is not None and shards.client_types(graph):
+      return shards.ShardedComputation(
+          computation, graph, self._pool, self._num_shards
+      )
+    return _WholeComputation(graph, self._devices, *self._options)
 
 
 @dataclasses.dataclass
@@ -147,28 +166,46 @@ class AsyncInProcessContext(tff.framework.AsyncContext):
     return await asyncio.to_thread(self._context.invoke, comp, arg)
 
 
-class _CompiledComputation:
-  """A computation, ready to be called with Python values."""
+class _WholeComputation:
+  """A computation as one function, its clients on all devices."""
 
   def __init__(
-      self, computation, devices, parallel_clients, batched_clients, records
+      self, graph, devices, parallel_clients, batched_clients, records
   ):
     self._num_devices = len(devices)
     self._batched_clients = batched_clients
-    # See `RoundFunction`: batches do not bear others at the same time.
     self._turn = threading.Lock()
     self._records = records
-    self._type = computation.type_signature
-    self._read = _reader(self._type.result)
-    graph = graph_lib.ComputationGraph(computation)
-    self._client_types = [
-        argument.type_signature
-        for argument in graph.arguments
-        if argument.at_clients
-    ]
+    self._client_types = shards.client_types(graph)
     self._function = round_function.RoundFunction(
         graph, devices, parallel_clients, in_batches=batched_clients > 1
     )
+
+  def __call__(self, server_leaves, client_values, num_clients):
+    requests = self._function.requests
+    records = self._records.matrix(
+        requests, client_values, self._client_types, num_clients
+    )
+    batches = None
+    if self._batched_clients > 1:
+      batches = client_batches.batches(
+          requests,
+          records,
+          self._client_types,
+          self._batched_clients,
+          self._num_devices,
+      )
+    with client_batches.in_turn(self._turn, batches):
+      return self._function(server_leaves, records, batches)
+
+
+class _CompiledComputation:
+  """A computation, ready to be called with Python values."""
+
+  def __init__(self, computation, compute):
+    self._type = computation.type_signature
+    self._read = _reader(self._type.result)
+    self._compute = compute
 
   def __call__(self, argument):
     server_leaves: list[Any] = []
@@ -176,35 +213,8 @@ class _CompiledComputation:
     if self._type.parameter is not None:
       self._split(argument, self._type.parameter, server_leaves, client_values)
     num_clients = self._num_clients(client_values)
-    records = self._records.matrix(
-        self._function.requests, client_values, self._client_types, num_clients
-    )
-    batches = None
-    if self._batched_clients > 1:
-      batches = client_batches.batches(
-          self._function.requests,
-          records,
-          self._client_types,
-          self._batched_clients,
-          self._num_devices,
-      )
-    leaves = iter(self._compute(server_leaves, records, batches))
-    return self._read(leaves, num_clients)
-
-  def _compute(self, server_leaves, records, batches):
-    if batches is None:
-      return self._function(server_leaves, records)
-    try:
-      with self._turn:
-        return self._function(server_leaves, records, batches)
-    except tf.errors.InvalidArgumentError as error:
-      if vectorization.NOT_ALIKE not in str(error):
-        raise
-      raise ValueError(
-          'Expected clients of a batch to be alike, found that something'
-          ' differs in size, such as where one has a label of no class. Tip:'
-          ' --batched_clients=1.'
-      ) from None
+    leaves = self._compute(server_leaves, client_values, num_clients)
+    return self._read(iter(leaves), num_clients)
 
   def _split(self, value, kind, server_leaves, client_values):
     """Sorts an argument into the server's leaves and the clients' values."""
@@ -238,18 +248,23 @@ class _CompiledComputation:
 
 
 def set_in_process_context(
-    devices: Sequence[str] = ('/CPU:0',), batched_clients: int = 1
+    devices: Sequence[str] = ('/CPU:0',),
+    batched_clients: int = 1,
+    num_shards: int = 1,
 ) -> None:
   """Makes TFF run computations in this process.
 
   Args:
     devices: Over which clients are dealt, see `use_device`.
     batched_clients: See `InProcessContext`.
+    num_shards: See `InProcessContext`.
 
   Raises:
     ValueError: If TensorFlow has no such device, or a number is out of range.
   """
-  context = InProcessContext(devices, batched_clients=batched_clients)
+  context = InProcessContext(
+      devices, batched_clients=batched_clients, num_shards=num_shards
+  )
   tff.framework.set_default_context(context)
 
 
@@ -316,7 +331,8 @@ def _reader(type_signature) -> Callable[[Iterator[Any], int], Any]:
 
     def read_clients(leaves, num_clients):
       columns = [
-          _client_column(next(leaves), kind, num_clients) for kind in kinds
+          client_records.column(next(leaves), kind, num_clients)
+          for kind in kinds
       ]
       return [
           read(iter(row), num_clients) for row in zip(*columns, strict=True)
@@ -368,20 +384,3 @@ def _packer(container, names) -> Callable[[list[Any]], Any]:
     return lambda values: container(zip(names, values, strict=True))
   # Named tuples and attrs classes.
   return lambda values: container(**dict(zip(names, values, strict=True)))
-
-
-def _client_column(tensor, type_signature, num_clients):
-  """A leaf of the clients' results: one array or data set a client."""
-  if tensor.dtype != tf.variant:
-    return list(tensor.numpy())
-  if isinstance(type_signature, tff.SequenceType):
-    return tf.unstack(tensor, num_clients)
-  return [
-      tf.raw_ops.TensorListGetItem(
-          input_handle=tensor,
-          index=i,
-          element_shape=tf.constant(-1),
-          element_dtype=tf.as_dtype(type_signature.dtype),
-      ).numpy()
-      for i in range(num_clients)
-  ]

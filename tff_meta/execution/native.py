@@ -8,7 +8,8 @@ the first call over localhost hangs. So the worker is started here.
 """
 
 import atexit
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+import contextlib
 import os
 import pathlib
 import re
@@ -20,11 +21,14 @@ from typing import NoReturn
 
 from tff_meta import installation
 
+# What of the environment results depend on, to the last bit.
+OF_RESULTS = 'TF_ENABLE_ONEDNN_OPTS', 'TF_NUM_INTRAOP_THREADS'
 _THREADS = 'TF_NUM_INTRAOP_THREADS', 'TF_NUM_INTEROP_THREADS'
 _NUMBER_OF_THREADS = re.compile('[1-9][0-9]{0,3}')
 _LOCAL_HOSTS = ('localhost', '127.0.0.1')
 _START_TIMEOUT_SECONDS = 60.0
 _POLL_SECONDS = 0.02
+_before_end: list[Callable[[], object]] = []
 _MAX_MESSAGE_BYTES = 2_000_000_000
 
 # Runs in the child: asks Linux for a signal when its parent ends
@@ -88,6 +92,11 @@ def set_native_context() -> None:
   installation.import_tff().framework.set_default_context(context)
 
 
+def call_before_end(callback: Callable[[], object]) -> None:
+  """Has something called by `end_process`, which Python's `atexit` is not."""
+  _before_end.append(callback)
+
+
 def end_process(exit_code: int) -> NoReturn:
   """Ends this process at once, with what was printed but without teardown.
 
@@ -100,6 +109,9 @@ def end_process(exit_code: int) -> NoReturn:
   Args:
     exit_code: What the process returns.
   """
+  for callback in _before_end:
+    with contextlib.suppress(BaseException):  # It ends in any case.
+      callback()
   for name, module in list(sys.modules.items()):
     if name.startswith('__autograph_generated_file'):
       for path in (module.__file__, module.__cached__):

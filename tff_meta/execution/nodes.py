@@ -7,6 +7,7 @@ computations have one.
 """
 
 from collections.abc import Callable
+import functools
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -45,6 +46,19 @@ class Node:
     self.type_signature = type_signature
     self.inputs = inputs
     self.level: int = max([level, *(node.level for node in inputs)])
+
+  @functools.cached_property
+  def is_pure(self) -> bool:
+    """Whether the value is a function of the inputs' values alone.
+
+    False also where that is not known.
+    """
+    return False
+
+  @functools.cached_property
+  def is_constant(self) -> bool:
+    """Whether the value is the same in every call, whatever the arguments."""
+    return self.is_pure and all(node.is_constant for node in self.inputs)
 
   def compute(self, evaluate: 'Evaluate') -> Any:
     """Computes the value in the graph that is being traced.
@@ -85,6 +99,11 @@ class Call(Node):
     self._block = block
     self._argument = argument
 
+  @functools.cached_property
+  def is_pure(self):
+    """See `Node`."""
+    return self._block.is_pure
+
   def compute(self, evaluate):
     """Imports the block's graph."""
     return self._block(substitute(self._argument, evaluate))
@@ -92,6 +111,8 @@ class Call(Node):
 
 class Literal(Node):
   """A number that stands in the computation."""
+
+  is_pure = True
 
   def __init__(self, type_signature, value):
     super().__init__(False, type_signature, [])
@@ -106,6 +127,8 @@ class Literal(Node):
 
 class Selection(Node):
   """An element of a structure."""
+
+  is_pure = True
 
   def __init__(self, source, index):
     kind = source.type_signature[index]

@@ -308,6 +308,12 @@ class TensorFlowBlock:
     self._graph_def = _prune(graph_def, self._outputs, set())
     self._readers = self._dense_readers()
 
+  @functools.cached_property
+  def is_pure(self) -> bool:
+    """Whether the result is a function of the argument alone."""
+    library = {f.signature.name: f for f in self._graph_def.library.function}
+    return all(is_pure(n.op, n, library) for n in self._graph_def.node)
+
   def __call__(self, argument: Any) -> Any:
     """Imports the graph into the current one.
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
+from tff_meta import traffic
 from tff_meta.programs import cohorts
 from tff_meta.programs import context as context_lib
 from tff_meta.programs import memories
@@ -91,6 +92,7 @@ def train(
     config: Mapping[str, Any],
     schedule: loop.Schedule,
     should_stop: Callable[[], bool],
+    sent: traffic.Traffic = traffic.UNKNOWN,
     **others: Any,
 ) -> loop.Trained:
   """Trains as `loop.train` does, as a program.
@@ -109,6 +111,7 @@ def train(
     config: The run's configuration as JSON values, kept in the checkpoint.
     schedule: How many rounds; a state is saved after each of them.
     should_stop: Asked after every round.
+    sent: What travels between the server and a client in a round.
     **others: Of `loop.train`, not used.
 
   Returns:
@@ -169,7 +172,15 @@ def train(
     saved, rounds = asyncio.run(program())
   started[rounds + 1] = time.perf_counter()
   trained = loop.Trained(saved.state, rounds, None)
-  _write_files(trained, directory, config, client_states, metrics_path, started)
+  _write_files(
+      trained,
+      directory,
+      config,
+      client_states,
+      metrics_path,
+      started,
+      loop.traffic_columns(sent, len(cohort(1))),
+  )
   return trained
 
 
@@ -181,7 +192,7 @@ def driver(config: run_config.RunConfig) -> Callable[..., loop.Trained]:
 
 
 def _write_files(
-    trained, directory, config, client_states, metrics_path, started
+    trained, directory, config, client_states, metrics_path, started, sent
 ) -> None:
   """Writes what `loop.train` leaves, so that the run can be evaluated."""
   metrics = metric_writers.MetricsFile(directory.metrics, 0, b'')
@@ -194,7 +205,8 @@ def _write_files(
           continue
         metrics.append(
             number,
-            {n.replace('model_metrics/', 'train/'): v for n, v in row.items()},
+            {n.replace('model_metrics/', 'train/'): v for n, v in row.items()}
+            | sent,
         )
         if {number, number + 1} <= started.keys():
           timings.append(number, started[number + 1] - started[number], 0.0)

@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import tensorflow_federated as tff
 
 from tff_meta import composition
+from tff_meta import dealing
 from tff_meta import progress as progress_lib
 from tff_meta import spelling
+from tff_meta import traffic
 from tff_meta.client_works import client_work
 from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
@@ -26,6 +28,8 @@ from tff_meta.training import metric_writers
 from tff_meta.training import run_directory
 
 _LOSS = 'train/loss'
+# Of all clients of a round together.
+_BYTES_DOWN, _BYTES_UP = 'train/bytes_down', 'train/bytes_up'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,10 +219,28 @@ class _Recorder:
       metrics: Mapping[str, Any],
       seconds: float,
       cached: float,
+      elsewhere: Mapping[str, float],
   ) -> None:
-    """Writes a round's metrics, its time and the share of clients in memory."""
+    """Writes a round's metrics, its time and the share of clients in memory.
+
+    Args:
+      rounds: The round.
+      metrics: What it measured.
+      seconds: Its time.
+      cached: That share.
+      elsewhere: What was counted where other processes computed clients, see
+        `dealing`; nothing otherwise.
+    """
     self._metrics.append(rounds, metrics)
-    self._timings.append(rounds, seconds, cached)
+    self._timings.append(
+        rounds,
+        seconds,
+        None if elsewhere else cached,  # Nobody reads them here.
+        sum(elsewhere[name] for name in ('bytes_down', 'bytes_up'))
+        if elsewhere
+        else None,
+        elsewhere.get('slowest_shard_seconds'),
+    )
     shown = metric_writers.for_people(metrics)
     for writer in self._writers:
       writer.append(rounds, shown)
@@ -279,6 +301,7 @@ def train(
     report: Callable[[str], None],
     why_not_trained: Callable[[Sequence[str]], str | None] = lambda _: None,
     writers: Sequence[metric_writers.Writer] = (),
+    sent: traffic.Traffic = traffic.UNKNOWN,
 ) -> Trained:
   """Trains until the schedule or the patience ends or a stop is asked for.
 
@@ -302,6 +325,8 @@ def train(
       anything; None if nobody lacks anything.
     writers: Where the numbers of every round go beside the directory's tables,
       as people read them; flushed before a checkpoint, left open.
+    sent: What travels between the server and a client in a round; metrics.csv
+      has it of all clients of a round, where it is known.
 
   Returns:
     Where the run has come to.
@@ -338,6 +363,7 @@ def train(
       position.rounds,
       first='the first one is traced, which takes longest',
       stays=True,
+      status=lambda: (dealer := dealing.dealer()) and dealer.status() or '',
   )
   try:
     while trained.rounds < schedule.num_rounds and not stop:
@@ -353,8 +379,11 @@ def train(
           client_states,
       )
       seconds = time.perf_counter() - started
+      dealer = dealing.dealer()
+      elsewhere = dealer.statistics() if dealer else {}
       trained = Trained(output.state, rounds, trained.best)
       metrics = metric_writers.flatten_metrics(output.metrics)
+      metrics |= traffic_columns(sent, len(clients))
       if schedule.evaluates(rounds):
         weights = process.get_model_weights(output.state)
         measured = evaluation.measure(weights, client_states)
@@ -368,7 +397,7 @@ def train(
             states = client_states.fingerprint()
             trained = _with_best(trained, value, states)
       warnings.look_at(rounds, metrics, clients)
-      recorder.append(rounds, metrics, seconds, cached)
+      recorder.append(rounds, metrics, seconds, cached, elsewhere)
       loss = metrics.get(_LOSS)
       progress.update(rounds, '' if loss is None else f'loss {loss:.4f}')
       stop = should_stop() or is_out_of_patience(values, schedule.patience)
@@ -383,6 +412,21 @@ def train(
     progress.close()
     recorder.close()
   return trained
+
+
+def traffic_columns(sent: traffic.Traffic, num_clients: int) -> dict[str, int]:
+  """Returns the columns of metrics.csv with the bytes of a round.
+
+  Args:
+    sent: What travels between the server and one client.
+    num_clients: Of the round.
+
+  Returns:
+    Name -> bytes, without what is not known.
+  """
+  total = sent.times(num_clients)
+  columns = {_BYTES_DOWN: total.down, _BYTES_UP: total.up}
+  return {name: n for name, n in columns.items() if n is not None}
 
 
 def next_round(

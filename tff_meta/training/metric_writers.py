@@ -35,7 +35,8 @@ NON_FINITE = 'train/num_non_finite_clients'
 BAD_LABEL = 'train/num_bad_label_clients'  # They are among the former.
 EMPTY = 'train/num_empty_clients'
 _SECONDS = 'seconds'
-_TIMINGS = (_SECONDS, 'cached')
+# Those of older versions are the first ones.
+_TIMINGS = (_SECONDS, 'cached', 'bytes_sent', 'slowest_shard_seconds')
 # Where a TFF learning process puts the metrics of local training.
 _TRAIN_PATH = 'client_work/train/'
 
@@ -342,7 +343,10 @@ class TimingsFile:
   """timings.csv: what a round took and had in memory when it began.
 
   A row has the round's seconds, and of its clients the share whose data need
-  not be read; nothing where an older version of the library wrote the row.
+  not be read; or, where other processes computed clients, the bytes of what
+  they were sent for the round, once, and sent back, and the seconds of the
+  slowest shard. There is nothing where an older
+  version of the library wrote the row, or there was no such thing.
   """
 
   def __init__(
@@ -374,10 +378,23 @@ class TimingsFile:
     self._file = open(path, 'a')
     self._place = plain_files.Place(path, self._file)
 
-  def append(self, round_num: int, seconds: float, cached: float) -> None:
-    """Appends a round's seconds, and the share of its clients in memory."""
+  def append(
+      self,
+      round_num: int,
+      seconds: float,
+      cached: float | None,
+      bytes_sent: float | None = None,
+      slowest_shard: float | None = None,
+  ) -> None:
+    """Appends a round's seconds, and what else there is, see the class."""
+    values = (
+        f'{seconds:.6f}',
+        '' if cached is None else f'{cached:.4g}',
+        '' if bytes_sent is None else f'{bytes_sent:.0f}',
+        '' if slowest_shard is None else f'{slowest_shard:.6f}',
+    )
     with plain_files.named_errors(self._path):
-      self._file.write(f'{round_num},{seconds:.6f},{cached:.4g}\n')
+      self._file.write(','.join((str(round_num), *values)) + '\n')
       self._file.flush()
 
   def check(self) -> None:
@@ -389,11 +406,11 @@ class TimingsFile:
     self._file.close()
 
 
-def _read_timings(path: pathlib.Path) -> dict[int, tuple[str, str]]:
+def _read_timings(path: pathlib.Path) -> dict[int, tuple[str, ...]]:
   """Returns the rounds of a timings.csv with their values, as they stand there.
 
-  A last line that was cut off is left out. An older version of the library
-  wrote the seconds only.
+  A last line that was cut off is left out. What an older version of the library
+  did not write is empty.
 
   Raises:
     DamagedFileError: If it is something else.
@@ -403,22 +420,24 @@ def _read_timings(path: pathlib.Path) -> dict[int, tuple[str, str]]:
   with _damaged_tables(path):
     header, *lines = content.decode().split('\n')
     names = header.split(',')
-    if names not in ([_ROUND, *_TIMINGS], [_ROUND, _SECONDS]):
+    if len(names) < 2 or names != [_ROUND, *_TIMINGS][: len(names)]:
       raise ValueError('another header')
-    timings: dict[int, tuple[str, str]] = {}
+    missing = ('',) * (1 + len(_TIMINGS) - len(names))
+    timings: dict[int, tuple[str, ...]] = {}
     for line in lines[:-1]:
-      round_num, seconds, *cached = line.split(',')
-      if len(cached) != len(names) - 2:
+      round_num, seconds, *others = line.split(',')
+      if len(others) != len(names) - 2:
         raise ValueError(f'the line {line!r}')
       # The file is begun anew if rounds are done again: none comes twice.
       if int(round_num) <= max(timings, default=0):
         raise ValueError(f'round {round_num} behind a later one')
       if not 0 <= float(seconds) < math.inf:
         raise ValueError(f'{seconds} seconds')
-      share = ''.join(cached)
-      if share and not 0 <= float(share) <= 1:
-        raise ValueError(f'a share of {share}')
-      timings[int(round_num)] = (seconds, share)
+      most = 1.0, math.inf, math.inf  # A share, bytes and seconds.
+      for value, limit in zip(others, most, strict=False):
+        if value and not 0 <= float(value) <= limit:
+          raise ValueError(f'a value of {value}')
+      timings[int(round_num)] = (seconds, *others, *missing)
   return timings
 
 
@@ -429,7 +448,7 @@ def median_seconds(path: pathlib.Path) -> float | None:
     OSError: If it cannot be read.
     DamagedFileError: If it is something else.
   """
-  seconds = [float(value) for value, _ in _read_timings(path).values()]
+  seconds = [float(value) for value, *_ in _read_timings(path).values()]
   return statistics.median(seconds) if seconds else None
 
 
@@ -440,7 +459,7 @@ def total_seconds(path: pathlib.Path) -> float:
     OSError: If it cannot be read, or is not there.
     DamagedFileError: If it is something else.
   """
-  return sum(float(value) for value, _ in _read_timings(path).values())
+  return sum(float(value) for value, *_ in _read_timings(path).values())
 
 
 class Writer(Protocol):

@@ -6,9 +6,7 @@ import functools
 import hashlib
 import importlib.metadata
 import os
-import pathlib
 import platform
-import subprocess
 from typing import Any
 
 import numpy as np
@@ -17,9 +15,12 @@ import tree
 
 import tff_meta
 from tff_meta import composition
+from tff_meta import dealing
+from tff_meta import installation
 from tff_meta import machine
 from tff_meta import plain_files
 from tff_meta import plugins
+from tff_meta import traffic
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
@@ -276,13 +277,15 @@ def train_and_evaluate(
       if checkpoint is None:
         raise config_error
       report(f'Note: {config_error} It is made again.')
-      _write_config(experiment, process, directory)
+      _write_config(directory, _config_file(experiment, process))
     summary = _finished_summary(directory, config, done, report)
     if summary is not None:
       report(f'{directory.root} holds this run, finished: {done} rounds.')
       return summary
-    _report_beginning(experiment, process, directory, done, old_file, report)
-    _write_config(experiment, process, directory)
+    file = _config_file(experiment, process)
+    sent = traffic.Traffic(**file['client_bytes_per_round'])
+    _report_beginning(experiment, directory, done, old_file, file, report)
+    _write_config(directory, file)
     with _open_writers(experiment, directory, done, track, report) as writers:
       trained, metrics = _train(
           experiment,
@@ -294,6 +297,7 @@ def train_and_evaluate(
           writers,
           report,
           train,
+          sent,
       )
       if trained.rounds < num_rounds:
         assert trained.best is not None  # Patience goes by it.
@@ -304,7 +308,7 @@ def train_and_evaluate(
         )
       _check_learned(directory, report)
       summary = (
-          _summary(experiment, directory, trained)
+          _summary(experiment, directory, trained, sent)
           | _last_evaluations(evaluator, metrics, config)
           | _evaluate(
               experiment,
@@ -469,13 +473,13 @@ def _evaluate(
 
 
 def _report_beginning(
-    experiment, process, directory, done, old_file, report
+    experiment, directory, done, old_file, file, report
 ) -> None:
   """Says what the run goes on from, and what is odd about it."""
   if done:
     rounds = experiment.config.training.rounds
     report(f'Continuing after round {done} of {rounds}.')
-    _report_other_code(old_file, _config_file(experiment, process), report)
+    _report_other_code(old_file, file, report)
   elif directory.metrics.exists():
     report(
         f'Starting over: {directory.root} holds no checkpoint to go on from, so'
@@ -521,6 +525,7 @@ def _train(
     writers,
     report,
     train,
+    sent,
 ) -> tuple[loop.Trained, dict[str, list[float]]]:
   """Trains and draws the learning curve; returns its numbers, too."""
   config, training = experiment.config, experiment.config.training
@@ -530,11 +535,14 @@ def _train(
   cohort = experiment.cohort
   if config.privacy(1) is not None:
     cohort = functools.partial(cohort, secret=directory.secret_of_cohorts())
+  client_data = experiment.dataset.tff_client_data
+  if dealing.dealer() is not None:  # Whoever computes clients reads them.
+    client_data = experiment.dataset.named_client_data
   with stop_signals.listen() as stop:
     trained = train(
         process,
         cohort,
-        experiment.dataset.tff_client_data,
+        client_data,
         evaluation,
         is_cached=experiment.dataset.is_cached,
         client_states=client_states,
@@ -552,6 +560,7 @@ def _train(
         report=report,
         why_not_trained=experiment.why_not_trained,
         writers=writers,
+        sent=sent,
     )
   metrics = metric_writers.read_metrics(directory.metrics)
   learning_curve.write_learning_curve(
@@ -632,9 +641,8 @@ def _changes(old_file, new_file, *parts) -> str:
   return '; '.join(changes)
 
 
-def _write_config(experiment, process, directory) -> None:
-  content = sealed_json.seal(_config_file(experiment, process))
-  atomic_files.write_json(directory.config, content)
+def _write_config(directory, file) -> None:
+  atomic_files.write_json(directory.config, sealed_json.seal(file))
 
 
 def _config_file(experiment, process) -> dict[str, Any]:
@@ -642,9 +650,10 @@ def _config_file(experiment, process) -> dict[str, Any]:
 
   `num_model_parameters` are those of the network with a classifier for all
   classes, also where an algorithm goes without; `num_server_parameters` what
-  the server holds and sends (a body alone, several models, a hypernetwork); and
+  the server holds and sends (a body alone, several models, a hypernetwork);
   `num_client_values` what a client keeps from round to round, be it weights,
-  moments or counts.
+  moments or counts; and `client_bytes_per_round` what it is sent and sends, all
+  of it, with null for what TFF's types do not tell (see `traffic`).
   """
   dataset = experiment.dataset
   network = experiment.model.with_head(dataset.num_classes)
@@ -665,9 +674,10 @@ def _config_file(experiment, process) -> dict[str, Any]:
       'num_model_parameters': network.num_parameters(),
       'num_server_parameters': _num_values(on_server),
       'num_client_values': _num_values(of_client),
+      'client_bytes_per_round': traffic.of_process(process)._asdict(),
       **_privacy(experiment, experiment.config.training.rounds),
       **_surroundings(),
-      'git_commit': _git_commit(),
+      'git_commit': installation.commit(),
   }
 
 
@@ -701,28 +711,13 @@ def _num_values(structure) -> int:
   return sum(np.size(array) for array in tree.flatten(structure))
 
 
-def _git_commit() -> str | None:
-  """Returns the commit of this library, `-dirty` if changed, None without."""
-  root = pathlib.Path(__file__).resolve().parents[2]
-  if not (root / '.git').exists():
-    return None
-  command = ['git', '-C', str(root), 'describe', '--always', '--dirty']
-  try:
-    done = subprocess.run(
-        [*command, '--abbrev=40', '--exclude=*'],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=10,
-    )
-  except (OSError, subprocess.SubprocessError):
-    return None
-  return done.stdout.strip()
+def _summary(experiment, directory, trained, sent) -> dict[str, Any]:
+  """Returns summary.json without the evaluation.
 
-
-def _summary(experiment, directory, trained) -> dict[str, Any]:
-  """Returns summary.json without the evaluation."""
+  `training_bytes` are those of all clients in all rounds of training.
+  """
   config, training = experiment.config, experiment.config.training
+  num_times = trained.rounds * len(experiment.cohort(1))
   return {
       'algorithm': config.algorithm,
       'dataset': config.data.dataset,
@@ -738,6 +733,8 @@ def _summary(experiment, directory, trained) -> dict[str, Any]:
       'seconds_per_round_median': metric_writers.median_seconds(
           directory.timings
       ),
+      'client_bytes_per_round': sent._asdict(),
+      'training_bytes': sent.times(num_times)._asdict(),
       **_privacy(experiment, trained.rounds),
   }
 

@@ -30,7 +30,10 @@ FIELDS_OF_THE_RUN = (
     'validation_groups',
     'validation_clients',
     'eval_new_clients',
+    'shards',
 )
+# Shards of a run over workers of Ray that says nothing else: enough for four.
+_SHARDS_OF_RAY = 16
 
 # Who is tested where a run evaluates on the way without having been asked to.
 _FEW_GROUPS, _FEW_CLIENTS = 5, 20
@@ -139,7 +142,9 @@ class TrainingConfig:
       ones and of new ones; None for all.
     eval_new_clients: Whether new clients are evaluated on the way, too; no
       round is selected by them.
-    execution: Where TFF computations run.
+    execution: Where TFF computations run: in this process, in TFF's own worker
+      (`'native'`), or in this process with clients over workers of Ray, which
+      computes the same as `'in_process'` with as many `shards`.
     driver: What goes through the rounds: our `'loop'`, or
       `tff.learning.programs.train_model` (`'program'`).
     aggregation: How everything that clients send is aggregated: a name in
@@ -150,6 +155,8 @@ class TrainingConfig:
     batched_clients: How many clients that are alike are computed together, 1
       for one after the other. Only rounding depends on it, but that does, so a
       continuation must share it.
+    shards: To how many shards a round's clients are dealt, each summed up by
+      itself. Only rounding depends on it, but a continuation must share it.
   """
 
   augmentation: Mapping[str, Any] | None = None
@@ -164,7 +171,7 @@ class TrainingConfig:
   validation_groups: int
   validation_clients: int | None = None
   eval_new_clients: bool = False
-  execution: Literal['in_process', 'native']
+  execution: Literal['in_process', 'native', 'ray']
   driver: Literal['loop', 'program'] = 'loop'
   aggregation: Literal['plain', 'robust', 'compressed', 'secure', 'dp'] = (
       'plain'
@@ -174,6 +181,7 @@ class TrainingConfig:
   )
   target_epsilon: float | None = None
   batched_clients: int = 1
+  shards: int = 1
 
   def __post_init__(self):
     _check_fields(
@@ -184,6 +192,7 @@ class TrainingConfig:
             'checkpoint_every',
             'validation_groups',
             'batched_clients',
+            'shards',
         ),
     )
     aggregation = self.aggregator()
@@ -204,11 +213,12 @@ class TrainingConfig:
           'Expected `validation_clients` of at least 1, or None for all, found'
           f' {self.validation_clients}.'
       )
-    if self.execution == 'native' and self.batched_clients > 1:
-      raise ValueError(
-          "Expected `execution` 'in_process' with `batched_clients`"
-          f' {self.batched_clients}, found native.'
-      )
+    for name in ('batched_clients', 'shards'):
+      if self.execution == 'native' and getattr(self, name) > 1:
+        raise ValueError(
+            f"Expected `execution` 'in_process' with `{name}`"
+            f' {getattr(self, name)}, found native.'
+        )
     if self.eval_from and not self.eval_every:
       raise ValueError(
           'Expected `eval_every` to be at least 1 with `eval_from`'
@@ -514,7 +524,10 @@ def identity(values: Mapping[str, Any]) -> dict[str, Any]:
   Args:
     values: As JSON values.
   """
-  return {k: v for k, v in values.items() if k not in FREE_FIELDS}
+  found = {k: v for k, v in values.items() if k not in FREE_FIELDS}
+  if found.get('execution') == 'ray':  # Which computes the same.
+    found['execution'] = 'in_process'
+  return found
 
 
 def from_json(values: Any) -> RunConfig:
@@ -711,6 +724,7 @@ def resolve(**flags: Any) -> RunConfig:
           'restrict_f1_to_client_labels', False
       ),
       'curve': False,
+      'shards': _SHARDS_OF_RAY if given.get('execution') == 'ray' else 1,
   } | _evaluations_on_the_way(given, algorithm.rounds_per_cohort(hparams))
   name = given.get('aggregation', 'plain')
   _check_choice('aggregation', name, aggregation_lib.BY_NAME)
