@@ -21,7 +21,7 @@ import os, pathlib, sys, time
 root = pathlib.Path(sys.argv[-1].partition('=')[2])
 root.mkdir(parents=True)
 files = [os.open(root / n, os.O_RDWR | os.O_CREAT) for n in ('first', 'second')]
-print('counts')
+print('counts', flush=True)
 for i in range(10**7):
   for file in files:
     os.pwrite(file, b'%9d' % i * 1000, 0)
