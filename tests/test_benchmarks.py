@@ -65,6 +65,7 @@ def test_a_device_that_differs_is_noticed(monkeypatch):
   assert found.verdict() == 'DIFFERS'
 
 
+@pytest.mark.ci
 def test_a_device_that_does_nothing_is_noticed(monkeypatch):
   """Its weights are near those of the CPU: these hardly move in a round."""
 
@@ -79,6 +80,7 @@ def test_a_device_that_does_nothing_is_noticed(monkeypatch):
   assert found.verdict() == 'DIFFERS'
 
 
+@pytest.mark.ci
 def test_a_step_of_adam_may_go_the_other_way(monkeypatch):
   """As on an H100 that of one weight of a kernel did."""
 

@@ -249,7 +249,11 @@ def test_a_function_of_a_module_is_a_network(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    'name', ['fedmeta_per', pytest.param('frl', marks=pytest.mark.slow)]
+    'name',
+    [
+        pytest.param('fedmeta_per', marks=pytest.mark.ci),
+        pytest.param('frl', marks=pytest.mark.slow),
+    ],
 )
 def test_algorithms_train_it_as_the_same_network_of_ours(name):
   """Second derivatives, and clients in a loop: one layer of 100 units."""
