@@ -116,7 +116,7 @@ class Releases:
       except ValueError:
         tip = ' Tip: no noise multiplier below 10,000 is enough'
       raise ValueError(
-          f'Expected an epsilon of at most {most:g}, found {found:.2f} with'
+          f'Expected an epsilon of at most {most:g}, found {found:.4g} with'
           f' noise_multiplier={noise_multiplier:g}, delta={delta:g}, and'
           f' {self.clients_per_round} of {self.num_clients} clients in each of'
           f' {self.rounds} rounds.{tip}; more clients and fewer rounds help,'
