@@ -137,5 +137,5 @@ def test_two_hosts_compute_what_one_process_does(hosts, tmp_path):
       for process in (host, *host.children(recursive=True))
   ]
   for name in 'joined', 'head':
-    hosts.processes[name].send_signal(signal.SIGINT)
+    hosts.processes[name].send_signal(signal.SIGTERM)
   assert psutil.wait_procs(processes, timeout=60)[1] == []
