@@ -456,6 +456,10 @@ class RayPool:
       self._start_worker()
       if member.host is None:
         self._failed_starts += 1
+      else:  # It ended while it had nothing to do.
+        self._report(
+            f'A worker on {member.host} is lost. Left: {self.status()}.'
+        )
       if self._failed_starts >= _MOST_TRIES * self._options.workers:
         raise WorkersLostError(
             f'Expected workers to start, found {self._failed_starts} that did'
