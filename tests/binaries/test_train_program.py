@@ -64,11 +64,10 @@ def test_a_program_that_is_interrupted_goes_on_by_the_same_command(
 
 @pytest.mark.ci
 def test_a_private_program_says_how_private_it_is(call, tmp_path):
+  flags = ('--algorithm=fed_rep', '--aggregation=dp', *_FLAGS)
+  flags += ('--num_clients=40', '--clients_per_round=4')
   code, _, err = call(
-      train,
-      *('--algorithm=fed_rep', '--rounds=3', '--aggregation=dp', *_FLAGS),
-      *('--num_clients=40', '--clients_per_round=4'),
-      f'--output_dir={tmp_path}/run',
+      train, *flags, '--rounds=3', f'--output_dir={tmp_path}/run'
   )
   assert code == 0, err
   config, summary = (
@@ -80,3 +79,6 @@ def test_a_private_program_says_how_private_it_is(call, tmp_path):
   assert f'epsilon {summary["privacy"]["epsilon"]:.2f}' in err
   metrics = (tmp_path / 'run/metrics.csv').read_text()
   assert metrics.count('\n') == 4 and 'train/loss' not in metrics
+  (tmp_path / 'run/cohorts.secret').unlink()
+  _, _, err = call(train, *flags, '--rounds=4', f'--output_dir={tmp_path}/run')
+  assert 'cohorts.secret is not there any more' in err

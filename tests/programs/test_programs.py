@@ -21,7 +21,6 @@ from tff_meta.client_works import client_work
 from tff_meta.programs import cohorts
 from tff_meta.programs import context
 from tff_meta.programs import evaluation
-from tff_meta.programs import memories
 from tff_meta.programs import train
 from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
@@ -100,11 +99,11 @@ def test_a_program_that_goes_on_ends_like_the_loop(
     experiment, process, tmp_path
 ):
   """State, memories, and the metrics of every round."""
-  store = client_state_store.InMemoryStore()
-  whole = memories.ProcessWithMemories(process, store)
-  source, state = _source(experiment, process), process.initialize()
+  store, state = client_state_store.InMemoryStore(), process.initialize()
+  source = _source(experiment, process)
   for round_num in range(1, 6):
-    state = whole.next(state, source.select(round_num)).state
+    cohort = source.select(round_num)
+    state = loop.next_round(process, state, *cohort, store).state
 
   _run(experiment, process, tmp_path, 2)
   # Of a round that was not saved: it is forgotten.
@@ -155,6 +154,32 @@ def test_what_fails_in_the_background_fails_the_program(
     _run(experiment, process, tmp_path, 2)
 
 
+def test_a_round_waits_for_the_state_before_it(
+    experiment, process, tmp_path, monkeypatch
+):
+  """Else the states of short rounds pile up, and a kill loses them all."""
+  steps, saved = [], tff.program.FileProgramStateManager.save
+  done = loop.next_round
+
+  async def save(self, state, version):
+    await asyncio.sleep(0.1)  # Longer than a round.
+    await saved(self, state, version)
+    steps.append(f'saved {version}')
+
+  def next_round(process, state, round_num, *others):
+    steps.append(f'round {round_num}')
+    return done(process, state, round_num, *others)
+
+  monkeypatch.setattr(tff.program.FileProgramStateManager, 'save', save)
+  monkeypatch.setattr(loop, 'next_round', next_round)
+  _run(experiment, process, tmp_path, 3)
+  expected = [
+      'saved 0',
+      *(f'{w} {n}' for n in (1, 2, 3) for w in ('round', 'saved')),
+  ]
+  assert steps == expected
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize('version', [1, 2, None])
 def test_a_program_that_is_stopped_has_saved_its_rounds_or_fails(
@@ -182,6 +207,7 @@ def test_a_program_that_is_stopped_has_saved_its_rounds_or_fails(
         config={},
         schedule=loop.Schedule(5, checkpoint_every=1, eval_every=0),
         should_stop=lambda: next(asked),
+        report=pytest.fail,
     )
 
   if version is None:
@@ -308,10 +334,10 @@ def test_a_program_evaluates_on_the_way(experiment, process, tmp_path):
   )
 
   store, state = client_state_store.InMemoryStore(), process.initialize()
-  whole = memories.ProcessWithMemories(process, store)
   source = _source(experiment, process)
   for round_num in (1, 2, 3):
-    state = whole.next(state, source.select(round_num)).state
+    cohort = source.select(round_num)
+    state = loop.next_round(process, state, *cohort, store).state
     if round_num > 1:
       weights = process.get_model_weights(state).trainable
       expected = [
@@ -365,7 +391,11 @@ def test_a_program_that_is_killed_twenty_times_ends_alike(algorithm, tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     killed += 1
-  subprocess.run(command(tmp_path / 'killed'), check=True, capture_output=True)
+  saved = _saved_rounds(tmp_path / 'killed')
+  last = subprocess.run(
+      command(tmp_path / 'killed'), check=True, capture_output=True, text=True
+  )
+  assert f'Continuing after round {saved} of 200' in last.stderr
   for name in ('metrics.csv', 'program_metrics.csv'):
     whole, other = (
         (tmp_path / run / name).read_bytes() for run in ('whole', 'killed')

@@ -667,6 +667,12 @@ class _Actor(shard_worker.Worker):
   """A worker that Ray starts."""
 
   def __init__(self, settings: shard_worker.Settings):
+    if not settings.on_gpu:
+      # Of its cores alone: each of TensorFlow's threads for all of the host's
+      # cores would wake others up, in every worker (`benchmarks.distributed`).
+      tf.config.threading.set_inter_op_parallelism_threads(
+          settings.parallel_clients
+      )
     super().__init__(settings, ray.get)
 
   compute_shard = _portable_errors(shard_worker.Worker.compute_shard)

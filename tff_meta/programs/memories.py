@@ -1,6 +1,7 @@
 """What clients keep between rounds, beside a program that does not know it."""
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import tensorflow_federated as tff
@@ -10,45 +11,44 @@ from tff_meta.training import client_state_store
 from tff_meta.training import loop
 
 
-class ProcessWithMemories:
-  """What `tff.learning.programs.train_model` takes as `train_process`.
+class _InTurn:
+  """Does what a program begins in the background one after the other.
 
-  Its `next` takes a `Cohort`, gives each client what it has kept, and writes
-  what it keeps, under the number of the round.
+  What it is done for has a number, a round's, by which others wait for it.
   """
 
-  def __init__(
-      self,
-      process: tff.learning.templates.LearningProcess,
-      client_states: client_state_store.ClientStateStore,
-  ):
-    """Wraps a process.
+  def __init__(self):
+    self._done: dict[int, asyncio.Event] = {}
+    self._failure: BaseException | None = None
+    self._turn = asyncio.Lock()
 
-    Args:
-      process: The training process, whose clients may keep nothing.
-      client_states: What they keep.
-    """
-    self._process, self._client_states = process, client_states
-    self.initialize = process.initialize
-    self.get_model_weights = process.get_model_weights
+  async def do(self, number: int, work: Awaitable[None]) -> None:
+    """Awaits the work when its turn has come."""
+    try:
+      async with self._turn:
+        await work
+    except Exception as error:
+      self._failure = error
+      raise
+    finally:
+      self.is_done(number)
 
-  def next(self, state: Any, cohort: cohorts.Cohort) -> Any:
-    """Does a round.
+  def is_done(self, number: int) -> None:
+    """Ends the wait for a number."""
+    self._event(number).set()
 
-    Args:
-      state: The server's.
-      cohort: From a `CohortSource`.
+  async def wait_for(self, number: int) -> None:
+    """Waits until the work of a number is done; raises what any has raised."""
+    await self._event(number).wait()
+    self.check()
 
-    Returns:
-      The `LearningProcessOutput`.
-    """
-    return loop.next_round(
-        self._process,
-        state,
-        cohort.round_num,
-        cohort.clients,
-        self._client_states,
-    )
+  def check(self) -> None:
+    """Raises what any work has raised."""
+    if self._failure is not None:
+      raise self._failure
+
+  def _event(self, number):
+    return self._done.setdefault(int(number), asyncio.Event())
 
 
 class ReleasedMetrics(tff.program.ReleaseManager):
@@ -65,39 +65,24 @@ class ReleasedMetrics(tff.program.ReleaseManager):
       metrics: Releases metrics by the number of the round.
     """
     self._metrics = metrics
-    self._released: dict[int, asyncio.Event] = {}
-    self._failure: BaseException | None = None
-    self._turn = asyncio.Lock()
+    self._in_turn = _InTurn()
 
   async def release(self, value: Any, key: int) -> None:
     """Releases the metrics of a round."""
-    try:
-      async with self._turn:
-        await self._metrics.release(value, key)
-    except Exception as error:
-      self._failure = error
-      raise
-    finally:
-      self._event(key).set()
+    await self._in_turn.do(key, self._metrics.release(value, key))
 
   async def wait_for(self, key: int) -> None:
     """Waits until the metrics of a round have been released, or raises."""
-    await self._event(key).wait()
-    if self._failure is not None:
-      raise self._failure
-
-  def _event(self, key):
-    return self._released.setdefault(int(key), asyncio.Event())
+    await self._in_turn.wait_for(key)
 
 
 class StatesWithMemories(tff.program.ProgramStateManager):
   """A state manager whose states rely on nothing that may get lost.
 
-  A program saves in the background, while rounds go on. So what clients have
-  kept by a round, and its metrics, are made durable just before its state is: a
-  program that is killed in between goes on from an earlier state, whose
-  memories are still there, and what was kept later is forgotten when a state is
-  loaded.
+  A program saves in the background. So what clients have kept by a round, and
+  its metrics, are made durable just before its state is: a program that is
+  killed in between goes on from an earlier state, whose memories are still
+  there, and what was kept later is forgotten when a state is loaded.
   """
 
   def __init__(
@@ -115,13 +100,15 @@ class StatesWithMemories(tff.program.ProgramStateManager):
     """
     self._states, self._client_states = states, client_states
     self._metrics = metrics
-    self._failure: BaseException | None = None
-    self._turn = asyncio.Lock()
+    self._in_turn = _InTurn()
 
   def check(self) -> None:
     """Raises what a save in the background has raised, which TFF only logs."""
-    if self._failure is not None:
-      raise self._failure
+    self._in_turn.check()
+
+  async def wait_for(self, version: int) -> None:
+    """Waits until the state after a round is saved or loaded, or raises."""
+    await self._in_turn.wait_for(version)
 
   async def get_versions(self) -> list[int] | None:
     """Returns the rounds whose states are there."""
@@ -139,17 +126,14 @@ class StatesWithMemories(tff.program.ProgramStateManager):
             ' is not that of these program states.'
         )
     self._client_states.roll_back(version)
+    self._in_turn.is_done(version)
     return state
 
   async def save(self, program_state: Any, version: int) -> None:
     """Saves the state after a round, and what clients have kept by then."""
-    try:
-      # One after the other: two of TFF's would both remove the oldest state.
-      async with self._turn:
-        await self._save(program_state, int(version))  # It may be NumPy's.
-    except Exception as error:
-      self._failure = error
-      raise
+    version = int(version)  # It may be NumPy's.
+    # One after the other: two of TFF's would both remove the oldest state.
+    await self._in_turn.do(version, self._save(program_state, version))
 
   async def _save(self, program_state, version):
     if version and self._metrics is not None:
@@ -163,3 +147,66 @@ class StatesWithMemories(tff.program.ProgramStateManager):
   async def remove_all(self) -> None:
     """Removes all states."""
     await self._states.remove_all()
+
+
+class ProcessWithMemories:
+  """What `tff.learning.programs.train_model` takes as `train_process`.
+
+  Its `next` takes a `Cohort`, gives each client what it has kept, and writes
+  what it keeps, under the number of the round.
+  """
+
+  def __init__(
+      self,
+      process: tff.learning.templates.LearningProcess,
+      client_states: client_state_store.ClientStateStore,
+      states: StatesWithMemories,
+  ):
+    """Wraps a process.
+
+    Args:
+      process: The training process, whose clients may keep nothing.
+      client_states: What they keep.
+      states: Where the program saves.
+    """
+    self._process, self._client_states = process, client_states
+    self._states = states
+    self.initialize = process.initialize
+    self.get_model_weights = process.get_model_weights
+
+  def next(self, state: Any, cohort: cohorts.Cohort) -> '_Round':
+    """Returns a round to be awaited, whose value is `LearningProcessOutput`.
+
+    Args:
+      state: The server's.
+      cohort: From a `CohortSource`.
+    """
+    return _Round(
+        self._process, state, cohort, self._client_states, self._states
+    )
+
+
+class _Round(tff.program.MaterializableValueReference):
+  """A round that begins once the state that it begins from is saved.
+
+  A program does not wait for what it saves. Without this wait the states of
+  rounds that take less time than to save one would pile up in memory, and a
+  program that is killed would lose them.
+  """
+
+  def __init__(self, process, state, cohort, client_states, states):
+    self._process, self._state, self._cohort = process, state, cohort
+    self._client_states, self._states = client_states, states
+
+  @property
+  def type_signature(self):
+    """The type of the process' result."""
+    return self._process.next.type_signature.result
+
+  async def get_value(self) -> tff.learning.templates.LearningProcessOutput:
+    """Does the round; called by TFF."""
+    round_num, clients = self._cohort
+    await self._states.wait_for(round_num - 1)
+    return loop.next_round(
+        self._process, self._state, round_num, clients, self._client_states
+    )

@@ -40,7 +40,8 @@ async def train_model(
 ) -> None:
   """Trains a process, whose clients may keep something, as a TFF program.
 
-  It goes on from the newest state that is there. The current context has to be
+  It goes on from the newest state that is there. A round begins when the state
+  of the round before is saved. The current context has to be
   a `tff.program.FederatedContext`, such as a `ProgramContext`.
 
   Args:
@@ -63,7 +64,9 @@ async def train_model(
   saved = memories.StatesWithMemories(states, client_states, released)
   try:
     await tff.learning.programs.train_model(
-        train_process=memories.ProcessWithMemories(process, client_states),
+        train_process=memories.ProcessWithMemories(
+            process, client_states, saved
+        ),
         train_data_source=source,
         train_per_round_clients=clients_per_round,
         train_total_rounds=rounds,
@@ -92,6 +95,8 @@ def train(
     config: Mapping[str, Any],
     schedule: loop.Schedule,
     should_stop: Callable[[], bool],
+    report: Callable[[str], None],
+    checkpoint: checkpoints.Checkpoint | None = None,
     sent: traffic.Traffic = traffic.UNKNOWN,
     **others: Any,
 ) -> loop.Trained:
@@ -111,6 +116,9 @@ def train(
     config: The run's configuration as JSON values, kept in the checkpoint.
     schedule: How many rounds; a state is saved after each of them.
     should_stop: Asked after every round.
+    report: Called with what a user should know.
+    checkpoint: What the program left when it last ended, not when it was
+      killed; the newest state goes for both.
     sent: What travels between the server and a client in a round.
     **others: Of `loop.train`, not used.
 
@@ -145,6 +153,13 @@ def train(
 
   async def program():
     template = process.initialize()
+    done = 0 if checkpoint is None else checkpoint.position.rounds
+    last = max(await states.get_versions() or [0])
+    if last > done:
+      report(
+          f'Continuing after round {last} of {schedule.num_rounds}, the last'
+          f' one of {PROGRAM_STATES}.'
+      )
     with contextlib.suppress(_Stopped):
       await train_model(
           process,

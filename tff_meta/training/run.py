@@ -486,10 +486,10 @@ def _report_beginning(
         ' its rounds are done again.'
     )
   _report_unfinished_episode(experiment, done, report)
-  _report_privacy(experiment, report)
+  _report_privacy(experiment, directory, done, report)
 
 
-def _report_privacy(experiment, report):
+def _report_privacy(experiment, directory, done, report):
   """Says how private a run is, before anything is trained."""
   found = experiment.config.privacy(experiment.config.training.rounds)
   if found is not None:
@@ -498,10 +498,17 @@ def _report_privacy(experiment, report):
         ' {num_clients} clients, {clients_per_round} of which take part in each'
         ' of {rounds} rounds'
     ).format(**found)
+    if found['rounds_per_cohort'] > 1:
+      what += f', the same ones for {found["rounds_per_cohort"]} rounds'
     report(
         f'Privacy: {what}. Noise is new every time: a run that is done again is'
         ' another one. Accuracies on the way and at the end are exact.'
     )
+    if done and not directory.cohort_secret.exists():
+      report(
+          f'Warning: {directory.cohort_secret} is not there any more, which has'
+          ' decided who takes part: the rounds to come draw other clients.'
+      )
 
 
 def _report_unfinished_episode(experiment, done, report):
