@@ -302,7 +302,7 @@ def test_best_numbers_are_bold_and_only_a_smoke_run_has_a_banner(
 
 
 def _tested(root, numbers):
-  """Finishes all cells; `numbers` is row -> accuracy of two clients, by seed."""
+  """Finishes all cells; `numbers` is row -> accuracy of each seed."""
   cells = tables.cells(_TABLE, 'cpu')
   for cell in cells:
     accuracy = numbers[cell.row][cell.seed - 1]

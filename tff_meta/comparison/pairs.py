@@ -32,6 +32,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import math
 import pathlib
+import re
 import statistics
 from typing import Any, NamedTuple
 
@@ -43,10 +44,12 @@ from tff_meta.comparison import run_records
 from tff_meta.training import metric_writers
 
 _SECTIONS = {'evaluation': '', 'evaluation_best': '_best'}
+_CURVE_END = 'curve_end'  # No column, but of several.
 _COLUMNS = {
     'accuracy_mean': 'accuracy',
     'accuracy_micro': 'accuracy',
     'accuracy_before_mean': 'accuracy_before',
+    'curve_end_mean': _CURVE_END,
     'macro_f1_mean': 'macro_f1',
 }
 _UNITS = ('clients', 'groups')
@@ -234,11 +237,10 @@ class _Units(NamedTuple):
 
 def _read_units(entry: results.Entry, seed: int) -> _Units:
   """Reads what makes up an entry's number of a seed."""
-  section, protocol, number = ('', *entry.path.split('/'))[-3:]
-  if entry.path.count('/') != 2 or section not in _SECTIONS:
-    raise _UnpairedError('the number is of no test of single clients or groups')
-  if number not in _COLUMNS and number != 'curve_end_mean':
-    raise _UnpairedError(f'{number} is no mean over clients or groups')
+  section, protocol, number = (*entry.path.split('/', 2), '', '')[:3]
+  column = _column(number)
+  if section not in _SECTIONS or not column:
+    raise _UnpairedError('numbers of single clients are not kept')
   run = entry.runs[seed]
   for unit in _UNITS:
     name = f'{unit}_{protocol}{_SECTIONS[section]}.csv'
@@ -248,7 +250,7 @@ def _read_units(entry: results.Entry, seed: int) -> _Units:
       break
   else:
     raise _UnpairedError(f'{entry.row} has no table of them')
-  values = np.array([_value(row, number) for row in rows.values()])
+  values = np.array([_value(row, column) for row in rows.values()])
   examples = [row.get('num_examples', math.nan) for row in rows.values()]
   support = [row.get('num_support') for row in rows.values()]
   weights = np.array(examples if number == 'accuracy_micro' else values * 0 + 1)
@@ -264,10 +266,18 @@ def _read_units(entry: results.Entry, seed: int) -> _Units:
   )
 
 
-def _value(row: Mapping[str, float], number: str) -> float:
-  """Returns the value of a client or group behind a number of summary.json."""
-  if number != 'curve_end_mean':
-    return row.get(_COLUMNS[number], math.nan)
+def _column(number: str) -> str:
+  """Returns the column that a number is the mean of, empty if of none."""
+  step = re.fullmatch(r'curve/(\d+)', number)
+  if step:
+    return f'accuracy_after_{step[1]}_steps'
+  return _COLUMNS.get(number, '')
+
+
+def _value(row: Mapping[str, float], column: str) -> float:
+  """Returns the value of a client or group, NaN if it has none."""
+  if column != _CURVE_END:
+    return row.get(column, math.nan)
   # The mean of a curve's last three points, as `client_metrics` has it.
   points = [v for name, v in row.items() if name.startswith('accuracy_after_')]
   return statistics.fmean(points[-3:]) if points else math.nan

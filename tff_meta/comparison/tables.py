@@ -308,9 +308,11 @@ def read(summary: Any, path: str) -> float | None:
 
   Args:
     summary: The file's content.
-    path: Keys joined by `/`. Where a key itself holds a `/`, the longest key
-      that fits is taken.
+    path: Keys joined by `/`, or places in a list. Where a key itself holds a
+      `/`, the longest key that fits is taken.
   """
+  if isinstance(summary, list):
+    summary = {str(i): value for i, value in enumerate(summary)}
   if not isinstance(summary, Mapping):
     return None
   if path in summary:
