@@ -19,8 +19,13 @@ import statistics
 from typing import Any
 
 from binaries import experiments
+from binaries.experiments import claims
 from tff_meta import registry
+from tff_meta.comparison import cell_texts
+from tff_meta.comparison import pairs
+from tff_meta.comparison import results
 from tff_meta.comparison import tables
+from tff_meta.comparison import verdicts
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _RESULTS = ROOT / 'results'
@@ -182,26 +187,82 @@ def _across(name: str, measure: str, *rows: str) -> str:
   return _markdown(['Method', *settings], lines)
 
 
-def _runs(name: str) -> Iterator[tuple[str, str, list[pathlib.Path]]]:
-  """Yields setting, row and the folders of its kept runs, one a seed."""
+def _cells(name: str) -> list[tables.Cell]:
+  """Returns the cells of a table whose runs are kept."""
   root = _RESULTS / name
   table = experiments.get(name)
   seeds = {
       int(path.name.removeprefix(tables.SEED_PREFIX))
       for path in root.rglob(f'{tables.SEED_PREFIX}*')
   }
-  found: dict[tuple[str, str], list[pathlib.Path]] = {}
-  for cell in tables.cells(
-      table,
-      _table_json(name)['scale'],
-      rows=[row.name for row in table.rows],
-      settings=[setting.name for setting in table.settings],
-      seeds=sorted(seeds),
-  ):
-    if (root / cell.folder / 'cell.json').exists():
-      found.setdefault((cell.setting, cell.row), []).append(
-          root / cell.folder / 'run'
+  return [
+      cell
+      for cell in tables.cells(
+          table,
+          _table_json(name)['scale'],
+          rows=[row.name for row in table.rows],
+          settings=[setting.name for setting in table.settings],
+          seeds=sorted(seeds),
       )
+      if (root / cell.folder / 'cell.json').exists()
+  ]
+
+
+@functools.cache
+def _numbers(name: str, path: str = '') -> list[results.Entry]:
+  """Returns what the kept runs of a table have.
+
+  Args:
+    name: Of the table.
+    path: Of a number of summary.json that is read instead of the measures.
+  """
+  table = experiments.get(name)
+  if path:
+    measures = (tables.Measure(path, path),)
+    table = dataclasses.replace(
+        table,
+        settings=tuple(
+            dataclasses.replace(setting, measures=measures)
+            for setting in table.settings
+        ),
+        rows=tuple(
+            dataclasses.replace(row, published={}) for row in table.rows
+        ),
+    )
+  return results.collect(_RESULTS / name, table, _cells(name))
+
+
+def _pairs(name: str, *measures: str) -> str:
+  """How far every row is from the reference of a kept table.
+
+  Args:
+    name: Of the folder in `results`.
+    *measures: Their names; all without any.
+  """
+  table = experiments.get(name)
+  reference = table.reference or table.rows[0].name
+  by_place: dict[tuple[str, str], list[results.Entry]] = {}
+  for entry in _numbers(name):
+    if entry.measure in measures or not measures:
+      by_place.setdefault((entry.setting, entry.measure), []).append(entry)
+  parts = []
+  for (setting, _), entries in by_place.items():
+    found = pairs.with_reference(entries, reference)
+    if found:
+      header = ['Method', *cell_texts.pairs_header(found)]
+      rows = [[pair.row, *cell_texts.pair(pair)] for pair in found]
+      title = f'**{setting}**: {cell_texts.pairs_title(found)}'
+      parts += [title, _markdown(header, rows)]
+  return '\n\n'.join(parts)
+
+
+def _runs(name: str) -> Iterator[tuple[str, str, list[pathlib.Path]]]:
+  """Yields setting, row and the folders of its kept runs, one a seed."""
+  found: dict[tuple[str, str], list[pathlib.Path]] = {}
+  for cell in _cells(name):
+    found.setdefault((cell.setting, cell.row), []).append(
+        _RESULTS / name / cell.folder / 'run'
+    )
   for (setting, row), folders in found.items():
     yield setting, row, folders
 
@@ -404,6 +465,302 @@ def _headline() -> str:
   return _markdown(header, rows)
 
 
+def _rounds_to(name: str, column: str, targets: str, *rows: str) -> str:
+  """The first round whose test reaches an accuracy, for each seed."""
+  percent = targets.split(',')
+  lines = []
+  for _, row, folders in _runs(name):
+    if row in rows:
+      of_seeds = []
+      for run in folders:
+        tested = list(
+            zip(_column(run, 'round'), _column(run, column), strict=True)
+        )
+        of_seeds.append(
+            [
+                next(
+                    (f'{r:.0f}' for r, v in tested if 100 * v >= float(p)),
+                    _NONE,
+                )
+                for p in percent
+            ]
+        )
+      cells = [', '.join(found) for found in zip(*of_seeds, strict=True)]
+      lines.append([row, *cells])
+  return _markdown(['Method', *(f'{p} %' for p in percent)], lines)
+
+
+def _is_kept(name: str) -> bool:
+  return (_RESULTS / name / 'table.json').exists()
+
+
+def _found(
+    name: str, comparison: claims.Comparison, row: str
+) -> results.Entry | None:
+  """Returns what the kept runs of a row have, None without any."""
+  if not _is_kept(name):
+    return None
+  path = comparison.measure if '/' in comparison.measure else ''
+  for entry in _numbers(name, path):
+    if (entry.setting, entry.row, entry.measure) == (
+        comparison.setting,
+        row,
+        comparison.measure,
+    ):
+      return entry
+  return None
+
+
+@functools.cache
+def _pair(comparison: claims.Comparison) -> pairs.Pair | None:
+  """Returns the paired difference of a comparison, None if it has not run."""
+  name = comparison.experiment
+  mine = _found(name, comparison, comparison.row)
+  other = _found(
+      comparison.other_experiment or name, comparison, comparison.other
+  )
+  return pairs.pair(mine, other) if mine and other else None
+
+
+def _of_paper(comparison: claims.Comparison) -> str:
+  """Returns the difference of what the paper prints, if it does."""
+  table = experiments.get(comparison.experiment)
+  rows = {row.name: row.published for row in table.rows}
+  mine, other = (
+      rows.get(row, {}).get(comparison.setting, {})
+      for row in (comparison.row, comparison.other)
+  )
+  # The measure that decides, or the one that is printed instead.
+  for measure in (comparison.measure, *mine):
+    if '/' not in comparison.measure and measure in mine and measure in other:
+      return f'{mine[measure].value - other[measure].value:+.2f}'
+  return _NONE
+
+
+_VERDICTS = 'confirmed', 'contradicted', 'not decided', 'not run'
+
+
+def _judged(
+    claim: claims.Claim,
+) -> list[tuple[claims.Comparison, pairs.Pair | None, str, str]]:
+  """Returns comparisons with their pair, and the verdict with its reason."""
+  judged: list[tuple[claims.Comparison, pairs.Pair | None, str, str]] = []
+  for comparison in claim.comparisons:
+    pair = _pair(comparison)
+    if pair is None:
+      judged.append((comparison, None, 'not run', ''))
+    else:
+      word, why = verdicts.judge(pair, claim.margin)
+      judged.append((comparison, pair, word, why))
+  return judged
+
+
+def _counts(words: Sequence[str]) -> str:
+  """Returns how often there is each verdict, in words."""
+  found = [(words.count(word), word) for word in _VERDICTS]
+  return ', '.join(f'{n} {word}' for n, word in found if n)
+
+
+def _claims_of(paper: str) -> list[tuple[int, claims.Claim]]:
+  of_paper = [claim for claim in claims.CLAIMS if claim.paper == paper]
+  if not of_paper:
+    raise ValueError(f'Expected claims of {paper!r}, found none.')
+  return list(enumerate(of_paper, 1))
+
+
+def _claims(paper: str) -> str:
+  """All claims of a paper: one row each, then one row a comparison."""
+  overview, details, lacking = [], [], []
+  for number, claim in _claims_of(paper):
+    judged = _judged(claim)
+    words = [word for _, _, word, _ in judged]
+    instead = ' '.join(
+        part
+        for part in (
+            claim.evidence,
+            f'It would take: {claim.needs}' if claim.needs else '',
+        )
+        if part
+    )
+    verdict = _counts(words) or ('not decided' if claim.evidence else 'not run')
+    overview.append(
+        [str(number), claim.text, claim.source, verdict, instead or _NONE]
+    )
+    details += [
+        [
+            str(number),
+            comparison.where,
+            f'{comparison.row} − {comparison.other}',
+            _of_paper(comparison),
+            *cell_texts.pair(pair),
+            word + (f': {why}' if word == 'not decided' else ''),
+        ]
+        for comparison, pair, word, why in judged
+        if pair
+    ]
+    lacking += [f'* {number}: {text}' for text in _lacking(judged)]
+  header = ['', 'Claim', 'Where', 'Comparisons', 'Instead of a comparison']
+  parts = [_markdown(header, overview)]
+  if details:
+    header = [
+        'Claim',
+        'Data',
+        'Difference of',
+        'published',
+        'ours',
+        '95 % over clients or groups',
+        '95 % over seeds',
+        'clients or groups',
+        'seeds',
+        'Verdict',
+    ]
+    parts.append(_markdown(header, details))
+  if lacking:
+    parts += ['Not run:', '\n'.join(lacking)]
+  return '\n\n'.join(parts)
+
+
+def _lacking(judged) -> Iterator[str]:
+  """Yields what has not run of a claim, a line a table."""
+  by_table: dict[str, list[claims.Comparison]] = {}
+  for comparison, pair, *_ in judged:
+    if pair is None:
+      by_table.setdefault(comparison.experiment, []).append(comparison)
+  for name, comparisons in by_table.items():
+    table = experiments.get(name)
+    if not _is_kept(name):
+      num_runs = len(tables.cells(table, 'paper'))
+      data = f'; data: {claims.DATA[name]}' if claims.DATA[name] else ''
+      yield (
+          f'all {len(comparisons)} of `--experiment={name}` (its table has'
+          f' {num_runs} runs at the scale `paper`{data})'
+      )
+    else:
+      of_rows: dict[str, list[str]] = {}
+      for comparison in comparisons:
+        place = of_rows.setdefault(f'{comparison.row} − {comparison.other}', [])
+        place.append(comparison.setting)
+      rows = (
+          f'{row} ({"; ".join(dict.fromkeys(at))})'
+          for row, at in of_rows.items()
+      )
+      yield f'of `--experiment={name}`: {", ".join(rows)}'
+
+
+def _claims_overview() -> str:
+  """How many comparisons of each paper have which verdict."""
+  rows = []
+  for paper in dict.fromkeys(claim.paper for claim in claims.CLAIMS):
+    of_paper = [claim for _, claim in _claims_of(paper)]
+    words = [word for claim in of_paper for _, _, word, _ in _judged(claim)]
+    anchor = paper.lower()
+    rows.append(
+        [
+            f'[{paper}](#{anchor})',
+            str(len(of_paper)),
+            *(str(words.count(word)) for word in _VERDICTS),
+        ]
+    )
+  header = ['Paper', 'Claims', *(f'Comparisons {w}' for w in _VERDICTS)]
+  return _markdown(header, rows)
+
+
+_PAPERS = {
+    'Lim': 'MetaVers',
+    'Vettoruzzo': 'CAFeMe',
+    'Lan': 'FedEC',
+    'Nguyen': 'FedMeta-Per',
+    'Park': 'FRL',
+}
+
+
+def _coverage() -> str:
+  """Published (row, setting) cells that have run at full scale, and all."""
+  rows, totals = [], [0, 0, 0]
+  by_paper: dict[str, list[list[str]]] = {p: [] for p in _PAPERS.values()}
+  sums = {paper: [0, 0, 0] for paper in by_paper}
+  for name, table in experiments.TABLES.items():
+    published = {
+        (row.name, setting) for row in table.rows for setting in row.published
+    }
+    if table.source == 'ours' or not published:
+      continue
+    paper = _PAPERS[table.source.split()[0]]
+    done = set()
+    if _is_kept(name) and _table_json(name)['scale'] == 'paper':
+      done = {
+          (e['row'], e['setting'])
+          for e in _table_json(name)['entries']
+          if e['mean'] is not None and e['num_seeds']
+      } & published
+    earlier = len(done) if (_RESULTS / name / 'EARLIER.md').exists() else 0
+    numbers = [len(done), earlier, len(published)]
+    where = table.source.partition(', ')[2] or table.source
+    by_paper[paper].append(
+        [
+            paper,
+            where.removeprefix('2023, ').removeprefix('2022, '),
+            f'`{name}`',
+            *map(str, numbers),
+        ]
+    )
+    for total in (totals, sums[paper]):
+      for i, number in enumerate(numbers):
+        total[i] += number
+  for paper, lines in by_paper.items():
+    rows += lines
+    rows.append([f'**{paper}**', '', '', *(f'**{n}**' for n in sums[paper])])
+  rows.append(['**All**', '', '', *(f'**{n}**' for n in totals)])
+  header = [
+      'Paper', 'Of', 'Table', 'cells run', 'of an earlier definition',
+      'published cells',
+  ]  # fmt: skip
+  return _markdown(header, rows)
+
+
+# Training images of a cohort: 10 clients of 600 in the published preparation, 6
+# of 150 on CIFAR-10 (600 images of each of 4 classes, dealt to 16 clients).
+_IMAGES, _TIMED_IMAGES = 6000, 900
+
+
+def _few_round_needs() -> str:
+  """What every row of FRL's tables that has not run would take."""
+  (setting,) = experiments.get('frl_cifar10').settings
+  seconds = {
+      row: _summary(run)['seconds_per_round_median']
+      for name, row, (run,) in _runs('frl_cifar10')
+      if name == setting.name
+  }
+  rows = []
+  for name in ('frl_cifar100', 'frl_mini_imagenet', 'frl_femnist'):
+    if _is_kept(name):
+      continue
+    table = experiments.get(name)
+    for cell in tables.cells(table, 'paper'):
+      flags = tables.in_force(cell.flags)
+      num_rounds = int(flags['--rounds'].partition('=')[2])
+      groups = int(flags['--eval_groups'].partition('=')[2])
+      kinds = flags['--protocol'].count(',') + 1
+      hours = num_rounds * seconds[cell.row] / 3600 * _IMAGES / _TIMED_IMAGES
+      if num_rounds == 1:
+        estimate = 'none: groups start from random weights'
+      elif name == 'frl_mini_imagenet':
+        estimate = 'not estimated: images of 84 x 84'
+      else:
+        estimate = f'{hours:.0f}'
+      rows.append(
+          [
+              claims.DATA[name],
+              cell.row,
+              f'{num_rounds:,}',
+              estimate,
+              f'{kinds} x {groups:,}',
+          ]
+      )
+  header = ['Data', 'Row', 'Rounds', 'Hours of preparation', 'Groups to test']
+  return _markdown(header, rows)
+
+
 _USES = {
     'known_client': 'known clients',
     'new_client': 'new clients',
@@ -526,6 +883,12 @@ _KINDS: dict[str, Callable[..., str]] = {
     'first command': _first_command,
     'privacy': _privacy,
     'nvar': _nvar,
+    'pairs': _pairs,
+    'rounds to': _rounds_to,
+    'claims': _claims,
+    'claims overview': _claims_overview,
+    'coverage': _coverage,
+    'few-round needs': _few_round_needs,
     'headline': _headline,
     'algorithms': _algorithms,
     'needs': _needs,

@@ -13,7 +13,9 @@ import sys
 import pytest
 
 from binaries import experiments
+from binaries.experiments import claims
 from tff_meta import registry
+from tff_meta.comparison import report
 from tff_meta.comparison import results
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
@@ -102,6 +104,25 @@ def test_tables_are_of_the_kept_runs(root):
   assert found == [
       entry | {'missing': None} for entry in _kept_entries(root)
   ]  # Seeds that were asked for and have not run are missing in one of them.
+
+
+def test_paired_differences_are_of_the_kept_runs():
+  """Those of earlier definitions have none: they are not written again."""
+  num_pairs = 0
+  for root in _KEPT:
+    kept = json.loads((root / 'table.json').read_text()).get('paired', [])
+    num_pairs += len(kept)
+    if kept:
+      table, cells = _table(root), _kept_cells(root)
+      entries = results.collect(root, table, cells)
+      found = report.Comparison(table, 'cpu', cells, entries, [], '').paired
+      assert kept == [
+          {'setting': setting} | pair.to_json()
+          for setting, measures in found.items()
+          for pairs in measures
+          for pair in pairs
+      ], root.name
+  assert num_pairs > 300
 
 
 def _cells_of_commands():
@@ -209,3 +230,19 @@ def test_the_scaling_of_mnist_is_what_the_search_found():
   for run in sum(_runs('fedmeta_per_mnist').values(), []):
     config = results.read_json(run / 'config.json')['config']
     assert config['dataset_options']['scaling'] == best
+
+
+def test_claims_are_of_rows_that_there_are():
+  """A misspelt one would be taken for one that has not run."""
+  (claim, *_) = (claim for claim in claims.CLAIMS if claim.paper == 'FedEC')
+  comparison = claim.comparisons[0]
+  assert (comparison.row, comparison.other) == ('FedEC', 'FedEC-wo')
+  for change in (
+      {'row': 'FedEC-vo'},
+      {'other': 'MetaVers'},
+      {'setting': 'CIFAR-10'},
+      {'measure': 'Last'},
+      {'other_experiment': 'digits'},
+  ):
+    with pytest.raises(ValueError, match='found no such number'):
+      dataclasses.replace(comparison, **change)

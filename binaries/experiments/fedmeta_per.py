@@ -187,6 +187,7 @@ MNIST = tables.Table(
         ),
     },
     spread=_SPREAD,
+    reference='FedMeta-Per (MAML)',
     notes=(
         *_NOTES,
         'The paper does not say how it scales pixels. Here it is as in the'
@@ -265,6 +266,7 @@ CIFAR10 = tables.Table(
         'paper': tables.Scale(seeds=(1, 2, 3), hours=3 * _CIFAR10_HOURS),
     },
     spread=_SPREAD,
+    reference='FedMeta-Per (MAML)',
     notes=(
         *_NOTES,
         'How CIFAR-10 goes to new clients is not published; here it is as with'

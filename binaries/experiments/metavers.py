@@ -366,6 +366,7 @@ NVAR = tables.Table(
     name='metavers_nvar',
     title='How widely classes spread in the embedding (nVAR), 100 clients',
     source='Lim et al., WACV 2024, Table 4, CIFAR-100; CIFAR-10 is ours',
+    reference='MetaVers',
     settings=(
         _nvar_setting('cifar100', 'CIFAR-100'),
         _nvar_setting('cifar10', 'CIFAR-10'),

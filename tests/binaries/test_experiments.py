@@ -54,8 +54,9 @@ def _last_scale(table):
 
 def test_every_file_of_tables_is_in_the_list():
   folder = pathlib.Path(experiments.__file__).parent
-  for path in folder.glob('[a-z]*.py'):
-    for table in getattr(experiments, path.stem).TABLES:
+  of_tables = {path.stem for path in folder.glob('[a-z]*.py')} - {'claims'}
+  for name in of_tables:
+    for table in getattr(experiments, name).TABLES:
       assert experiments.get(table.name) is table
 
 

@@ -148,9 +148,11 @@ def test_names_are_shown_as_they_are(tmp_path):
   code = next(x for x in markdown.split('\n') if x.startswith('    x '))
   assert '<' not in markdown.replace(code, '')
   rows = [x for x in markdown.split('\n') if x.startswith('| ')]
-  bars = {row.count('|') - row.count(r'\|') for row in rows}
-  assert len(rows) == 2 + len(_NAMES) and len(bars) == 1
-  assert r'\[b](javascript:c) d' in rows[-1]
+  # Numbers, and the pair of the two rows that have two seeds in common.
+  for part, length in ((rows[:5], 2 + len(_NAMES)), (rows[5:], 2 + 1)):
+    bars = {row.count('|') - row.count(r'\|') for row in part}
+    assert len(part) == length and len(bars) == 1
+  assert r'\[b](javascript:c) d' in rows[4]
   with open(tmp_path / 'table.csv', newline='') as file:
     found = list(csv.DictReader(file))
   assert {row['row'] for row in found} == {f"'{formula}", fraction, link}
@@ -299,45 +301,59 @@ def test_best_numbers_are_bold_and_only_a_smoke_run_has_a_banner(
     assert ('class="banner"' in page) == (scale == 'smoke')
 
 
-def test_paired_differences_are_seed_by_seed(tmp_path):
+def _tested(root, numbers):
+  """Finishes all cells; `numbers` is row -> accuracy of each seed."""
   cells = tables.cells(_TABLE, 'cpu')
   for cell in cells:
-    numbers = {'Good': (0.8, 0.9, 0.7), 'Bad': (0.76, 0.84, 0.65)}[cell.row]
-    _finish(tmp_path, cell, numbers[cell.seed - 1])
-  found = _comparison(tmp_path, cells)
-  (pair,) = results.paired_with_best(
-      [e for e in found.entries if e.measure == 'micro']
+    accuracy = numbers[cell.row][cell.seed - 1]
+    _finish(root, cell, accuracy)
+    run = runner.CellFolder(root, cell).run
+    (run / 'clients_known_clients.csv').write_text(
+        'client_id,num_examples,accuracy\n'
+        f'0,5,{accuracy - 0.01}\n1,5,{accuracy + 0.01}\n'
+    )
+  return _comparison(root, cells)
+
+
+def test_paired_differences_stand_in_every_form(tmp_path):
+  """t(0.975, 2) = 4.3027; they have a standard deviation of 1 over seeds."""
+  found = _tested(
+      tmp_path, {'Good': (0.8, 0.9, 0.7), 'Bad': (0.76, 0.84, 0.65)}
   )
-  assert (pair.row, pair.other) == ('Bad', 'Good')
-  assert pair.values == pytest.approx({1: -4.0, 2: -6.0, 3: -5.0})
-  assert pair.mean == pytest.approx(-5.0)
-  # t(0.975, 2) = 4.3027; the differences have a standard deviation of 1.
-  assert pair.half_width == pytest.approx(4.3027 / np.sqrt(3), rel=1e-4)
+  report.write(tmp_path, found)
+  line = ['Bad', '-5.00', '-5.00 to -5.00', '-7.48 to -2.52', '6']
+  line.append('1, 2, 3 (3 of 3 of this sign)')
+  markdown = (tmp_path / 'table.md').read_text()
+  assert '### Paired differences: micro, each method minus Good' in markdown
+  assert f'| {" | ".join(line)} |' in markdown
+  page = (tmp_path / 'report.html').read_text()
+  assert ''.join(f'<td>{cell}</td>' for cell in line[1:]) in page
+  (pair,) = json.loads((tmp_path / 'table.json').read_text())['paired']
+  assert pair['half_width_95_over_seeds'] == pytest.approx(2.4842, rel=1e-4)
+  turned = dataclasses.replace(
+      found, table=dataclasses.replace(_TABLE, reference='Bad')
+  )
+  assert '| Good | +5.00 |' in report.markdown(turned)
 
 
 def test_the_verdict_is_of_published_numbers_or_of_the_lead(tmp_path):
-  cells = tables.cells(_TABLE, 'cpu')
-  for cell in cells:
-    _finish(tmp_path, cell, {'Good': 0.83, 'Bad': 0.80}[cell.row])
-  entries = results.collect(tmp_path, _TABLE, cells)
-  first = [e for e in entries if e.measure == 'micro']
+  good, bad = (0.83, 0.84, 0.85), (0.80, 0.81, 0.82)
+  found = _tested(tmp_path, {'Good': good, 'Bad': bad})
+  first = [e for e in found.entries if e.measure == 'micro']
   assert verdicts.verdict([('50 clients', first)]) == (
-      'Ours minus published: Good in 50 clients (+3.00), in percentage points.'
+      'Ours minus published: Good in 50 clients (+4.00), in percentage points.'
   )
-  ours = [dataclasses.replace(e, published=None) for e in first]
-  assert '3.00 points before Bad, more than chance' in verdicts.verdict(
-      [('50 clients', ours)]
-  )
-  good, bad = ({e.row: e for e in ours}[row] for row in ('Good', 'Bad'))
-  spread = {seed: 9.0 * (seed == 1) for seed in bad.values}
-  apart = dataclasses.replace(
-      bad, values={s: v - spread[s] for s, v in bad.values.items()}
-  )
-  assert 'but the two are not told apart: ' in verdicts.verdict(
-      [('50 clients', [good, apart])]
-  )
-  lower = [dataclasses.replace(e, lower_is_better=True) for e in ours]
-  assert 'Bad has 80.00 %' in verdicts.verdict([('50 clients', lower)])
+
+  def lead(entries):
+    ours = [dataclasses.replace(e, published=None) for e in entries]
+    return verdicts.verdict([('50 clients', ours)])
+
+  assert '3.00 points before Bad, more than chance: ' in lead(first)
+  lower = [dataclasses.replace(e, lower_is_better=True) for e in first]
+  assert 'Bad has 81.00 %' in lead(lower)
+  assert 'before Good, more than chance: ' in lead(lower)
+  one = [dataclasses.replace(e, values={1: e.values[1]}) for e in first[:2]]
+  assert 'but the two are not told apart: one seed.' in lead(one)
 
 
 def test_no_two_rows_of_a_table_look_the_same():

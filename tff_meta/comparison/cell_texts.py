@@ -1,5 +1,8 @@
 """The numbers of an entry as reports print them, whatever their form."""
 
+from collections.abc import Sequence
+
+from tff_meta.comparison import pairs as pairs_lib
 from tff_meta.comparison import results
 
 NONE = '–'
@@ -71,3 +74,61 @@ def hours(entry: results.Entry) -> str:
   if not entry.states or entry.hours is None:
     return NONE
   return f'{entry.hours:.2f}'
+
+
+PAIRS = (
+    'Percentage points, over the seeds that both have. A seed is the same draw'
+    ' of clients or groups for both, and each is compared with itself. The'
+    ' first interval says what other clients or groups of this kind would have'
+    ' with the models that were trained; the second, over seeds, what another'
+    ' draw and training would have: of two or three seeds it is wide, of one'
+    ' there is none. Neither is corrected for the number of rows.'
+)
+
+
+def pairs_title(pairs: Sequence[pairs_lib.Pair]) -> str:
+  """Returns what paired differences of one measure are of."""
+  return f'{pairs[0].measure}, each method minus {pairs[0].other}'
+
+
+def pairs_header(pairs: Sequence[pairs_lib.Pair]) -> list[str]:
+  """Returns what heads the columns of `pair`, behind that of the method."""
+  unit = pairs[0].unit
+  return ['difference', f'95 % over {unit}', '95 % over seeds', unit, 'seeds']
+
+
+def pair(pair: pairs_lib.Pair) -> list[str]:
+  """Returns a paired difference with its intervals."""
+  return [
+      f'{pair.mean:+.2f}',
+      over_units(pair),
+      over_seeds(pair),
+      NONE if pair.num_units is None else str(pair.num_units),
+      seeds_of(pair),
+  ]
+
+
+def over_units(pair: pairs_lib.Pair) -> str:
+  """Returns the interval over clients or groups, or why there is none."""
+  if pair.half_width_over_units is None:
+    return f'none: {"; ".join(dict.fromkeys(pair.problems.values()))}'
+  return _interval(pair.mean, pair.half_width_over_units)
+
+
+def over_seeds(pair: pairs_lib.Pair) -> str:
+  """Returns the interval over seeds, or that there is none."""
+  if pair.half_width_over_seeds is None:
+    return 'none: one seed'
+  return _interval(pair.mean, pair.half_width_over_seeds)
+
+
+def seeds_of(pair: pairs_lib.Pair) -> str:
+  """Returns which seeds both have, and how many agree in the sign."""
+  text = ', '.join(map(str, pair.values))
+  if len(pair.values) == 1:
+    return text
+  return f'{text} ({pair.num_same_sign} of {len(pair.values)} of this sign)'
+
+
+def _interval(mean: float, half_width: float) -> str:
+  return f'{mean - half_width:+.2f} to {mean + half_width:+.2f}'

@@ -289,6 +289,7 @@ class RunsReport(report.Report):
             {run.seed: runner.Outcome('finished') for run in runs},
             {run.seed: run.summary for run in runs},
             None if None in hours else sum(h for h in hours if h),
+            {run.seed: run.path for run in runs},
         )
     return entries
 

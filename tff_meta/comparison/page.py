@@ -136,7 +136,7 @@ def _setting(root, report, name, rows) -> Mapping[str, Any]:
       'rows': rows,
       'measures': measures,
       'has_megabytes': any(cell_texts.has_megabytes(row[0]) for row in rows),
-      'paired': results.paired_with_best(by_measure[0]),
+      'paired': report.paired[name],
       'runs': {row: links for row, links in runs.items() if links},
       'pictures': report.pictures(root, name),
   }

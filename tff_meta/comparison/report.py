@@ -7,6 +7,7 @@ has no number says why.
 from collections.abc import Sequence
 import csv
 import dataclasses
+import functools
 import io
 import itertools
 import pathlib
@@ -18,6 +19,7 @@ from tff_meta import plain_files
 from tff_meta.comparison import cell_texts
 from tff_meta.comparison import figures
 from tff_meta.comparison import page
+from tff_meta.comparison import pairs as pairs_lib
 from tff_meta.comparison import provenance as provenance_lib
 from tff_meta.comparison import results
 from tff_meta.comparison import runner
@@ -82,6 +84,25 @@ class Report:
   def provenance_notes(self) -> Sequence[provenance_lib.Note]:
     """Returns what the page says, folded, of the runs' code and data."""
     return ()
+
+  def reference(self) -> str:
+    """Returns the row that all others are compared with: the first one."""
+    return self.entries[0].row if self.entries else ''
+
+  @functools.cached_property
+  def paired(self) -> dict[str, list[list[pairs_lib.Pair]]]:
+    """Setting -> for each measure how far other rows are from `reference`.
+
+    Without measures of which no interval is known.
+    """
+    found = {
+        setting: [
+            pairs_lib.with_reference(entries, self.reference())
+            for entries in zip(*rows, strict=True)
+        ]
+        for setting, rows in self.by_setting()
+    }
+    return {name: list(filter(None, pairs)) for name, pairs in found.items()}
 
   def sections(self) -> list[tuple[str, Sequence[str]]]:
     """Returns `notes`, and what has no number, if there is any."""
@@ -218,6 +239,10 @@ class Comparison(Report):
     """Returns the names of table and scale."""
     return {'experiment': self.table.name, 'scale': self.scale}
 
+  def reference(self) -> str:
+    """Returns that of the table."""
+    return self.table.reference or super().reference()
+
   def pictures(self, root: pathlib.Path, setting: str) -> list[figures.Picture]:
     """Draws the finished cells."""
     return figures.of_setting(root, self.table, self.cells, setting)
@@ -269,6 +294,12 @@ def write(root: pathlib.Path, report: Report) -> None:
           'command': report.command,
           'header': report.header(),
           'entries': [entry.to_json() for entry in report.entries],
+          'paired': [
+              {'setting': setting} | pair.to_json()
+              for setting, measures in report.paired.items()
+              for pairs in measures
+              for pair in pairs
+          ],
       },
   )
   atomic_files.write_bytes(root / 'report.html', html.encode())
@@ -302,6 +333,15 @@ def markdown(report: Report) -> str:
     lines += [_pipes(header), _pipes(['---'] * len(header))]
     lines += [_pipes(row) for row in body]
     lines.append('')
+    for pairs in report.paired[setting]:
+      title = escapes.markdown_line(cell_texts.pairs_title(pairs))
+      header = ['Method', *cell_texts.pairs_header(pairs)]
+      lines += [f'### Paired differences: {title}', '']
+      lines += [_pipes(header), _pipes(['---'] * len(header))]
+      lines += [_pipes([pair.row, *cell_texts.pair(pair)]) for pair in pairs]
+      lines.append('')
+  if any(report.paired.values()):
+    lines += [f'Paired differences: {cell_texts.PAIRS}', '']
   for title, sentences in report.sections():
     lines += [f'## {title}', '']
     lines += [f'* {escapes.markdown_line(s)}' for s in sentences]

@@ -35,6 +35,8 @@ class Entry:
     bytes_down: That a client is sent in a round of training, the same in all
       finished runs that say so; None without such.
     bytes_up: That a client sends in one.
+    path: Where the measure is in summary.json.
+    runs: Seed -> directory of its run.
   """
 
   row: str
@@ -50,6 +52,11 @@ class Entry:
   lower_is_better: bool = False
   bytes_down: int | None = None
   bytes_up: int | None = None
+  path: str = ''
+  # The same numbers are the same entry wherever they are.
+  runs: Mapping[int, pathlib.Path] = dataclasses.field(
+      default_factory=dict, compare=False, repr=False
+  )
 
   @property
   def mean(self) -> float | None:
@@ -66,7 +73,7 @@ class Entry:
   @property
   def half_width(self) -> float | None:
     """Half of the 95 % interval of the mean over seeds (Student's t)."""
-    return _half_width(list(self.values.values()))
+    return half_width(list(self.values.values()))
 
   @property
   def difference(self) -> float | None:
@@ -110,8 +117,12 @@ class Entry:
     }
 
 
-def _half_width(values: Sequence[float]) -> float | None:
-  """Returns half of a mean's 95 % interval, None for fewer than two values."""
+def half_width(values: Sequence[float]) -> float | None:
+  """Returns half of a mean's 95 % interval, None for fewer than two values.
+
+  Args:
+    values: Of single seeds; Student's t is what their number asks for.
+  """
   n = len(values)
   if n < 2:
     return None
@@ -146,58 +157,6 @@ def best(
   ]
   top = max((round(value, 2) for value, _ in found), default=None)
   return [entry for value, entry in found if round(value, 2) == top]
-
-
-@dataclasses.dataclass(frozen=True)
-class Paired:
-  """How far a row is from another one, seed by seed; in percentage points.
-
-  Attributes:
-    row: Name of the row.
-    other: Name of the other.
-    values: Seed that both have -> number of the row minus that of the other.
-  """
-
-  row: str
-  other: str
-  values: Mapping[int, float]
-
-  @property
-  def mean(self) -> float:
-    """The mean over seeds."""
-    return statistics.fmean(self.values.values())
-
-  @property
-  def half_width(self) -> float | None:
-    """Half of the mean's 95 % interval (Student's t), None for one seed."""
-    return _half_width(list(self.values.values()))
-
-
-def paired_with_best(entries: Sequence[Entry]) -> list[Paired]:
-  """Returns the differences of all other rows from the best one.
-
-  Args:
-    entries: Of one measure in one setting.
-
-  Returns:
-    In their order; rows without a seed in common with the best one are left
-    out.
-  """
-  first = next(iter(best(entries, mean)), None)
-  if first is None:
-    return []
-  return [
-      Paired(entry.row, first.row, differences)
-      for entry in entries
-      for differences in [
-          {
-              seed: value - first.values[seed]
-              for seed, value in entry.values.items()
-              if seed in first.values
-          }
-      ]
-      if entry is not first and differences
-  ]
 
 
 def collect(
@@ -238,7 +197,8 @@ def _of_cells(root, row, setting, cells) -> list[Entry]:
       if outcomes[cell.seed].state == 'finished'
   }
   hours = sum(o.seconds for o in outcomes.values()) / 3600
-  return of_row(row, setting, outcomes, summaries, hours)
+  runs = {cell.seed: runner.CellFolder(root, cell).run for cell in cells}
+  return of_row(row, setting, outcomes, summaries, hours, runs)
 
 
 def of_row(
@@ -247,6 +207,7 @@ def of_row(
     outcomes: Mapping[int, runner.Outcome],
     summaries: Mapping[int, Mapping[str, Any]],
     hours: float | None,
+    runs: Mapping[int, pathlib.Path],
 ) -> list[Entry]:
   """Returns an entry for every measure of a row in a setting.
 
@@ -256,6 +217,7 @@ def of_row(
     outcomes: Seed -> how its run stands.
     summaries: Seed -> summary.json of its finished run, empty if unreadable.
     hours: Wall clock of all of them; None if unknown.
+    runs: Seed -> directory of its run.
   """
   published = row.published.get(setting.name, {})
   entries = []
@@ -292,6 +254,8 @@ def of_row(
             lower_is_better=measure.lower_is_better,
             bytes_down=_bytes_a_round(summaries, 'down'),
             bytes_up=_bytes_a_round(summaries, 'up'),
+            path=measure.path,
+            runs=runs,
         )
     )
   return entries

@@ -154,6 +154,8 @@ class Table(_Checked):
     spread: What the spread of published numbers is, e.g. `'standard error over
       3 seeds'`; empty if they have none.
     notes: Sentences for readers of the report.
+    reference: Name of the row that all others are compared with, the paper's
+      own system; None for the first row.
 
   Raises:
     ValueError: If names repeat, something names a row, a setting, a measure
@@ -169,6 +171,7 @@ class Table(_Checked):
   flags: tuple[str, ...] = ()
   spread: str = ''
   notes: tuple[str, ...] = ()
+  reference: str | None = None
 
   def __post_init__(self):
     super().__post_init__()
@@ -176,6 +179,7 @@ class Table(_Checked):
     rows = _check_unique('row', [r.name for r in self.rows])
     measures = {s.name: {m.name for m in s.measures} for s in self.settings}
     _check_known('scale', self.scales, SCALES)
+    _check_known('row', [self.reference] if self.reference else (), rows)
     for scale in self.scales.values():
       _check_known('row', scale.rows or (), rows)
       _check_known('setting', scale.settings or (), settings)
@@ -304,9 +308,11 @@ def read(summary: Any, path: str) -> float | None:
 
   Args:
     summary: The file's content.
-    path: Keys joined by `/`. Where a key itself holds a `/`, the longest key
-      that fits is taken.
+    path: Keys joined by `/`, or places in a list. Where a key itself holds a
+      `/`, the longest key that fits is taken.
   """
+  if isinstance(summary, list):
+    summary = {str(i): value for i, value in enumerate(summary)}
   if not isinstance(summary, Mapping):
     return None
   if path in summary:

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 import statistics
+from typing import Literal, NamedTuple
 
+from tff_meta.comparison import pairs
 from tff_meta.comparison import results
 
-_INTERVAL = 'the paired 95 % interval over'
 _NAMED = 2  # Settings, or rows, that are named; more are counted.
 
 
@@ -109,16 +110,67 @@ def _lead(setting, best, entries) -> str:
   second = next(iter(results.best(rest, results.mean)), None)
   if second is None:
     return f'{text}.'
-  seeds = len(first.values.keys() & second.values.keys())
   text += f', {abs(first.mean - second.mean):.2f} points before {second.row}'
-  pairs = {p.row: p for p in results.paired_with_best(entries)}
-  pair = pairs.get(second.row)
-  if pair is None or pair.half_width is None:
-    shared = 'one seed' if seeds else 'no seed'
-    return f'{text}; with {shared} in common this may be luck.'
-  if abs(pair.mean) > pair.half_width:
-    return f'{text}, more than chance: {_INTERVAL} {seeds} seeds leaves out 0.'
-  return (
-      f'{text}, but the two are not told apart: {_INTERVAL} {seeds} seeds'
-      ' includes 0.'
+  ends = [second, first] if first.lower_is_better else [first, second]
+  pair = pairs.pair(*ends)
+  if pair is None:
+    return f'{text}; they have no seed in common, so this may be luck.'
+  judgement = judge(pair)
+  if judgement.word == 'confirmed':
+    return f'{text}, more than chance: {judgement.why}.'
+  return f'{text}, but the two are not told apart: {judgement.why}.'
+
+
+class Judgement(NamedTuple):
+  """What runs say of a claim.
+
+  Attributes:
+    word: In one word or two.
+    why: Half a sentence.
+  """
+
+  word: Literal['confirmed', 'contradicted', 'not decided']
+  why: str
+
+
+def judge(pair: pairs.Pair, margin: float = 0.0) -> Judgement:
+  """Returns whether a row is ahead of another by more than a margin.
+
+  * confirmed: the 95 % interval over clients or groups lies above the margin,
+    there are at least two seeds, and the difference of each is above it.
+  * contradicted: the same, all below the margin.
+  * not decided: anything else, with what it is that is missing.
+
+  The interval over seeds has no say: of two seeds it is 6.4 times as wide as
+  they are apart, and would decide nothing. That all seeds agree is a weak
+  stand-in; with two it happens by chance half of the time.
+
+  A claim of equality ("no worse") cannot be confirmed by a difference that is
+  not told from 0, which few clients always give. It has to name how much worse
+  is still as good, and that is a negative margin: -1 asks whether the row is
+  less than a point behind. It is contradicted by more than a point, not by any
+  that is told from 0.
+
+  Args:
+    pair: The row minus the other.
+    margin: In percentage points.
+  """
+  over = 'the margin' if margin else '0'
+  signs = {(v > margin) - (v < margin) for v in pair.values.values()}
+  half_width = pair.half_width_over_units
+  reasons = []
+  if half_width is None:
+    reasons.append(f'no interval over {pair.unit}')
+  elif abs(pair.mean - margin) <= half_width:
+    reasons.append(f'the interval over {pair.unit} includes {over}')
+  if len(pair.values) < 2:
+    reasons.append('one seed')
+  elif len(signs) > 1:
+    reasons.append('seeds disagree')
+  if reasons:
+    return Judgement('not decided', ' and '.join(reasons))
+  return Judgement(
+      'confirmed' if pair.mean > margin else 'contradicted',
+      f'the interval over {pair.unit} leaves out {over}, and all'
+      f' {len(pair.values)} seeds agree',
   )

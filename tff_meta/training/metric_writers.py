@@ -309,6 +309,34 @@ def read_column(path: pathlib.Path, column: str, sha256: str) -> list[float]:
   return values
 
 
+def read_units(path: pathlib.Path, sha256: str) -> dict[str, dict[str, float]]:
+  """Returns a run's table of clients or groups: name -> column -> number.
+
+  Args:
+    path: The CSV file, whose first column has the names.
+    sha256: The file's checksum; empty if nobody knows.
+
+  Returns:
+    NaN where a row has no value.
+
+  Raises:
+    OSError: If it cannot be read.
+    DamagedFileError: If it is no such table, or another one.
+  """
+  content = plain_files.read_bytes(path, plain_files.MAX_TABLE_BYTES)
+  check_sha256(path, content, sha256)
+  with _damaged_tables(path):
+    rows = _rows(content)
+    key = next(iter(rows[0])) if rows else ''
+    units = {
+        row.pop(key): {n: float(value or 'nan') for n, value in row.items()}
+        for row in rows
+    }
+    if len(units) < len(rows):
+      raise ValueError(f'a {key} that comes twice')
+  return units
+
+
 def _rows(content: bytes) -> list[dict[str, str]]:
   return list(csv.DictReader(io.StringIO(content.decode(), newline='')))
 

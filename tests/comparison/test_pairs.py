@@ -1,0 +1,162 @@
+"""Rows are compared client by client, and claims are judged by that."""
+
+import json
+import math
+import re
+
+import pytest
+
+from tff_meta import plain_files
+from tff_meta.comparison import pairs
+from tff_meta.comparison import results
+from tff_meta.comparison import verdicts
+
+
+def _entry(root, row, tested, path='evaluation/known_clients/accuracy_mean'):
+  """Makes runs; `tested` is seed -> (client, examples, accuracy in percent)."""
+  section, protocol, number = path.split('/')
+  values, runs = {}, {}
+  for seed, clients in tested.items():
+    run = runs[seed] = root / f'{row}_{seed}'
+    run.mkdir(parents=True)
+    weights = [n if number == 'accuracy_micro' else 1 for _, n, _ in clients]
+    weighted = sum(w * a for w, (*_, a) in zip(weights, clients, strict=True))
+    values[seed] = weighted / sum(weights)
+    suffix = '_best' if section == 'evaluation_best' else ''
+    unit = 'group' if 'groups' in protocol else 'client'
+    lines = [f'{unit}_id,num_support,num_examples,accuracy']
+    lines += [f'{name},7,{n},{a / 100!r}' for name, n, a in clients]
+    table = run / f'{unit}s_{protocol}{suffix}.csv'
+    table.write_text('\n'.join(lines) + '\n')
+  return results.Entry(
+      row=row,
+      setting='all',
+      measure='accuracy',
+      published=None,
+      values=values,
+      spread=None,
+      spread_name='',
+      states=dict.fromkeys(tested, 'finished'),
+      problems={},
+      hours=None,
+      path=path,
+      runs=runs,
+  )
+
+
+# In another order, as the rows of two tables may be.
+_LOW = [('a', 10, 1.0), ('b', 10, 2.0), ('c', 10, 3.0)]
+_HIGH = [('c', 10, 33.0), ('a', 10, 11.0), ('b', 10, 22.0)]
+
+
+def _pair(root, mine, others, path='evaluation/known_clients/accuracy_mean'):
+  entries = (_entry(root, 'A', mine, path), _entry(root, 'B', others, path))
+  return pairs.pair(*entries)
+
+
+def test_intervals_by_hand(tmp_path):
+  """Differences of 10, 20 and 30: s = 10, V = 100 / 3."""
+  one = _pair(tmp_path / 'one', {1: _HIGH, 2: _HIGH}, {1: _LOW, 3: _LOW})
+  assert one.values == pytest.approx({1: 20.0})
+  # t(0.975, 2) = 4.3027, from a printed table, as all of these.
+  expected = 4.3027 * 10 / math.sqrt(3)
+  assert one.half_width_over_units == pytest.approx(expected, rel=1e-4)
+  assert one.half_width_over_seeds is None
+  shifted = [(name, n, a - 5) for name, n, a in _HIGH]
+  two = _pair(tmp_path / 'two', {1: _HIGH, 2: shifted}, {1: _LOW, 2: _LOW})
+  assert two.mean == pytest.approx(17.5)
+  # V = (100 / 3 + 100 / 3) / 4; (2 x)^2 / (2 x^2 / 2) = 4 degrees: t = 2.7764.
+  expected = 2.7764 * math.sqrt(200 / 3) / 2
+  assert two.half_width_over_units == pytest.approx(expected, rel=1e-4)
+  # Of 20 and 15: s = 3.5355; t(0.975, 1) = 12.7062.
+  expected = 12.7062 * 3.5355 / math.sqrt(2)
+  assert two.half_width_over_seeds == pytest.approx(expected, rel=1e-4)
+  assert (two.num_units, two.num_same_sign, two.unit) == (6, 2, 'clients')
+
+
+def test_examples_are_weights_where_the_measure_has_them(tmp_path):
+  """D = (1 x 80 + 3 x 0) / 4, V = 2 (60^2 / 16 + 9 x 20^2 / 16)."""
+  path = 'evaluation_best/known_clients/accuracy_micro'
+  tested = ([('a', 1, 80.0), ('b', 3, 0.0)], [('a', 1, 0.0), ('b', 3, 0.0)])
+  found = _pair(tmp_path, {1: tested[0]}, {1: tested[1]}, path)
+  assert found.mean == pytest.approx(20.0)
+  expected = 12.7062 * math.sqrt(2 * (3600 + 9 * 400) / 16)
+  assert found.half_width_over_units == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    'clients, why',
+    [
+        ([('d', 10, 1.0), *_LOW[1:]], 'the clients are others'),
+        ([('a', 11, 1.0), *_LOW[1:]], 'numbers of test examples'),
+        (_LOW[:2], 'the clients are others'),
+    ],
+)
+def test_other_clients_are_not_paired(tmp_path, clients, why):
+  found = _pair(tmp_path, {1: _HIGH, 2: _HIGH}, {1: clients, 2: _LOW})
+  assert re.search(why, found.problems[1]) and set(found.spreads) == {2}
+  assert found.half_width_over_units is None
+  assert found.half_width_over_seeds is not None
+
+
+def test_groups_of_other_kinds_are_not_paired(tmp_path):
+  """Though they have the same names and numbers of examples."""
+  path = 'evaluation/new_groups/accuracy_mean'
+  entries = [
+      _entry(tmp_path, row, {1: tested}, path)
+      for row, tested in (('A', _HIGH), ('B', _LOW))
+  ]
+  assert pairs.pair(*entries).unit == 'groups'
+  assert not pairs.pair(*entries).problems
+  config = json.dumps({'config': {'group_clients': 20}})
+  (entries[1].runs[1] / 'config.json').write_text(config)
+  assert 'drawn otherwise' in pairs.pair(*entries).problems[1]
+
+
+def test_clients_make_up_the_number_or_are_refused(tmp_path):
+  mine = _entry(tmp_path, 'A', {1: _HIGH})
+  other = _entry(tmp_path, 'B', {1: _LOW})
+  other.values[1] += 1e-3
+  assert 'mean over clients is +20.0' in pairs.pair(mine, other).problems[1]
+  table = other.runs[1] / 'clients_known_clients.csv'
+  summary = {'files': {table.name: '0' * 64}}
+  (other.runs[1] / 'summary.json').write_text(json.dumps(summary))
+  with pytest.raises(plain_files.DamagedFileError, match='another checksum'):
+    pairs.pair(mine, other)
+  summary['files'] = {}
+  (other.runs[1] / 'summary.json').write_text(json.dumps(summary))
+  table.unlink()
+  assert 'B has no table' in pairs.pair(mine, other).problems[1]
+
+
+def test_the_reference_is_named_or_the_first_with_a_number(tmp_path):
+  rows = [_entry(tmp_path, row, {1: _HIGH}) for row in 'AB']
+  rows.append(_entry(tmp_path, 'C', {}))
+  for reference, other, row in (('B', 'B', 'A'), ('C', 'A', 'B')):
+    (found,) = pairs.with_reference(rows, reference)
+    assert (found.row, found.other) == (row, other)
+
+
+@pytest.mark.parametrize(
+    'differences, half_width, margin, word, why',
+    [
+        ((2.0, 1.0), 1.0, 0, 'confirmed', 'all 2 seeds agree'),
+        ((-2.0, -1.0), 1.0, 0, 'contradicted', 'leaves out 0'),
+        ((2.0,), 1.0, 0, 'not decided', 'one seed'),
+        ((2.0, 1.0), 2.0, 0, 'not decided', 'includes 0'),
+        ((4.0, -1.0), 1.0, 0, 'not decided', 'seeds disagree'),
+        ((2.0, 1.0), None, 0, 'not decided', 'no interval'),
+        # No worse by a point.
+        ((-0.2, 0.1), 0.5, -1, 'confirmed', 'leaves out the margin'),
+        ((-0.2, 0.1), 1.5, -1, 'not decided', 'includes the margin'),
+        ((-0.9, -0.8), 0.5, -1, 'not decided', 'includes the margin'),
+        ((-3.0, -2.0), 0.5, -1, 'contradicted', 'all 2 seeds'),
+    ],
+)
+def test_the_rule_for_claims(
+    monkeypatch, differences, half_width, margin, word, why
+):
+  monkeypatch.setattr(pairs.Pair, 'half_width_over_units', half_width)
+  pair = pairs.Pair('A', 'B', 'm', dict(enumerate(differences)), 'x', {}, {})
+  judgement = verdicts.judge(pair, margin)
+  assert judgement.word == word and why in judgement.why

@@ -1,0 +1,321 @@
+"""How far one row of a table is from another, client by client.
+
+A seed is the same draw of clients, or of groups, for all rows of a setting. For
+every seed s that two rows have, and every client or group i, which both were
+tested on with the same examples,
+
+  d_i = number of the row - number of the other row,
+
+and D_s = sum_i w_i d_i, where w_i is what the measure itself weights by:
+1 / n_s, or for accuracy over all examples ("micro") the share of i's examples.
+So D_s is the difference of the two numbers of summary.json, which is checked.
+The difference is D = mean_s D_s, with two intervals that answer two questions.
+
+* Over clients, within these trainings: were other clients of this kind tested
+  with the models that were trained, would it be the same? The variance of D_s
+  is that of a weighted mean, V_s = n_s / (n_s - 1) sum_i w_i^2 (d_i - D_s)^2,
+  which is s^2 / n_s for equal weights; that of D, of S seeds, is
+  V = sum_s V_s / S^2. D +- t sqrt(V) has Student's t with Welch's number of
+  degrees of freedom, (sum_s V_s)^2 / sum_s (V_s^2 / (n_s - 1)), which is n - 1
+  for one seed. Clients are taken as drawn independently, also those of
+  different seeds. Groups share their test classes, so that theirs is over
+  groups of these classes.
+* Over seeds: were all of it done again, from the draw of clients on? That is
+  Student's interval of the D_s, from two seeds on.
+
+Sources: Student (1908), The probable error of a mean; Cochran (1977), Sampling
+Techniques, section 6.4, for a mean whose weights are drawn with the clients;
+Welch (1947), The generalization of "Student's" problem.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import math
+import pathlib
+import re
+import statistics
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from tff_meta.comparison import results
+from tff_meta.comparison import run_records
+from tff_meta.training import metric_writers
+
+_SECTIONS = {'evaluation': '', 'evaluation_best': '_best'}
+_CURVE_END = 'curve_end'  # No column, but of several.
+_COLUMNS = {
+    'accuracy_mean': 'accuracy',
+    'accuracy_micro': 'accuracy',
+    'accuracy_before_mean': 'accuracy_before',
+    'curve_end_mean': _CURVE_END,
+    'macro_f1_mean': 'macro_f1',
+}
+_UNITS = ('clients', 'groups')
+# What groups are besides their number, as fields of config.json.
+_OF_GROUPS = ('way', 'group_clients', 'partition', 'partition_options')
+_ROUNDING = 1e-6  # Percentage points.
+
+
+class Spread(NamedTuple):
+  """How the differences of a seed's clients or groups are spread.
+
+  Attributes:
+    num_units: How many clients or groups.
+    variance: Of their weighted mean, in squared percentage points.
+  """
+
+  num_units: int
+  variance: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+  """How far a row is from another one; in percentage points.
+
+  Attributes:
+    row: Name of the row.
+    other: Name of the other.
+    measure: Name of the measure.
+    values: Seed that both have -> number of the row minus that of the other.
+    unit: What is tested, clients or groups.
+    spreads: Seed -> spread over clients or groups, where these are the same.
+    problems: Seed -> why there is none.
+  """
+
+  row: str
+  other: str
+  measure: str
+  values: Mapping[int, float]
+  unit: str
+  spreads: Mapping[int, Spread]
+  problems: Mapping[int, str]
+
+  @property
+  def mean(self) -> float:
+    """The mean over seeds."""
+    return statistics.fmean(self.values.values())
+
+  @property
+  def half_width_over_units(self) -> float | None:
+    """Half of the 95 % interval over clients or groups.
+
+    None if they are not known, or not the same, for every seed.
+    """
+    spreads = [self.spreads.get(seed) for seed in self.values]
+    found = [spread for spread in spreads if spread is not None]
+    if len(found) < len(spreads):
+      return None
+    total = sum(spread.variance for spread in found)
+    if not total:
+      return 0.0
+    degrees = total**2 / sum(s.variance**2 / (s.num_units - 1) for s in found)
+    error = math.sqrt(total) / len(found)
+    return float(stats.t.ppf(0.975, degrees)) * error
+
+  @property
+  def half_width_over_seeds(self) -> float | None:
+    """Half of the 95 % interval over seeds, None for one seed."""
+    return results.half_width(list(self.values.values()))
+
+  @property
+  def num_same_sign(self) -> int:
+    """How many seeds have a difference of the mean's sign."""
+    return sum(value * self.mean > 0 for value in self.values.values())
+
+  @property
+  def num_units(self) -> int | None:
+    """How many clients or groups there are over all seeds, None if unknown."""
+    if self.half_width_over_units is None:
+      return None
+    return sum(self.spreads[seed].num_units for seed in self.values)
+
+  @property
+  def has_interval(self) -> bool:
+    """Whether there is any."""
+    return len(self.values) > 1 or bool(self.spreads)
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns all of it for a JSON file."""
+    return {
+        'row': self.row,
+        'other': self.other,
+        'measure': self.measure,
+        'mean': self.mean,
+        'unit': self.unit,
+        'num_units': self.num_units,
+        'half_width_95_over_units': self.half_width_over_units,
+        'half_width_95_over_seeds': self.half_width_over_seeds,
+        'num_same_sign': self.num_same_sign,
+        'values': {str(seed): value for seed, value in self.values.items()},
+        'problems': {str(seed): why for seed, why in self.problems.items()},
+    }
+
+
+def pair(entry: results.Entry, other: results.Entry) -> Pair | None:
+  """Returns how far a row is from another in a measure.
+
+  Args:
+    entry: Of the row.
+    other: Of the other row, and of the same measure.
+
+  Returns:
+    None if they have no seed in common.
+
+  Raises:
+    OSError: If a table of clients or groups cannot be read.
+    DamagedFileError: If it is not what its run wrote.
+  """
+  shared = [seed for seed in entry.values if seed in other.values]
+  if not shared:
+    return None
+  spreads, problems, unit = {}, {}, 'clients'
+  for seed in shared:
+    try:
+      mine, others = (_read_units(e, seed) for e in (entry, other))
+      unit = mine.unit
+      _check_same(mine, others)
+      difference = entry.values[seed] - other.values[seed]
+      spreads[seed] = _spread(mine, others, difference)
+    except _UnpairedError as error:
+      problems[seed] = str(error)
+  return Pair(
+      entry.row,
+      other.row,
+      entry.measure,
+      {seed: entry.values[seed] - other.values[seed] for seed in shared},
+      unit,
+      spreads,
+      problems,
+  )
+
+
+def with_reference(
+    entries: Sequence[results.Entry], reference: str
+) -> list[Pair]:
+  """Returns how far all other rows are from one, where anything is known of it.
+
+  Args:
+    entries: Of one measure in one setting.
+    reference: Name of the row that the others are compared with; if it has no
+      number here, the first one that has.
+
+  Returns:
+    In their order; what has no interval at all is left out.
+  """
+  with_numbers = [entry for entry in entries if entry.values]
+  named = [entry for entry in with_numbers if entry.row == reference]
+  first = next(iter(named or with_numbers), None)
+  pairs = [pair(e, first) for e in with_numbers if first and e is not first]
+  return [found for found in pairs if found and found.has_interval]
+
+
+class _UnpairedError(ValueError):
+  """Clients or groups cannot be paired; the message says why."""
+
+
+class _Units(NamedTuple):
+  """What a run measured of every client or group.
+
+  Attributes:
+    unit: What they are.
+    num_examples: Name -> number of test examples.
+    num_support: Name -> number of examples to train on.
+    values: In percent, in the same order.
+    weights: Of the measure, of sum 1.
+    groups: What groups are, None for clients.
+  """
+
+  unit: str
+  num_examples: dict[str, float]
+  num_support: dict[str, float | None]
+  values: np.ndarray
+  weights: np.ndarray
+  groups: dict[str, object] | None
+
+
+def _read_units(entry: results.Entry, seed: int) -> _Units:
+  """Reads what makes up an entry's number of a seed."""
+  section, protocol, number = (*entry.path.split('/', 2), '', '')[:3]
+  column = _column(number)
+  if section not in _SECTIONS or not column:
+    raise _UnpairedError('numbers of single clients are not kept')
+  run = entry.runs[seed]
+  for unit in _UNITS:
+    name = f'{unit}_{protocol}{_SECTIONS[section]}.csv'
+    sha256 = results.read_sha256(run, name)
+    if sha256 or (run / name).exists():  # One that is lost is an error.
+      rows = metric_writers.read_units(run / name, sha256)
+      break
+  else:
+    raise _UnpairedError(f'{entry.row} has no table of them')
+  values = np.array([_value(row, column) for row in rows.values()])
+  examples = [row.get('num_examples', math.nan) for row in rows.values()]
+  support = [row.get('num_support') for row in rows.values()]
+  weights = np.array(examples if number == 'accuracy_micro' else values * 0 + 1)
+  if not np.isfinite([*values, *weights, *examples]).all():
+    raise _UnpairedError(f'{name} of {entry.row} lacks numbers')
+  return _Units(
+      unit,
+      dict(zip(rows, examples, strict=True)),
+      dict(zip(rows, support, strict=True)),
+      100 * values,
+      weights / np.sum(weights),
+      _groups(run) if unit == 'groups' else None,
+  )
+
+
+def _column(number: str) -> str:
+  """Returns the column that a number is the mean of, empty if of none."""
+  step = re.fullmatch(r'curve/(\d+)', number)
+  if step:
+    return f'accuracy_after_{step[1]}_steps'
+  return _COLUMNS.get(number, '')
+
+
+def _value(row: Mapping[str, float], column: str) -> float:
+  """Returns the value of a client or group, NaN if it has none."""
+  if column != _CURVE_END:
+    return row.get(column, math.nan)
+  # The mean of a curve's last three points, as `client_metrics` has it.
+  points = [v for name, v in row.items() if name.startswith('accuracy_after_')]
+  return statistics.fmean(points[-3:]) if points else math.nan
+
+
+def _groups(run: pathlib.Path) -> dict[str, object]:
+  """Returns what a run's groups are, as its config.json has it."""
+  config = results.read_json(run / 'config.json').get('config')
+  config = run_records.as_of_now(config) if isinstance(config, Mapping) else {}
+  return {name: config.get(name) for name in _OF_GROUPS}
+
+
+def _check_same(mine: _Units, other: _Units) -> None:
+  """Raises if two runs did not test the same clients or groups alike."""
+  if mine.num_examples.keys() != other.num_examples.keys():
+    raise _UnpairedError(f'the {mine.unit} are others')
+  if mine.groups != other.groups:
+    raise _UnpairedError('the groups are drawn otherwise')
+  if mine.num_examples != other.num_examples:
+    raise _UnpairedError(f'the {mine.unit} have other numbers of test examples')
+  if mine.num_support != other.num_support:
+    raise _UnpairedError(
+        f'the {mine.unit} have other numbers of examples to train on'
+    )
+
+
+def _spread(mine: _Units, other: _Units, difference: float) -> Spread:
+  """Returns the spread of paired differences, see the head of this file."""
+  place = {name: i for i, name in enumerate(other.num_examples)}
+  order = [place[name] for name in mine.num_examples]
+  d, w = mine.values - other.values[order], mine.weights
+  mean = float(np.sum(w * d))
+  if abs(mean - difference) > _ROUNDING:
+    raise _UnpairedError(
+        f'the mean over {mine.unit} is {mean:+.4f}, that of the summaries'
+        f' {difference:+.4f}'
+    )
+  n = len(d)
+  if n < 2:
+    raise _UnpairedError(f'of {mine.unit} there is only one')
+  return Spread(n, n / (n - 1) * float(np.sum(w**2 * (d - mean) ** 2)))
