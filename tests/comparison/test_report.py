@@ -148,8 +148,10 @@ def test_names_are_shown_as_they_are(tmp_path):
   code = next(x for x in markdown.split('\n') if x.startswith('    x '))
   assert '<' not in markdown.replace(code, '')
   rows = [x for x in markdown.split('\n') if x.startswith('| ')]
-  bars = {row.count('|') - row.count(r'\|') for row in rows}
-  assert len(rows) == 2 + len(_NAMES) and len(bars) == 1
+  bars = [row.count('|') - row.count(r'\|') for row in rows]
+  num_rows = 2 + len(_NAMES)  # Of the numbers, and of how fast they grow.
+  assert len(rows) == 2 * num_rows
+  assert len(set(bars[:num_rows])) == len(set(bars[num_rows:])) == 1
   assert r'\[b](javascript:c) d' in rows[-1]
   with open(tmp_path / 'table.csv', newline='') as file:
     found = list(csv.DictReader(file))
@@ -212,7 +214,7 @@ def test_bytes_are_of_the_runs_that_say_so(tmp_path, comparison):
     report.write(tmp_path, _comparison(tmp_path, comparison.cells))
     entry = json.loads((tmp_path / 'table.json').read_text())['entries'][0]
     lines = (tmp_path / 'table.md').read_text().split('\n')
-    shown = [x.split(' | ')[-3] for x in lines if x.startswith('| ')]
+    shown = [x.split(' | ')[-3] for x in lines if x.startswith('| ')][:5]
     page = (tmp_path / 'report.html').read_text()
     rows = list(
         csv.DictReader(io.StringIO((tmp_path / 'table.csv').read_text()))
@@ -234,7 +236,19 @@ def test_bytes_are_of_the_runs_that_say_so(tmp_path, comparison):
   for said in ([None] * 3, [(1, 2), (3, 4), None], [('x', []), None, None]):
     *found, shown, page = files(*said)
     assert found == [None, None]
-    assert title not in shown and 'MB' not in page
+    assert title not in shown and title not in page
+
+
+def test_page_and_markdown_say_how_fast_accuracy_grows(tmp_path, comparison):
+  report.write(tmp_path, comparison)
+  markdown = (tmp_path / 'table.md').read_text()
+  page = (tmp_path / 'report.html').read_text()
+  # Evaluated after rounds 2 (0.5) and 4 (0.75), all seeds alike.
+  line = ['Good', '≤ 2', '4', '4', '4', '62.50', '2 to 4', '–', '–', '–']
+  assert f'| {" | ".join(line)} |' in markdown
+  assert ''.join(f'<td>{cell}</td>' for cell in line[1:]) in page
+  found = json.loads((tmp_path / 'table.json').read_text())['progress']
+  assert found['50 clients']['final'] == 0.75
 
 
 def test_files_say_the_same(tmp_path, comparison):

@@ -28,8 +28,6 @@ from tff_meta.training import metric_writers
 from tff_meta.training import run_directory
 
 _LOSS = 'train/loss'
-# Of all clients of a round together.
-_BYTES_DOWN, _BYTES_UP = 'train/bytes_down', 'train/bytes_up'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -425,7 +423,10 @@ def traffic_columns(sent: traffic.Traffic, num_clients: int) -> dict[str, int]:
     Name -> bytes, without what is not known.
   """
   total = sent.times(num_clients)
-  columns = {_BYTES_DOWN: total.down, _BYTES_UP: total.up}
+  columns = {
+      metric_writers.BYTES_DOWN: total.down,
+      metric_writers.BYTES_UP: total.up,
+  }
   return {name: n for name, n in columns.items() if n is not None}
 
 
