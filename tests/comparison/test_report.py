@@ -251,6 +251,20 @@ def test_page_and_markdown_say_how_fast_accuracy_grows(tmp_path, comparison):
   assert found['50 clients']['final'] == 0.75
 
 
+def test_page_draws_margins_where_there_are_any(tmp_path, comparison):
+  for cell in comparison.cells[::2]:  # Those of a row.
+    path = runner.CellFolder(tmp_path, cell).run / 'metrics.csv'
+    path.write_text(
+        'round,client_work/signal/margin,train/max_update_norm\n'
+        '2,0.5,0.0\n4,1.0,0.0\n'
+    )
+  report.write(tmp_path, comparison)
+  page = (tmp_path / 'report.html').read_text()
+  assert 'The margin between classes: ' in page
+  assert 'Drift: ' not in page  # Nothing but zeros.
+  assert 'How fast accuracy grows' not in page  # Nothing was evaluated.
+
+
 def test_files_say_the_same(tmp_path, comparison):
   report.write(tmp_path, comparison)
   found = json.loads((tmp_path / 'table.json').read_text())

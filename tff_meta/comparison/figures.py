@@ -34,6 +34,21 @@ _COLOURS = (
     '#aa3377',
     '#999999',
 )
+# Columns of metrics.csv, their labels and what they are.
+_SIGNALS = (
+    (
+        'client_work/signal/margin',
+        "mean margin of a round's clients",
+        'The margin between classes: the distance between the means of two'
+        " classes in a client's embedding, the mean over pairs of classes and"
+        " over a round's clients",
+    ),
+    (
+        'train/max_update_norm',
+        'largest norm of an update',
+        "Drift: the largest norm of an update among a round's clients",
+    ),
+)
 _MARKERS = 'o', 's', '^', 'D', 'v', 'P'  # No divisor of 7: 42 pairs.
 _INK = '#010203'  # What becomes the colour of the page's text.
 _INK_STYLE = (
@@ -121,6 +136,7 @@ def of_runs(
     pictures = [
         _accuracy_curves(runs, styles),
         _losses(runs, styles),
+        *_signals(runs, styles),
         _distribution(runs, styles, protocol, suffix),
         _adaptation(runs, styles, protocol, suffix),
     ]
@@ -299,6 +315,23 @@ def _losses(runs, styles) -> Picture | None:
       f'{left_out if num_shown < num_runs else ""}',
       smooth=True,
   )
+
+
+def _signals(runs, styles) -> Iterator[Picture | None]:
+  """What methods measure in training beside the loss, if they do."""
+  for column, label, what in _SIGNALS:
+    curves, *_ = _columns(runs, lambda name, column=column: name == column)
+    # A method of the same family that has no such thing reports zeros.
+    curves = {row: xy for row, xy in curves.items() if xy[1].any()}
+    yield _lines(
+        curves,
+        styles,
+        'communication round',
+        label,
+        f'{what} (mean over the seeds of a method, band of one standard'
+        ' deviation, to the end of the shortest of its runs), as'
+        f' {column} in metrics.csv.',
+    )
 
 
 def _columns(runs, wanted, every_round=False):

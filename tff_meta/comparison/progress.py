@@ -29,12 +29,13 @@ _NONE = '–'
 TITLE = 'How fast accuracy grows'
 WHAT_IT_IS = (
     'A target is reached in the first evaluated round that has it, be it by'
-    ' chance; "≤" says that this was the first evaluation of all. A mean stands'
-    ' where every seed reaches it, in parentheses stand the seeds.',
-    'Seconds are those of the rounds on the host that simulated them: all'
-    ' clients of a round and the server, without evaluations, whatever else ran'
-    ' there. They are no seconds of a device, and rows may have run on'
-    ' different machines.',
+    ' chance; of the rounds since the evaluation before nothing is known, and'
+    ' "≤" says that there was none before. A mean stands where every seed'
+    ' reaches it, in parentheses stand the seeds.',
+    'Seconds are those of the rounds on the host that simulated them, all'
+    ' clients and the server, without evaluations: the rounds times their'
+    ' median where single ones are not kept. They are not those of a device,'
+    ' and runs had other machines and other load.',
     'MB (10^6 bytes) are what all clients of these rounds are sent and send,'
     " read off TFF's types.",
     'The area is that under the line through all evaluations, divided by the'
