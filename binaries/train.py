@@ -158,6 +158,23 @@ CLIENTS_PER_ROUND = flag_kinds.define_whole_number(
     'Clients of a round; by default what suits the data.',
     least=1,
 )
+ABSENT_CLIENTS = flag_kinds.define_number(
+    'absent_clients',
+    0.0,
+    'Share of the clients of a round, on average, that are not there, to'
+    ' simulate devices that drop out.',
+)
+LATE_CLIENTS = flag_kinds.define_number(
+    'late_clients',
+    0.0,
+    'The same of clients that are sent the model, and answer when the round is'
+    ' over.',
+)
+SLOW_CLIENTS = flag_kinds.define_number(
+    'slow_clients',
+    0.0,
+    'The same of clients that manage half of their examples.',
+)
 SEED = flag_kinds.define_whole_number(
     'seed', 0, 'Of everything random in the run; 0 to 2**31 - 1.'
 )

@@ -62,8 +62,10 @@ def main() -> None:
       if not all((run / 'metrics.csv').exists() for run in runs):
         continue  # Not all files of a run are kept.
       curves = progress.of_runs({row: runs})
-      if curves is None or None not in curves.rows[row][0].sent:
+      if curves is None:
         continue
+      if None not in next(iter(curves.rows[row][0].sent.values())):
+        continue  # They say it themselves.
       try:
         of_row = of_run(results.read_json(runs[0] / 'config.json'))
       except ValueError as error:

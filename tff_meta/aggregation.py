@@ -357,20 +357,21 @@ class DifferentiallyPrivate(Aggregation):
   def _adaptive_mean(self, num_parts):
     import tensorflow_federated as tff
 
-    try:
-      return tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
-          self._noise(num_parts),
-          self.clients_per_round,
-          initial_l2_norm_clip=1 / _BEYOND,
-          target_unclipped_quantile=self.clip_quantile,
-      )
-    except ValueError as error:
+    noise = self._noise(num_parts)
+    # TFF counts those below the clip with noise of a twentieth of the cohort,
+    # twice of which has to exceed that of the whole.
+    if self.clients_per_round <= 10 * noise:
       raise ValueError(
-          'Expected enough clients in a cohort to estimate `clip_quantile`'
-          f' with `noise_multiplier` {self.noise_multiplier}, found'
-          f' {self.clients_per_round} ({error}). Tip: more clients a round, or'
-          ' a fixed clip.'
-      ) from None
+          f'Expected more than {10 * noise:g} clients a round to estimate'
+          f' `clip_quantile` with `noise_multiplier` {self.noise_multiplier:g},'
+          f' found {self.clients_per_round}. Tip: a fixed clip takes fewer.'
+      )
+    return tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
+        noise,
+        self.clients_per_round,
+        initial_l2_norm_clip=1 / _BEYOND,
+        target_unclipped_quantile=self.clip_quantile,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

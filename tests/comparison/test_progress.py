@@ -78,6 +78,19 @@ def test_rows_of_one_setting_are_measured_alike(tmp_path):
   assert progress.of_runs({}) is None
 
 
+def test_bytes_of_unequal_rounds_are_summed_or_unknown(tmp_path):
+  run = _run(tmp_path / 'a', 0, {1: 0.2, 2: '', 3: 0.5}, sent=True)
+  path = run / 'metrics.csv'
+  # Somebody was late in round 2.
+  path.write_text(path.read_text().replace('2,1.0,,30,10', '2,1.0,,40,10'))
+  ((course,),) = progress.of_runs({'a': [run]}).rows.values()
+  assert course.sent == {1: (30, 10), 3: (100, 30)}
+  lines = path.read_text().splitlines()
+  path.write_text('\n'.join([lines[0], *lines[2:], '6,1.0,0.5,30,10', '']))
+  ((course,),) = progress.of_runs({'a': [run]}).rows.values()
+  assert course.sent == {3: (None, 30), 6: (None, 60)}
+
+
 def test_a_kept_file_of_traffic_is_of_all_clients(tmp_path):
   row = {'down': 8, 'up': 3, 'clients': 5}
   path = tmp_path / progress.TRAFFIC_FILE

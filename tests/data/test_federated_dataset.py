@@ -350,6 +350,18 @@ def test_a_tff_computation_takes_clients_of_different_size():
   assert salts == sum(dataset.salt(f'client_{k}') % 1000 for k in (0, 5, 1))
 
 
+def test_half_of_a_client_is_every_other_example():
+  dataset = make_toy()
+  found, salt = dataset.tff_client_data('client_1', 'half_train').values()
+  (whole,) = dataset.tff_client_data('client_1')['examples']
+  for half in (found, dataset.named_client_data('client_1', 'half_train')):
+    half = half if half is found else half['examples'].open()
+    (batch,) = half
+    np.testing.assert_array_equal(batch['x'], whole['x'][::2])
+    np.testing.assert_array_equal(batch['y'], whole['y'][::2])
+  assert [int(s) for s in salt] == [dataset.salt('client_1')]
+
+
 def test_unknown_clients_roles_and_parts_are_refused():
   dataset = make_toy()
   with pytest.raises(ValueError, match="'toy', found 'client_10'"):

@@ -13,6 +13,7 @@ from tff_meta import method
 from tff_meta import models
 from tff_meta import traffic
 from tff_meta.client_works import client_work
+from tff_meta.data import availability
 from tff_meta.learners import local_sgd
 from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
@@ -61,7 +62,7 @@ def _cohort(round_num):
   return [f'{round_num}/3', f'{round_num}/4']
 
 
-def _client_data(client_id):
+def _client_data(client_id, part='train'):
   """Three points of one client and four of the other."""
   round_num, num_points = map(int, client_id.split('/'))
   rng = np.random.default_rng([round_num, num_points])
@@ -114,6 +115,7 @@ def _train(
         report=report,
         why_not_trained=options.get('why_not_trained', lambda _: None),
         sent=options.get('sent', traffic.UNKNOWN),
+        available=options.get('available', availability.ALWAYS),
     )
 
 
@@ -164,6 +166,33 @@ def test_bytes_are_those_of_all_clients_of_a_round(process, tmp_path):
   columns = metric_writers.read_metrics(root / 'metrics.csv')
   assert columns['round'] == [1, 2, 3]
   assert not [name for name in columns if 'bytes' in name]
+
+
+def test_clients_that_are_not_there_are_counted_also_after_a_stop(
+    process, tmp_path
+):
+  """Those who are late are sent the model, and send nothing that counts."""
+  options = dict(
+      cohort=lambda round_num: [f'{round_num}/{i}' for i in range(1, 9)],
+      available=availability.Availability(absent=0.3, late=0.3, slow=0.2),
+      sent=traffic.Traffic(5, 7),
+  )
+  _train(process, tmp_path / 'whole', **options)
+  _train(process, tmp_path / 'run', rounds=3, **options)
+  _train(process, tmp_path / 'run', **options)
+  assert _files(tmp_path / 'run') == _files(tmp_path / 'whole')
+  columns = metric_writers.read_metrics(tmp_path / 'run/metrics.csv')
+  absent, late, slow, down, up = (
+      np.array(columns[f'train/{name}'])
+      for name in (
+          *(f'num_{kind}_clients' for kind in ('absent', 'late', 'slow')),
+          *('bytes_down', 'bytes_up'),
+      )
+  )
+  assert absent.any() and late.any() and slow.any()
+  np.testing.assert_array_equal(down, 5 * (8 - absent))
+  np.testing.assert_array_equal(up, 7 * (8 - absent - late))
+  assert (columns['train/num_examples'] < 4 * 8 * np.ones(_ROUNDS)).all()
 
 
 def test_no_evaluation_before_the_first_that_is_wanted(
@@ -447,7 +476,7 @@ def _rotating_cohort(round_num):
   return [c for k, c in enumerate(_CLIENTS) if (k - round_num) % 4]
 
 
-def _scalar_data(client_id):
+def _scalar_data(client_id, part='train'):
   x = np.float32([[1 + _CLIENTS.index(client_id)]])
   batch = collections.OrderedDict(x=x, y=np.int32([0]))
   return collections.OrderedDict(
@@ -510,7 +539,7 @@ def test_client_states_go_with_the_checkpoint_that_needed_them(
 def test_labels_of_no_class_are_reported_once(stateful, tmp_path):
   """One of the clients, who take turns, has a label of 7 where 0 is all."""
 
-  def client_data(client_id):
+  def client_data(client_id, part='train'):
     data = _scalar_data(client_id)
     label = 7 if client_id == _CLIENTS[0] else 0
     examples = data['examples'].map(

@@ -45,7 +45,7 @@ WHAT_IT_IS = (
 
 
 class Sent(NamedTuple):
-  """What travels in a round, of all its clients.
+  """What travels between the server and clients.
 
   Attributes:
     down: Bytes that they are sent; None if unknown.
@@ -70,15 +70,15 @@ class Course:
     rounds: Those with an evaluation, two at least.
     accuracies: Shares, one a round of `rounds`.
     seconds: Round of `rounds` -> seconds of all rounds so far; None if unknown.
-    sent: What travels in a round.
+    sent: Round of `rounds` -> what travelled in all rounds so far.
   """
 
   seed: int
   column: str
   rounds: Sequence[int]
   accuracies: Sequence[float]
-  seconds: Mapping[int, float] | None = None
-  sent: Sent = Sent()
+  seconds: Mapping[int, float] | None
+  sent: Mapping[int, Sent]
 
   def reached(self, target: float) -> int | None:
     """Returns the first evaluated round with an accuracy, None if none has."""
@@ -99,7 +99,7 @@ class Course:
     round_num = self.reached(target)
     if round_num is None:
       return dict.fromkeys(('rounds', 'seconds', 'bytes_down', 'bytes_up'))
-    sent = self.sent.times(round_num)
+    sent = self.sent[round_num]
     return {
         'rounds': round_num,
         'seconds': None if self.seconds is None else self.seconds[round_num],
@@ -269,7 +269,7 @@ def _course(run: pathlib.Path, sent: Sent) -> Course:
       rounds,
       list(found.values()),
       _seconds(run, summary, rounds),
-      _sent(metrics, sent),
+      _sent(metrics, rounds, sent),
   )
 
 
@@ -286,15 +286,25 @@ def _seconds(run, summary, rounds) -> dict[int, float] | None:
   return None if median is None else {r: median * r for r in rounds}
 
 
-def _sent(metrics, otherwise: Sent) -> Sent:
-  """Returns what travels in a round; None if rounds are not all alike."""
-  columns = [
-      set(metrics.get(name, ()))
-      for name in (metric_writers.BYTES_DOWN, metric_writers.BYTES_UP)
-  ]
-  if not any(columns):
-    return otherwise
-  return Sent(*(int(c.pop()) if len(c) == 1 else None for c in columns))
+def _sent(metrics, rounds, in_a_round: Sent) -> dict[int, Sent]:
+  """Returns round -> what travelled so far: of metrics.csv, if it says so."""
+  if not {metric_writers.BYTES_DOWN, metric_writers.BYTES_UP} & metrics.keys():
+    return {r: in_a_round.times(r) for r in rounds}
+  down = _bytes_so_far(metrics, metric_writers.BYTES_DOWN)
+  up = _bytes_so_far(metrics, metric_writers.BYTES_UP)
+  return {r: Sent(down(r), up(r)) for r in rounds}
+
+
+def _bytes_so_far(metrics, column) -> Callable[[int], int | None]:
+  """Returns the sum over rounds; None if some lack one and are not alike."""
+  values = metrics.get(column, [math.nan])
+  if any(map(math.isnan, values)):
+    return lambda round_num: None
+  if len(set(values)) == 1:
+    return lambda round_num: int(values[0]) * round_num
+  if list(metrics['round']) != list(range(1, len(values) + 1)):
+    return lambda round_num: None
+  return lambda round_num: int(sum(values[:round_num]))
 
 
 def kept_traffic(root: pathlib.Path, setting: str) -> Callable[[str], Sent]:

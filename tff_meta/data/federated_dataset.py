@@ -21,6 +21,8 @@ from tff_meta.data import groups as groups_lib
 from tff_meta.data import partitioners
 
 PARTS = client_sources.PARTS
+# Every other example to train on, of clients that manage no more.
+HALF_TRAIN = 'half_train'
 NEW_CLIENTS = ('held_out', 'redealt')
 ClientExamples = client_sources.ClientExamples
 
@@ -50,7 +52,7 @@ class NamedSequence(NamedTuple):
   Attributes:
     dataset: Who has the client.
     client_id: The client.
-    part: 'train', 'validation' or 'test'.
+    part: 'train', 'validation', 'test' or 'half_train'.
     field: 'examples' or 'salt'.
   """
 
@@ -224,30 +226,35 @@ class FederatedDataset:
 
     Args:
       client_id: One of `client_ids`.
-      part: 'train', 'validation' or 'test'.
+      part: 'train', 'validation', 'test' or 'half_train'.
 
     Returns:
       `examples`: a data set of ONE element, the batch of all examples,
       OrderedDict(x=float32 [None, *input_shape], y=int32 [None]); `salt`: a
-      data set of one int32. The same objects for as long as they are cached.
+      data set of one int32. The same objects for as long as they are cached,
+      which half a part is not.
 
     Raises:
       ValueError: As `client`.
     """
-    self._check_client(client_id, part)
+    self._check_client(client_id, part, (*PARTS, HALF_TRAIN))
     held = self._hold(client_id)
+    if part == HALF_TRAIN:
+      x, y = held.tensors.train
+      return self._tff_data(client_id, x[::2], y[::2])
     if part not in held.tff_data:
       x, y = getattr(held.tensors, part)
-      salt = tf.constant(self.salt(client_id), tf.int32)
-      held.tff_data[part] = collections.OrderedDict(
-          examples=client_work.one_element_dataset(
-              collections.OrderedDict(x=x, y=y), self._batch_spec
-          ),
-          salt=client_work.one_element_dataset(
-              salt, tf.TensorSpec((), tf.int32)
-          ),
-      )
+      held.tff_data[part] = self._tff_data(client_id, x, y)
     return held.tff_data[part]
+
+  def _tff_data(self, client_id, x, y):
+    salt = tf.constant(self.salt(client_id), tf.int32)
+    return collections.OrderedDict(
+        examples=client_work.one_element_dataset(
+            collections.OrderedDict(x=x, y=y), self._batch_spec
+        ),
+        salt=client_work.one_element_dataset(salt, tf.TensorSpec((), tf.int32)),
+    )
 
   def named_client_data(
       self, client_id: str, part: str = 'train'
@@ -256,7 +263,7 @@ class FederatedDataset:
 
     Args:
       client_id: One of `client_ids`.
-      part: 'train', 'validation' or 'test'.
+      part: 'train', 'validation', 'test' or 'half_train'.
 
     Returns:
       `examples` and `salt`.
@@ -264,7 +271,7 @@ class FederatedDataset:
     Raises:
       ValueError: If there is no such client or part.
     """
-    self._check_client(client_id, part)
+    self._check_client(client_id, part, (*PARTS, HALF_TRAIN))
     return collections.OrderedDict(
         (field, NamedSequence(self, client_id, part, field))
         for field in ('examples', 'salt')
@@ -293,14 +300,14 @@ class FederatedDataset:
     )
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
-  def _check_client(self, client_id, part):
+  def _check_client(self, client_id, part, parts=PARTS):
     if client_id not in self._all_ids:
       raise ValueError(
           f'Expected `client_id` to be a client of {self.name!r}, found'
           f' {client_id!r}. See `client_ids`.'
       )
-    if part not in PARTS:
-      raise ValueError(f'Expected `part` to be one of {PARTS}, found {part!r}.')
+    if part not in parts:
+      raise ValueError(f'Expected `part` to be one of {parts}, found {part!r}.')
 
   def _hold(self, client_id):
     """Returns a client, from the cache or read and put there."""

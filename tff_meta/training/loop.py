@@ -22,12 +22,15 @@ from tff_meta import progress as progress_lib
 from tff_meta import spelling
 from tff_meta import traffic
 from tff_meta.client_works import client_work
+from tff_meta.data import availability
 from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
 from tff_meta.training import metric_writers
 from tff_meta.training import run_directory
 
 _LOSS = 'train/loss'
+_ABSENT, _LATE = 'train/num_absent_clients', 'train/num_late_clients'
+_SLOW = 'train/num_slow_clients'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,7 +289,7 @@ class _Recorder:
 def train(
     process: tff.learning.templates.LearningProcess,
     cohort: Callable[[int], Sequence[str]],
-    client_data: Callable[[str], Any],
+    client_data: Callable[..., Any],
     evaluation: Evaluation,
     *,
     is_cached: Callable[[str], bool],
@@ -300,14 +303,16 @@ def train(
     why_not_trained: Callable[[Sequence[str]], str | None] = lambda _: None,
     writers: Sequence[metric_writers.Writer] = (),
     sent: traffic.Traffic = traffic.UNKNOWN,
+    available: availability.Availability = availability.ALWAYS,
+    seed: int = 0,
 ) -> Trained:
   """Trains until the schedule or the patience ends or a stop is asked for.
 
   Args:
     process: What to train.
     cohort: Round (from 1) -> the ids of its clients; a pure function.
-    client_data: Client id -> the client's data, without what it keeps between
-      rounds.
+    client_data: Client id, and a part of its data where it is not 'train' ->
+      the client's data, without what it keeps between rounds.
     evaluation: What to measure when the schedule says so.
     is_cached: Client id -> whether `client_data` need not read its data.
     client_states: What clients keep between rounds; rolled back to the
@@ -325,6 +330,8 @@ def train(
       as people read them; flushed before a checkpoint, left open.
     sent: What travels between the server and a client in a round; metrics.csv
       has it of all clients of a round, where it is known.
+    available: How often clients are not there; metrics.csv counts them.
+    seed: That this is drawn from.
 
   Returns:
     Where the run has come to.
@@ -367,13 +374,14 @@ def train(
     while trained.rounds < schedule.num_rounds and not stop:
       rounds = trained.rounds + 1
       started = time.perf_counter()
-      clients = cohort(rounds)
+      present = available.present(cohort(rounds), seed, rounds)
+      clients = [client_id for client_id, _ in present.clients]
       cached = sum(map(is_cached, clients)) / len(clients)
       output = next_round(
           process,
           trained.state,
           rounds,
-          [(c, client_data(c)) for c in clients],
+          [(c, client_data(c, part)) for c, part in present.clients],
           client_states,
       )
       seconds = time.perf_counter() - started
@@ -381,7 +389,13 @@ def train(
       elsewhere = dealer.statistics() if dealer else {}
       trained = Trained(output.state, rounds, trained.best)
       metrics = metric_writers.flatten_metrics(output.metrics)
-      metrics |= traffic_columns(sent, len(clients))
+      metrics |= traffic_columns(sent, len(clients), present.num_late)
+      if not available.is_full:
+        metrics |= {
+            _ABSENT: present.num_absent,
+            _LATE: present.num_late,
+            _SLOW: present.num_slow,
+        }
       if schedule.evaluates(rounds):
         weights = process.get_model_weights(output.state)
         measured = evaluation.measure(weights, client_states)
@@ -412,20 +426,22 @@ def train(
   return trained
 
 
-def traffic_columns(sent: traffic.Traffic, num_clients: int) -> dict[str, int]:
+def traffic_columns(
+    sent: traffic.Traffic, num_clients: int, num_late: int = 0
+) -> dict[str, int]:
   """Returns the columns of metrics.csv with the bytes of a round.
 
   Args:
     sent: What travels between the server and one client.
     num_clients: Of the round.
+    num_late: Others, who are sent something, and of whom nothing comes.
 
   Returns:
     Name -> bytes, without what is not known.
   """
-  total = sent.times(num_clients)
   columns = {
-      metric_writers.BYTES_DOWN: total.down,
-      metric_writers.BYTES_UP: total.up,
+      metric_writers.BYTES_DOWN: sent.times(num_clients + num_late).down,
+      metric_writers.BYTES_UP: sent.times(num_clients).up,
   }
   return {name: n for name, n in columns.items() if n is not None}
 

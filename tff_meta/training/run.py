@@ -568,6 +568,8 @@ def _train(
         why_not_trained=experiment.why_not_trained,
         writers=writers,
         sent=sent,
+        available=training.availability(),
+        seed=config.seed,
     )
   metrics = metric_writers.read_metrics(directory.metrics)
   learning_curve.write_learning_curve(

@@ -16,6 +16,7 @@ from tff_meta import models
 from tff_meta import privacy
 from tff_meta import registry
 from tff_meta import spelling
+from tff_meta.data import availability
 from tff_meta.data import partitioners
 from tff_meta.datasets import own_data
 from tff_meta.training import hyperparameters
@@ -127,6 +128,10 @@ class TrainingConfig:
     augmentation: Fields of `augmentation.CropAndFlip` but `fill`, how images
       are varied in training; None for not at all.
     clients_per_round: Clients in a round's cohort.
+    absent_clients: Share of clients of a cohort, on average, that are not
+      there, see `availability.Availability`.
+    late_clients: That answer too late.
+    slow_clients: That manage half of their examples.
     rounds: Communication rounds of the whole run.
     checkpoint_every: Rounds between checkpoints.
     eval_every: Rounds between evaluations on the way; 0 for none.
@@ -161,6 +166,9 @@ class TrainingConfig:
 
   augmentation: Mapping[str, Any] | None = None
   clients_per_round: int
+  absent_clients: float = 0.0
+  late_clients: float = 0.0
+  slow_clients: float = 0.0
   rounds: int
   checkpoint_every: int
   eval_every: int
@@ -195,6 +203,11 @@ class TrainingConfig:
             'shards',
         ),
     )
+    if self.driver == 'program' and not self.availability().is_full:
+      raise ValueError(
+          "Expected `driver` 'loop' with `absent_clients`, `late_clients` or"
+          " `slow_clients`, found 'program', whose cohorts have a fixed size."
+      )
     aggregation = self.aggregator()
     if isinstance(aggregation, aggregation_lib.DifferentiallyPrivate):
       expected = aggregation.clients_per_round
@@ -248,6 +261,12 @@ class TrainingConfig:
             f'Expected `select_best` with `{name}` {value!r}, found none: no'
             ' round is selected.'
         )
+
+  def availability(self) -> availability.Availability:
+    """Returns how often clients are not there."""
+    return availability.Availability(
+        self.absent_clients, self.late_clients, self.slow_clients
+    )
 
   def aggregator(self) -> aggregation_lib.Aggregation:
     """Returns how everything that clients send is aggregated."""

@@ -1,0 +1,115 @@
+"""Clients of a cohort that do not answer, or not in time, or not with all.
+
+Devices drop out of rounds. What becomes of each client of a cohort is drawn
+from the seed and the number of the round, so a continued run has the rounds of
+an uninterrupted one.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from tff_meta.data import federated_dataset
+
+_SEED = 17  # Of draws of this kind, beside those of cohorts.
+
+
+class Present(NamedTuple):
+  """Who takes part in a round.
+
+  Attributes:
+    clients: Ids, each with the part of its data that it trains on: 'train', or
+      'half_train' of a slow one.
+    num_absent: How many others were never there.
+    num_late: How many others were sent the model, and answer too late.
+  """
+
+  clients: Sequence[tuple[str, str]]
+  num_absent: int = 0
+  num_late: int = 0
+
+  @property
+  def num_slow(self) -> int:
+    """How many of the clients train on half of their data."""
+    return sum(part != 'train' for _, part in self.clients)
+
+
+@dataclasses.dataclass(frozen=True)
+class Availability:
+  """How often clients are not there; each client of a round by itself.
+
+  Attributes:
+    absent: Probability that a client is not there, from 0 to below 1.
+    late: That it is sent the model but answers when the round is over: nothing
+      of it counts, and it keeps what it had kept before.
+    slow: That it manages half of its examples (every other one).
+  """
+
+  absent: float = 0.0
+  late: float = 0.0
+  slow: float = 0.0
+
+  def __post_init__(self):
+    rates = dataclasses.asdict(self)
+    for name, rate in rates.items():
+      if not 0 <= rate <= 1:
+        raise ValueError(
+            f'Expected `{name}_clients` as a share between 0 and 1, found'
+            f' {rate}.'
+        )
+    if self.absent + self.late >= 1:
+      raise ValueError(
+          'Expected `absent_clients` and `late_clients` to be less than 1'
+          f' together, found {self.absent} and {self.late}: nobody would be'
+          ' left.'
+      )
+    if sum(rates.values()) > 1:
+      raise ValueError(
+          'Expected `absent_clients`, `late_clients` and `slow_clients` to be'
+          f' at most 1 together, found {self.absent}, {self.late} and'
+          f' {self.slow}.'
+      )
+
+  @property
+  def is_full(self) -> bool:
+    """Whether everybody is always there."""
+    return not (self.absent or self.late or self.slow)
+
+  def present(
+      self, cohort: Sequence[str], seed: int, round_num: int
+  ) -> Present:
+    """Draws who takes part.
+
+    Args:
+      cohort: Ids of the round's clients, at least one.
+      seed: Of the run, non-negative.
+      round_num: From 1.
+
+    Returns:
+      A pure function of the arguments. Where nobody would be left, the round
+      waits for the client that was nearest to being there.
+    """
+    if self.is_full:
+      return Present([(client, 'train') for client in cohort])
+    rng = np.random.default_rng([seed, round_num, _SEED])
+    draws = rng.random(len(cohort))
+    missing = self.absent + self.late
+    absent, gone = draws < self.absent, draws < missing
+    if gone.all():
+      last = np.argmax(draws)
+      absent[last] = gone[last] = False
+    slow = draws < missing + self.slow
+    return Present(
+        [
+            (client, federated_dataset.HALF_TRAIN if slow[i] else 'train')
+            for i, client in enumerate(cohort)
+            if not gone[i]
+        ],
+        int(absent.sum()),
+        int((gone & ~absent).sum()),
+    )
+
+
+ALWAYS = Availability()
