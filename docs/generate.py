@@ -23,6 +23,7 @@ from binaries.experiments import claims
 from tff_meta import registry
 from tff_meta.comparison import cell_texts
 from tff_meta.comparison import pairs
+from tff_meta.comparison import progress
 from tff_meta.comparison import results
 from tff_meta.comparison import tables
 from tff_meta.comparison import verdicts
@@ -33,6 +34,7 @@ _BLOCK = re.compile(
     r'(<!-- generated: (?P<what>.*?) -->\n).*?(<!-- end -->)', re.DOTALL
 )
 _NONE = '–'
+_MARGIN = 'client_work/signal/margin'
 
 Entry = dict[str, Any]  # As `table.json` has them.
 
@@ -331,6 +333,46 @@ def _preparation(name: str) -> str:
   return _markdown(['Method', *(f'{r:,.0f}' for r in rounds)], rows)
 
 
+def _progress(name: str) -> str:
+  """How fast accuracy grows in a kept table, setting by setting."""
+  by_setting: dict[str, dict[str, list[pathlib.Path]]] = {}
+  for setting, row, folders in _runs(name):
+    by_setting.setdefault(setting, {})[row] = folders
+  parts = []
+  for setting, runs in by_setting.items():
+    sent = progress.kept_traffic(_RESULTS / name, setting)
+    found = progress.of_runs(runs, sent)
+    if found is not None:
+      header, *rows = found.grid()
+      parts += [f'**{setting}.** {found.sentence()}', _markdown(header, rows)]
+  return '\n\n'.join(parts)
+
+
+def _how_progress() -> str:
+  """What the numbers of `_progress` are."""
+  return '\n'.join(f'* {sentence}' for sentence in progress.WHAT_IT_IS)
+
+
+def _margins(name: str) -> str:
+  """The margin of a round's clients on the way, the mean over seeds."""
+  shown = (50, 250, 500, 750, 1000)
+  rows = []
+  for setting, row, folders in _runs(name):
+    if row != 'MetaVers':  # The ablations have no margin.
+      continue
+    curves = [
+        dict(zip(_column(run, 'round'), _column(run, _MARGIN), strict=True))
+        for run in folders
+    ]
+    cells = []
+    for round_num in shown:
+      seeds = [curve[round_num] for curve in curves]
+      every = ', '.join(f'{value:.2f}' for value in seeds)
+      cells.append(f'{statistics.fmean(seeds):.2f} ({every})')
+    rows.append([setting, *cells])
+  return _markdown(['', *(f'round {r:,}' for r in shown)], rows)
+
+
 def _privacy() -> str:
   """Accuracy of every run with its epsilon, the mean over seeds."""
   rows = []
@@ -463,31 +505,6 @@ def _headline() -> str:
     )
   header = ['What', 'Published', 'Ours', 'Seeds', 'All of it']
   return _markdown(header, rows)
-
-
-def _rounds_to(name: str, column: str, targets: str, *rows: str) -> str:
-  """The first round whose test reaches an accuracy, for each seed."""
-  percent = targets.split(',')
-  lines = []
-  for _, row, folders in _runs(name):
-    if row in rows:
-      of_seeds = []
-      for run in folders:
-        tested = list(
-            zip(_column(run, 'round'), _column(run, column), strict=True)
-        )
-        of_seeds.append(
-            [
-                next(
-                    (f'{r:.0f}' for r, v in tested if 100 * v >= float(p)),
-                    _NONE,
-                )
-                for p in percent
-            ]
-        )
-      cells = [', '.join(found) for found in zip(*of_seeds, strict=True)]
-      lines.append([row, *cells])
-  return _markdown(['Method', *(f'{p} %' for p in percent)], lines)
 
 
 def _is_kept(name: str) -> bool:
@@ -880,11 +897,13 @@ _KINDS: dict[str, Callable[..., str]] = {
     'steps': _steps,
     'best rounds': _best_rounds,
     'preparation': _preparation,
+    'progress': _progress,
+    'what progress is': _how_progress,
+    'margins': _margins,
     'first command': _first_command,
     'privacy': _privacy,
     'nvar': _nvar,
     'pairs': _pairs,
-    'rounds to': _rounds_to,
     'claims': _claims,
     'claims overview': _claims_overview,
     'coverage': _coverage,

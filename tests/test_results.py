@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import runpy
 import shlex
 import shutil
 import statistics
@@ -62,6 +63,33 @@ def _kept_cells(root):
       seeds=runner.seeds(root),
   )
   return [c for c in cells if (root / c.folder / 'cell.json').exists()]
+
+
+_SENT = [
+    pytest.param(
+        path.parent,
+        setting,
+        row,
+        # Each builds a process.
+        marks=() if is_first else pytest.mark.slow,
+        id=f'{path.parent.name}, {setting}, {row}',
+    )
+    for path in sorted(_ROOT.glob('results/*/traffic.json'))
+    for setting, rows in json.loads(path.read_text()).items()
+    for row in rows
+    for is_first in [(setting, row) == ('50 clients', 'MetaVers')]
+]
+
+
+@pytest.mark.parametrize(('root', 'setting', 'row'), _SENT)
+def test_kept_bytes_are_those_of_the_process(root, setting, row):
+  program = runpy.run_path(str(_ROOT / 'docs/traffic_of_kept_runs.py'))
+  kept = json.loads((root / 'traffic.json').read_text())[setting][row]
+  runs = _runs(root.name)[setting, row]
+  for run in runs:
+    config = results.read_json(run / 'config.json')['config']
+    assert kept['clients'] == config['clients_per_round']
+  assert kept == program['of_run'](results.read_json(runs[0] / 'config.json'))
 
 
 _MODELS = sorted(

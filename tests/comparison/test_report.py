@@ -148,11 +148,13 @@ def test_names_are_shown_as_they_are(tmp_path):
   code = next(x for x in markdown.split('\n') if x.startswith('    x '))
   assert '<' not in markdown.replace(code, '')
   rows = [x for x in markdown.split('\n') if x.startswith('| ')]
-  # Numbers, and the pair of the two rows that have two seeds in common.
-  for part, length in ((rows[:5], 2 + len(_NAMES)), (rows[5:], 2 + 1)):
-    bars = {row.count('|') - row.count(r'\|') for row in part}
-    assert len(part) == length and len(bars) == 1
-  assert r'\[b](javascript:c) d' in rows[4]
+  # Numbers, how fast they grow, and the pair of two rows with seeds in common.
+  num_rows = 2 + len(_NAMES)
+  assert len(rows) == 2 * num_rows + 3
+  first, last = num_rows, num_rows + 3
+  for part in (rows[:first], rows[first:last], rows[last:]):
+    assert len({row.count('|') - row.count(r'\|') for row in part}) == 1
+  assert r'\[b](javascript:c) d' in rows[-1]
   with open(tmp_path / 'table.csv', newline='') as file:
     found = list(csv.DictReader(file))
   assert {row['row'] for row in found} == {f"'{formula}", fraction, link}
@@ -214,7 +216,7 @@ def test_bytes_are_of_the_runs_that_say_so(tmp_path, comparison):
     report.write(tmp_path, _comparison(tmp_path, comparison.cells))
     entry = json.loads((tmp_path / 'table.json').read_text())['entries'][0]
     lines = (tmp_path / 'table.md').read_text().split('\n')
-    shown = [x.split(' | ')[-3] for x in lines if x.startswith('| ')]
+    shown = [x.split(' | ')[-3] for x in lines if x.startswith('| ')][:5]
     page = (tmp_path / 'report.html').read_text()
     rows = list(
         csv.DictReader(io.StringIO((tmp_path / 'table.csv').read_text()))
@@ -236,7 +238,33 @@ def test_bytes_are_of_the_runs_that_say_so(tmp_path, comparison):
   for said in ([None] * 3, [(1, 2), (3, 4), None], [('x', []), None, None]):
     *found, shown, page = files(*said)
     assert found == [None, None]
-    assert title not in shown and 'MB' not in page
+    assert title not in shown and title not in page
+
+
+def test_page_and_markdown_say_how_fast_accuracy_grows(tmp_path, comparison):
+  report.write(tmp_path, comparison)
+  markdown = (tmp_path / 'table.md').read_text()
+  page = (tmp_path / 'report.html').read_text()
+  # Evaluated after rounds 2 (0.5) and 4 (0.75), all seeds alike.
+  line = ['Good', '≤ 2', '4', '4', '4', '62.50', '2 to 4', '–', '–', '–']
+  assert f'| {" | ".join(line)} |' in markdown
+  assert ''.join(f'<td>{cell}</td>' for cell in line[1:]) in page
+  found = json.loads((tmp_path / 'table.json').read_text())['progress']
+  assert found['50 clients']['final'] == 0.75
+
+
+def test_page_draws_margins_where_there_are_any(tmp_path, comparison):
+  for cell in comparison.cells[::2]:  # Those of a row.
+    path = runner.CellFolder(tmp_path, cell).run / 'metrics.csv'
+    path.write_text(
+        'round,client_work/signal/margin,train/max_update_norm\n'
+        '2,0.5,0.0\n4,1.0,0.0\n'
+    )
+  report.write(tmp_path, comparison)
+  page = (tmp_path / 'report.html').read_text()
+  assert 'The margin between classes: ' in page
+  assert 'Drift: ' not in page  # Nothing but zeros.
+  assert 'How fast accuracy grows' not in page  # Nothing was evaluated.
 
 
 def test_files_say_the_same(tmp_path, comparison):

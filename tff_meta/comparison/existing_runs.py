@@ -14,6 +14,7 @@ from tff_meta import plain_files
 from tff_meta import spelling
 from tff_meta.comparison import figures
 from tff_meta.comparison import page
+from tff_meta.comparison import progress as progress_lib
 from tff_meta.comparison import report
 from tff_meta.comparison import results
 from tff_meta.comparison import run_records
@@ -301,6 +302,16 @@ class RunsReport(report.Report):
         {row: [run.path for run in runs] for row, runs in rows.items()},
         self._settings()[setting],
         self.row_styles(),
+    )
+
+  def progress(
+      self, root: pathlib.Path, setting: str
+  ) -> progress_lib.Progress | None:
+    """Returns how fast the runs on a data set are."""
+    del root
+    rows = self._rows(setting)
+    return progress_lib.of_runs(
+        {row: [run.path for run in runs] for row, runs in rows.items()}
     )
 
   def run_links(

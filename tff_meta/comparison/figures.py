@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tff_meta import escapes
+from tff_meta.comparison import progress
 from tff_meta.comparison import results
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
@@ -32,6 +33,21 @@ _COLOURS = (
     '#66ccee',
     '#aa3377',
     '#999999',
+)
+# Columns of metrics.csv, their labels and what they are.
+_SIGNALS = (
+    (
+        'client_work/signal/margin',
+        "mean margin of a round's clients",
+        'The margin between classes: the distance between the means of two'
+        " classes in a client's embedding, the mean over pairs of classes and"
+        " over a round's clients",
+    ),
+    (
+        'train/max_update_norm',
+        'largest norm of an update',
+        "Drift: the largest norm of an update among a round's clients",
+    ),
 )
 _MARKERS = 'o', 's', '^', 'D', 'v', 'P'  # No divisor of 7: 42 pairs.
 _INK = '#010203'  # What becomes the colour of the page's text.
@@ -93,18 +109,8 @@ def of_setting(
   Returns:
     Those pictures that there is something to see in.
   """
-  runs = {
-      row.name: [
-          folder.run
-          for cell in cells
-          if (cell.row, cell.setting) == (row.name, setting)
-          for folder in [runner.CellFolder(root, cell)]
-          if folder.outcome().state == 'finished'
-      ]
-      for row in table.rows
-  }
   return of_runs(
-      {row: paths for row, paths in runs.items() if paths},
+      runner.finished(root, cells, setting),
       table.setting(setting),
       row_styles([row.name for row in table.rows]),
   )
@@ -130,6 +136,7 @@ def of_runs(
     pictures = [
         _accuracy_curves(runs, styles),
         _losses(runs, styles),
+        *_signals(runs, styles),
         _distribution(runs, styles, protocol, suffix),
         _adaptation(runs, styles, protocol, suffix),
     ]
@@ -272,11 +279,7 @@ def _which(protocol: str, suffix: str) -> str:
 
 
 def _accuracy_curves(runs, styles) -> Picture | None:
-  curves, names, _ = _columns(
-      runs,
-      lambda name: name.split('/')[-1] == 'accuracy'
-      and not name.startswith('train/'),
-  )
+  curves, names, _ = _columns(runs, progress.is_evaluation)
   return _lines(
       curves,
       styles,
@@ -314,6 +317,23 @@ def _losses(runs, styles) -> Picture | None:
   )
 
 
+def _signals(runs, styles) -> Iterator[Picture | None]:
+  """What methods measure in training beside the loss, if they do."""
+  for column, label, what in _SIGNALS:
+    curves, *_ = _columns(runs, lambda name, column=column: name == column)
+    # A method of the same family that has no such thing reports zeros.
+    curves = {row: xy for row, xy in curves.items() if xy[1].any()}
+    yield _lines(
+        curves,
+        styles,
+        'communication round',
+        label,
+        f'{what} (mean over the seeds of a method, band of one standard'
+        ' deviation, to the end of the shortest of its runs), as'
+        f' {column} in metrics.csv.',
+    )
+
+
 def _columns(runs, wanted, every_round=False):
   """Returns row -> (rounds, values of each seed) of a column; columns; runs.
 
@@ -326,7 +346,7 @@ def _columns(runs, wanted, every_round=False):
   for row, paths in runs.items():
     series = []
     for path in paths:
-      sha256 = _sha256_of_table(path, 'metrics.csv')
+      sha256 = results.sha256_of_table(path, 'metrics.csv')
       if sha256 is None:
         continue
       metrics = metric_writers.read_metrics(path / 'metrics.csv', sha256)
@@ -346,15 +366,6 @@ def _columns(runs, wanted, every_round=False):
   return curves, list(columns), num_shown
 
 
-def _sha256_of_table(run: pathlib.Path, name: str) -> str | None:
-  """Returns a table's checksum, empty if unknown; None if there is no table.
-
-  One that is lost has a checksum, and so is an error when it is read.
-  """
-  sha256 = results.read_sha256(run, name)
-  return sha256 if sha256 or (run / name).exists() else None
-
-
 def _has_every_round(rounds: Sequence[float]) -> bool:
   """Returns whether these are rounds 1, 2, ... of a curve, none left out."""
   return len(rounds) > 1 and list(rounds) == list(range(1, len(rounds) + 1))
@@ -368,7 +379,7 @@ def _distribution(runs, styles, protocol, suffix) -> Picture | None:
     for path in paths:
       for unit in _UNITS:
         file = path / f'{unit}_{protocol}{suffix}.csv'
-        sha256 = _sha256_of_table(path, file.name)
+        sha256 = results.sha256_of_table(path, file.name)
         if sha256 is not None:
           unit_seen = unit
           column = metric_writers.read_column(file, 'accuracy', sha256)

@@ -13,6 +13,7 @@ import jinja2
 
 from tff_meta.comparison import cell_texts
 from tff_meta.comparison import figures
+from tff_meta.comparison import progress
 from tff_meta.comparison import results
 from tff_meta.comparison import verdicts
 
@@ -77,6 +78,7 @@ def render(root: pathlib.Path, report: 'report_lib.Report') -> str:
           _setting(root, report, name, rows) for name, rows in by_setting
       ],
       texts=cell_texts,
+      about_progress=progress,
   )
 
 
@@ -138,5 +140,6 @@ def _setting(root, report, name, rows) -> Mapping[str, Any]:
       'has_megabytes': any(cell_texts.has_megabytes(row[0]) for row in rows),
       'paired': report.paired[name],
       'runs': {row: links for row, links in runs.items() if links},
+      'progress': report.progress(root, name),
       'pictures': report.pictures(root, name),
   }

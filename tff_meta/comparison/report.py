@@ -4,7 +4,7 @@ All of them say the same: ours, published and the difference, in percent; what
 has no number says why.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import csv
 import dataclasses
 import functools
@@ -12,6 +12,7 @@ import io
 import itertools
 import pathlib
 import shlex
+import types
 from typing import Any
 
 from tff_meta import escapes
@@ -20,6 +21,7 @@ from tff_meta.comparison import cell_texts
 from tff_meta.comparison import figures
 from tff_meta.comparison import page
 from tff_meta.comparison import pairs as pairs_lib
+from tff_meta.comparison import progress as progress_lib
 from tff_meta.comparison import provenance as provenance_lib
 from tff_meta.comparison import results
 from tff_meta.comparison import runner
@@ -69,6 +71,12 @@ class Report:
 
   def pictures(self, root: pathlib.Path, setting: str) -> list[figures.Picture]:
     """Draws the runs of a setting; `root` is where the report is."""
+    raise NotImplementedError
+
+  def progress(
+      self, root: pathlib.Path, setting: str
+  ) -> progress_lib.Progress | None:
+    """Returns how fast rows are; `root` is where the report is."""
     raise NotImplementedError
 
   def run_links(
@@ -247,6 +255,15 @@ class Comparison(Report):
     """Draws the finished cells."""
     return figures.of_setting(root, self.table, self.cells, setting)
 
+  def progress(
+      self, root: pathlib.Path, setting: str
+  ) -> progress_lib.Progress | None:
+    """Returns how fast the finished cells are."""
+    return progress_lib.of_runs(
+        runner.finished(root, self.cells, setting),
+        progress_lib.kept_traffic(root, setting),
+    )
+
   def row_styles(self) -> dict[str, dict[str, Any]]:
     """Returns those of all rows of the table, run here or not."""
     return figures.row_styles([row.name for row in self.table.rows])
@@ -285,7 +302,9 @@ def write(root: pathlib.Path, report: Report) -> None:
     report: What to write.
   """
   html = page.render(root, report)  # First: here something may fail.
-  atomic_files.write_bytes(root / 'table.md', markdown(report).encode())
+  progress = _progress(root, report)
+  text = markdown(report, progress)
+  atomic_files.write_bytes(root / 'table.md', text.encode())
   atomic_files.write_bytes(root / 'table.csv', _csv(report))
   atomic_files.write_json(
       root / 'table.json',
@@ -300,6 +319,7 @@ def write(root: pathlib.Path, report: Report) -> None:
               for pairs in measures
               for pair in pairs
           ],
+          'progress': {name: p.to_json() for name, p in progress.items()},
       },
   )
   atomic_files.write_bytes(root / 'report.html', html.encode())
@@ -321,32 +341,58 @@ def stored_command(root: pathlib.Path) -> str | None:
   return command if isinstance(command, str) else None
 
 
-def markdown(report: Report) -> str:
-  """Returns the report as Markdown, without pictures."""
+def _progress(
+    root: pathlib.Path, report: Report
+) -> dict[str, progress_lib.Progress]:
+  """Returns setting -> how fast its rows are, if they have curves."""
+  found = {name: report.progress(root, name) for name, _ in report.by_setting()}
+  return {name: progress for name, progress in found.items() if progress}
+
+
+def markdown(
+    report: Report,
+    progress: Mapping[str, progress_lib.Progress] = types.MappingProxyType({}),
+) -> str:
+  """Returns the report as Markdown, without pictures.
+
+  Args:
+    report: What it says.
+    progress: Setting -> how fast its rows are, for tables of that.
+  """
   lines = [f'# {escapes.markdown_line(report.title)}', '']
   lines += [f'* {escapes.markdown_line(line)}' for line in report.header()]
   # A block of code, where nothing is markup.
   lines += ['', f'    {escapes.one_line(report.command)}', '']
   for setting, rows in report.by_setting():
     lines += [f'## {escapes.markdown_line(setting)}', '']
-    header, *body = _grid(rows)
-    lines += [_pipes(header), _pipes(['---'] * len(header))]
-    lines += [_pipes(row) for row in body]
-    lines.append('')
+    lines += [*_table(_grid(rows)), '']
     for pairs in report.paired[setting]:
       title = escapes.markdown_line(cell_texts.pairs_title(pairs))
-      header = ['Method', *cell_texts.pairs_header(pairs)]
       lines += [f'### Paired differences: {title}', '']
-      lines += [_pipes(header), _pipes(['---'] * len(header))]
-      lines += [_pipes([pair.row, *cell_texts.pair(pair)]) for pair in pairs]
-      lines.append('')
+      header = ['Method', *cell_texts.pairs_header(pairs)]
+      body = [[pair.row, *cell_texts.pair(pair)] for pair in pairs]
+      lines += [*_table([header, *body]), '']
+    if setting in progress:
+      found = progress[setting]
+      lines += [
+          f'{progress_lib.TITLE}. {escapes.markdown_line(found.sentence())}',
+          '',
+      ]
+      lines += [*_table(found.grid()), '']
   if any(report.paired.values()):
     lines += [f'Paired differences: {cell_texts.PAIRS}', '']
-  for title, sentences in report.sections():
+  how = [(progress_lib.TITLE, progress_lib.WHAT_IT_IS)] if progress else []
+  for title, sentences in [*how, *report.sections()]:
     lines += [f'## {title}', '']
     lines += [f'* {escapes.markdown_line(s)}' for s in sentences]
     lines.append('')
   return '\n'.join(lines)
+
+
+def _table(grid: Sequence[Sequence[str]]) -> list[str]:
+  """Returns the lines of a table, its header first."""
+  header, *body = grid
+  return [_pipes(header), _pipes(['---'] * len(header)), *map(_pipes, body)]
 
 
 def _pipes(cells) -> str:

@@ -322,6 +322,19 @@ def read_sha256(run: pathlib.Path, name: str) -> str:
   return sha256 if isinstance(sha256, str) else ''
 
 
+def sha256_of_table(run: pathlib.Path, name: str) -> str | None:
+  """Returns a table's checksum, empty if unknown; None if there is no table.
+
+  One that is lost has a checksum, and so is an error when it is read.
+
+  Args:
+    run: The run's directory.
+    name: Name of the table's file.
+  """
+  sha256 = read_sha256(run, name)
+  return sha256 if sha256 or (run / name).exists() else None
+
+
 def read_curve(run: pathlib.Path, section: str, protocol: str) -> list[float]:
   """Returns the accuracies after 0, 1, ... steps of adaptation; empty without.
 

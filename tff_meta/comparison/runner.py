@@ -123,6 +123,25 @@ def seeds(root: pathlib.Path) -> list[int]:
   return sorted({int(n) for n in numbers if n.isascii() and n.isdigit()})
 
 
+def finished(
+    root: pathlib.Path, cells: Sequence[tables.Cell], setting: str
+) -> dict[str, list[pathlib.Path]]:
+  """Returns row -> directories of its finished runs in a setting, if any.
+
+  Args:
+    root: The comparison's directory.
+    cells: Those that the comparison consists of.
+    setting: Name of the setting.
+  """
+  runs: dict[str, list[pathlib.Path]] = {}
+  for cell in cells:
+    folder = CellFolder(root, cell)
+    if cell.setting == setting:
+      of_row = runs.setdefault(cell.row, [])
+      of_row += [folder.run] * (folder.outcome().state == 'finished')
+  return {row: paths for row, paths in runs.items() if paths}
+
+
 def is_comparison(root: pathlib.Path) -> bool:
   """Returns whether a directory is that of a comparison."""
   return (root / CLAIM).exists()

@@ -31,8 +31,6 @@ from tff_meta.training import run_directory
 _LOSS = 'train/loss'
 _ABSENT, _LATE = 'train/num_absent_clients', 'train/num_late_clients'
 _SLOW = 'train/num_slow_clients'
-# Of all clients of a round together.
-_BYTES_DOWN, _BYTES_UP = 'train/bytes_down', 'train/bytes_up'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -442,8 +440,8 @@ def traffic_columns(
     Name -> bytes, without what is not known.
   """
   columns = {
-      _BYTES_DOWN: sent.times(num_clients + num_late).down,
-      _BYTES_UP: sent.times(num_clients).up,
+      metric_writers.BYTES_DOWN: sent.times(num_clients + num_late).down,
+      metric_writers.BYTES_UP: sent.times(num_clients).up,
   }
   return {name: n for name, n in columns.items() if n is not None}
 

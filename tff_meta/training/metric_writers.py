@@ -34,6 +34,8 @@ TRAINED = 'train/num_trained_clients'
 NON_FINITE = 'train/num_non_finite_clients'
 BAD_LABEL = 'train/num_bad_label_clients'  # They are among the former.
 EMPTY = 'train/num_empty_clients'
+# What all clients of a round were sent, and sent.
+BYTES_DOWN, BYTES_UP = 'train/bytes_down', 'train/bytes_up'
 _SECONDS = 'seconds'
 # Those of older versions are the first ones.
 _TIMINGS = (_SECONDS, 'cached', 'bytes_sent', 'slowest_shard_seconds')
@@ -469,6 +471,16 @@ def _read_timings(path: pathlib.Path) -> dict[int, tuple[str, ...]]:
   return timings
 
 
+def read_seconds(path: pathlib.Path) -> dict[int, float]:
+  """Returns the rounds of a timings.csv with their seconds.
+
+  Raises:
+    OSError: If it cannot be read, or is not there.
+    DamagedFileError: If it is something else.
+  """
+  return {r: float(value) for r, (value, *_) in _read_timings(path).items()}
+
+
 def median_seconds(path: pathlib.Path) -> float | None:
   """Returns the median of a timings.csv in seconds, None if it has no rows.
 
@@ -476,7 +488,7 @@ def median_seconds(path: pathlib.Path) -> float | None:
     OSError: If it cannot be read.
     DamagedFileError: If it is something else.
   """
-  seconds = [float(value) for value, *_ in _read_timings(path).values()]
+  seconds = read_seconds(path).values()
   return statistics.median(seconds) if seconds else None
 
 
@@ -487,7 +499,7 @@ def total_seconds(path: pathlib.Path) -> float:
     OSError: If it cannot be read, or is not there.
     DamagedFileError: If it is something else.
   """
-  return sum(float(value) for value, *_ in _read_timings(path).values())
+  return sum(read_seconds(path).values())
 
 
 class Writer(Protocol):

@@ -1,0 +1,102 @@
+"""How fast accuracy grows, by curves that are computed by hand."""
+
+import json
+
+import pytest
+
+from tff_meta.comparison import progress
+
+_TRAFFIC = ',train/bytes_down,train/bytes_up'
+
+
+def _run(folder, seed, values, timings=None, sent=False):
+  """Writes a run: round -> its accuracy as it stands in metrics.csv."""
+  folder.mkdir(parents=True)
+  header = 'round,train/accuracy,validation_clients/accuracy'
+  lines = [header + _TRAFFIC * sent]
+  lines += [f'{r},1.0,{v}' + ',30,10' * sent for r, v in values.items()]
+  (folder / 'metrics.csv').write_text('\n'.join(lines) + '\n')
+  summary = {'seed': seed, 'rounds': 9, 'seconds_per_round_median': 2.0}
+  (folder / 'summary.json').write_text(json.dumps(summary))
+  if timings:
+    lines = ['round,seconds', *(f'{r},{s}' for r, s in timings.items())]
+    (folder / 'timings.csv').write_text('\n'.join(lines) + '\n')
+  return folder
+
+
+def _grid(found):
+  header, *lines = found.grid()
+  return {line[0]: dict(zip(header, line, strict=True)) for line in lines}
+
+
+def test_curves_by_hand(tmp_path):
+  # Rounds without an evaluation, with an empty one, and at unequal distances.
+  good = {1: 0.3, 2: '', 3: 0.5, 4: 'nan', 7: 0.8, 9: 1.0}
+  all_rounds = {1: 1.5, 2: 2, 3: 3, 4: 4, 5: 5, 6: 6, 7: 7, 8: 8, 9: 9}
+  runs = {
+      'good': [_run(tmp_path / 'a', 0, good, all_rounds, sent=True)],
+      'late': [
+          _run(tmp_path / 'b', 0, {2: 0.5, 6: 0.4, 8: 0.75}),
+          # Reached by chance and lost again: reached.
+          _run(tmp_path / 'c', 1, {2: 0.1, 6: 0.9, 8: 0.3}),
+      ],
+      'never': [_run(tmp_path / 'd', 0, {2: 0.3, 8: 0.49})],
+      'once': [_run(tmp_path / 'e', 0, {1: 0.9, 2: ''})],
+      'end': [_run(tmp_path / 'f', 0, {8: 0.9, 9: 0.9})],
+  }
+  found = progress.of_runs(runs, lambda row: progress.Sent(2_000_000, None))
+  assert (found.best, found.final) == ('good', 1.0)
+  assert set(found.left_out) == {'once', 'end'}
+  lines = _grid(found)
+  good, late, never = lines['good'], lines['late'], lines['never']
+  assert [good[f'rounds to {t} %'] for t in ('50.0', '75.0')] == ['3', '7']
+  assert late['rounds to 50.0 %'] == '≤ 4 (≤ 2, 6)'
+  assert late['rounds to 75.0 %'] == '7 (8, 6)'
+  assert late['rounds to 90.0 %'] == 'not reached by 1 of 2 (–, 6)'
+  assert never['rounds to 50.0 %'] == 'not reached'
+  # (.4 * 2 + .65 * 4 + .9 * 2) / 8, and of two seeds 2.95 / 6 and 3.2 / 6.
+  assert (good['area, %'], late['area, %']) == ('65.00', '51.25')
+  assert late['of rounds'] == '2 to 8'
+  assert late['seconds to 90.0 %'] == late['MB down to 90.0 %'] == '–'
+  cost = found.to_json()['rows']['good']['0']['to']
+  assert cost['0.75'] == dict(  # Seconds of timings.csv, bytes of metrics.csv.
+      rounds=7, seconds=28.5, bytes_down=210, bytes_up=70
+  )
+  # By the median, and by what a kept file says of bytes.
+  assert found.rows['late'][0].cost(0.75) == dict(
+      rounds=8, seconds=16.0, bytes_down=16_000_000, bytes_up=None
+  )
+
+
+def test_rows_of_one_setting_are_measured_alike(tmp_path):
+  a = _run(tmp_path / 'a', 0, {1: 0.2, 2: 0.5})
+  b = _run(tmp_path / 'b', 0, {1: 0.2, 2: 0.9})
+  text = (b / 'metrics.csv').read_text()
+  (b / 'metrics.csv').write_text(text.replace('validation_', 'known_'))
+  found = progress.of_runs({'a': [a], 'b': [b]})
+  assert (found.best, set(found.left_out)) == ('a', {'b'})
+  assert progress.of_runs({}) is None
+
+
+def test_bytes_of_unequal_rounds_are_summed_or_unknown(tmp_path):
+  run = _run(tmp_path / 'a', 0, {1: 0.2, 2: '', 3: 0.5}, sent=True)
+  path = run / 'metrics.csv'
+  # Somebody was late in round 2.
+  path.write_text(path.read_text().replace('2,1.0,,30,10', '2,1.0,,40,10'))
+  ((course,),) = progress.of_runs({'a': [run]}).rows.values()
+  assert course.sent == {1: (30, 10), 3: (100, 30)}
+  lines = path.read_text().splitlines()
+  path.write_text('\n'.join([lines[0], *lines[2:], '6,1.0,0.5,30,10', '']))
+  ((course,),) = progress.of_runs({'a': [run]}).rows.values()
+  assert course.sent == {3: (None, 30), 6: (None, 60)}
+
+
+def test_a_kept_file_of_traffic_is_of_all_clients(tmp_path):
+  row = {'down': 8, 'up': 3, 'clients': 5}
+  path = tmp_path / progress.TRAFFIC_FILE
+  path.write_text(json.dumps({'s': {'r': row}}))
+  assert progress.kept_traffic(tmp_path, 's')('r') == (40, 15)
+  assert progress.kept_traffic(tmp_path, 's')('other') == (None, None)
+  path.write_text('{')
+  with pytest.raises(OSError, match='damaged'):
+    progress.kept_traffic(tmp_path, 's')

@@ -1,0 +1,332 @@
+"""How fast accuracy grows: rounds, seconds and bytes to a target, and areas.
+
+All of it is read off evaluations on the way in metrics.csv, in the same way for
+all rows of a setting. Between two evaluations nothing is guessed: a target is
+reached in the first evaluated round that has it, or it is not reached.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import math
+import pathlib
+import statistics
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tff_meta.comparison import results
+from tff_meta.comparison import tables
+from tff_meta.training import metric_writers
+from tff_meta.training import sealed_json
+
+# Of the best row's last accuracy; the costs in tables are to one of them.
+FRACTIONS = (0.5, 0.75, 0.9, 0.95)
+_COSTS_TO = 0.9
+# Beside a comparison's runs: what clients send where old runs do not say it.
+TRAFFIC_FILE = 'traffic.json'
+_NONE = '–'
+TITLE = 'How fast accuracy grows'
+WHAT_IT_IS = (
+    'A target is reached in the first evaluated round that has it, be it by'
+    ' chance; of the rounds since the evaluation before nothing is known, and'
+    ' "≤" says that there was none before. A mean stands where every seed'
+    ' reaches it, in parentheses stand the seeds.',
+    'Seconds are those of the rounds on the host that simulated them, all'
+    ' clients and the server, without evaluations: the rounds times their'
+    ' median where single ones are not kept. They are not those of a device,'
+    ' and runs had other machines and other load.',
+    'MB (10^6 bytes) are what all clients of these rounds are sent and send,'
+    " read off TFF's types.",
+    'The area is that under the line through all evaluations, divided by the'
+    ' rounds from the first to the last: a mean accuracy, to be compared'
+    ' between equal spans of rounds.',
+)
+
+
+class Sent(NamedTuple):
+  """What travels between the server and clients.
+
+  Attributes:
+    down: Bytes that they are sent; None if unknown.
+    up: Bytes that they send; None if unknown.
+  """
+
+  down: int | None = None
+  up: int | None = None
+
+  def times(self, count: int) -> 'Sent':
+    """Returns what travels in so many rounds, or of so many clients."""
+    return Sent(*(n if n is None else n * count for n in self))
+
+
+@dataclasses.dataclass(frozen=True)
+class Course:
+  """The evaluations on the way of a run.
+
+  Attributes:
+    seed: Of the run.
+    column: Their column of metrics.csv.
+    rounds: Those with an evaluation, two at least.
+    accuracies: Shares, one a round of `rounds`.
+    seconds: Round of `rounds` -> seconds of all rounds so far; None if unknown.
+    sent: Round of `rounds` -> what travelled in all rounds so far.
+  """
+
+  seed: int
+  column: str
+  rounds: Sequence[int]
+  accuracies: Sequence[float]
+  seconds: Mapping[int, float] | None
+  sent: Mapping[int, Sent]
+
+  def reached(self, target: float) -> int | None:
+    """Returns the first evaluated round with an accuracy, None if none has."""
+    pairs = zip(self.rounds, self.accuracies, strict=True)
+    return next((r for r, accuracy in pairs if accuracy >= target), None)
+
+  def is_at_once(self, target: float) -> bool:
+    """Returns whether an accuracy may have been reached in earlier rounds."""
+    return self.reached(target) == self.rounds[0] > 1
+
+  def area(self) -> float:
+    """Returns the area under the curve, divided by its rounds."""
+    span = self.rounds[-1] - self.rounds[0]
+    return float(np.trapz(self.accuracies, self.rounds)) / span
+
+  def cost(self, target: float) -> dict[str, float | None]:
+    """Returns rounds, seconds and bytes to an accuracy; None where unknown."""
+    round_num = self.reached(target)
+    if round_num is None:
+      return dict.fromkeys(('rounds', 'seconds', 'bytes_down', 'bytes_up'))
+    sent = self.sent[round_num]
+    return {
+        'rounds': round_num,
+        'seconds': None if self.seconds is None else self.seconds[round_num],
+        'bytes_down': sent.down,
+        'bytes_up': sent.up,
+    }
+
+
+class Progress(NamedTuple):
+  """How fast the rows of a setting are.
+
+  Attributes:
+    best: Row with the best last accuracy, the mean over its seeds.
+    final: That accuracy, a share, of which targets are fractions.
+    rows: Row -> the courses of its runs.
+    left_out: Row -> why it has none.
+  """
+
+  best: str
+  final: float
+  rows: Mapping[str, Sequence[Course]]
+  left_out: Mapping[str, str]
+
+  def targets(self) -> dict[float, float]:
+    """Returns fraction -> accuracy."""
+    return {fraction: fraction * self.final for fraction in FRACTIONS}
+
+  def sentence(self) -> str:
+    """Returns what targets are, and which rows are left out."""
+    shares = ', '.join(f'{100 * fraction:g}' for fraction in FRACTIONS)
+    column = self.rows[self.best][0].column
+    without = '; '.join(f'{row}: {why}' for row, why in self.left_out.items())
+    return (
+        f'Targets are {shares} % of {100 * self.final:.2f} %, the last'
+        f' evaluation of {self.best}, the best of all rows here ({column} in'
+        f' metrics.csv).{f" Left out: {without}." if without else ""}'
+    )
+
+  def grid(self) -> list[list[str]]:
+    """Returns the table as text, its header first."""
+    targets = self.targets()
+    at = f'{100 * targets[_COSTS_TO]:.1f} %'
+    header = ['Method']
+    header += [f'rounds to {100 * t:.1f} %' for t in targets.values()]
+    header += ['area, %', 'of rounds']
+    header += [f'seconds to {at}', f'MB down to {at}', f'MB up to {at}']
+    return [header, *(list(self._line(*item)) for item in self.rows.items())]
+
+  def _line(self, row: str, courses: Sequence[Course]) -> Iterator[str]:
+    targets = self.targets()
+    yield row
+    for target in targets.values():
+      yield _rounds(courses, target)
+    yield f'{100 * statistics.fmean(course.area() for course in courses):.2f}'
+    spans = (f'{c.rounds[0]} to {c.rounds[-1]}' for c in courses)
+    yield ', '.join(dict.fromkeys(spans))
+    target = targets[_COSTS_TO]
+    most = '≤ ' * any(course.is_at_once(target) for course in courses)
+    for name, unit in (('seconds', 1), ('bytes_down', 1e6), ('bytes_up', 1e6)):
+      found = [course.cost(target)[name] for course in courses]
+      known = [value / unit for value in found if value is not None]
+      is_whole = len(known) == len(found)
+      yield f'{most}{statistics.fmean(known):,.0f}' if is_whole else _NONE
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns every number of every seed."""
+    return {
+        'best': self.best,
+        'final': self.final,
+        'left_out': dict(self.left_out),
+        'rows': {
+            row: {
+                str(course.seed): {
+                    'area': course.area(),
+                    'span': [course.rounds[0], course.rounds[-1]],
+                    'to': {
+                        str(fraction): course.cost(target)
+                        for fraction, target in self.targets().items()
+                    },
+                }
+                for course in courses
+            }
+            for row, courses in self.rows.items()
+        },
+    }
+
+
+def _rounds(courses: Sequence[Course], target: float) -> str:
+  """Returns the rounds to a target as text: their mean, and every seed."""
+  found = [course.reached(target) for course in courses]
+  at_once = [course.is_at_once(target) for course in courses]
+  known = [r for r in found if r is not None]
+  if not known:
+    return 'not reached'
+  seeds = ', '.join(
+      _NONE if r is None else f'{"≤ " * first}{r:,}'
+      for r, first in zip(found, at_once, strict=True)
+  )
+  if len(known) < len(found):
+    return f'not reached by {len(found) - len(known)} of {len(found)} ({seeds})'
+  mean = f'{"≤ " * any(at_once)}{statistics.fmean(known):,.0f}'
+  return mean if len(set(known)) == 1 else f'{mean} ({seeds})'
+
+
+def of_runs(
+    runs: Mapping[str, Sequence[pathlib.Path]],
+    sent: Callable[[str], Sent] = lambda row: Sent(),
+) -> Progress | None:
+  """Returns how fast the rows of a setting are, None without any curve.
+
+  Args:
+    runs: Row -> directories of its finished runs, one a seed.
+    sent: What travels in a round of a row, of all clients, where its runs do
+      not say it.
+  """
+  rows: dict[str, list[Course]] = {}
+  left_out = {}
+  for row, paths in runs.items():
+    try:
+      rows[row] = [_course(path, sent(row)) for path in paths]
+    except _NoCourseError as why:
+      left_out[row] = str(why)
+  columns = [course.column for courses in rows.values() for course in courses]
+  for row, courses in list(rows.items()):
+    if any(course.column != columns[0] for course in courses):
+      left_out[row] = f'evaluated as {courses[0].column}'
+      del rows[row]
+  if not rows:
+    return None
+  finals = {
+      row: statistics.fmean(course.accuracies[-1] for course in courses)
+      for row, courses in rows.items()
+  }
+  best = max(finals, key=lambda row: finals[row])
+  return Progress(best, finals[best], rows, left_out)
+
+
+class _NoCourseError(Exception):
+  """A run has no evaluations on the way that say how fast it was."""
+
+
+def is_evaluation(column: str) -> bool:
+  """Returns whether a column of metrics.csv is of evaluations on the way."""
+  return column.split('/')[-1] == 'accuracy' and not column.startswith('train/')
+
+
+def _course(run: pathlib.Path, sent: Sent) -> Course:
+  """Reads a run's course."""
+  sha256 = results.sha256_of_table(run, 'metrics.csv')
+  if sha256 is None:
+    raise _NoCourseError('its curve was not kept')
+  metrics = metric_writers.read_metrics(run / 'metrics.csv', sha256)
+  column = next(filter(is_evaluation, metrics), None)
+  if column is None:
+    raise _NoCourseError('not evaluated on the way')
+  pairs = zip(metrics['round'], metrics[column], strict=True)
+  found = {int(r): value for r, value in pairs if not math.isnan(value)}
+  if len(found) < 2:
+    raise _NoCourseError('evaluated once')
+  rounds = list(found)
+  if rounds[0] > rounds[-1] / 2:
+    raise _NoCourseError(f'no evaluation before round {rounds[0]:,} was kept')
+  summary = results.read_json(run / 'summary.json')
+  return Course(
+      int(tables.read(summary, 'seed') or 0),
+      column,
+      rounds,
+      list(found.values()),
+      _seconds(run, summary, rounds),
+      _sent(metrics, rounds, sent),
+  )
+
+
+def _seconds(run, summary, rounds) -> dict[int, float] | None:
+  """Returns round -> seconds so far: of timings.csv, or by their median."""
+  try:
+    of_round = metric_writers.read_seconds(run / 'timings.csv')
+  except FileNotFoundError:
+    of_round = {}
+  if all(r in of_round for r in range(1, rounds[-1] + 1)):
+    total = np.cumsum([of_round[r] for r in range(1, rounds[-1] + 1)])
+    return {r: float(total[r - 1]) for r in rounds}
+  median = tables.read(summary, 'seconds_per_round_median')
+  return None if median is None else {r: median * r for r in rounds}
+
+
+def _sent(metrics, rounds, in_a_round: Sent) -> dict[int, Sent]:
+  """Returns round -> what travelled so far: of metrics.csv, if it says so."""
+  if not {metric_writers.BYTES_DOWN, metric_writers.BYTES_UP} & metrics.keys():
+    return {r: in_a_round.times(r) for r in rounds}
+  down = _bytes_so_far(metrics, metric_writers.BYTES_DOWN)
+  up = _bytes_so_far(metrics, metric_writers.BYTES_UP)
+  return {r: Sent(down(r), up(r)) for r in rounds}
+
+
+def _bytes_so_far(metrics, column) -> Callable[[int], int | None]:
+  """Returns the sum over rounds; None if some lack one and are not alike."""
+  values = metrics.get(column, [math.nan])
+  if any(map(math.isnan, values)):
+    return lambda round_num: None
+  if len(set(values)) == 1:
+    return lambda round_num: int(values[0]) * round_num
+  if list(metrics['round']) != list(range(1, len(values) + 1)):
+    return lambda round_num: None
+  return lambda round_num: int(sum(values[:round_num]))
+
+
+def kept_traffic(root: pathlib.Path, setting: str) -> Callable[[str], Sent]:
+  """Returns what travels in a round, of runs that do not say it themselves.
+
+  Args:
+    root: A comparison's directory, which may have a `traffic.json`: setting ->
+      row -> `down` and `up` of one client, and `clients` of a round.
+    setting: Name of the setting.
+
+  Returns:
+    Row -> what travels, of all clients of a round.
+  """
+  rows: Mapping[str, Mapping[str, Any]] = {}
+  with contextlib.suppress(FileNotFoundError):
+    rows = sealed_json.read(root / TRAFFIC_FILE).get(setting, {})
+
+  def sent(row: str) -> Sent:
+    if row not in rows:
+      return Sent()
+    found = rows[row]
+    one = Sent(found['down'], found['up'])
+    return one.times(found['clients'])
+
+  return sent
