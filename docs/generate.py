@@ -470,7 +470,7 @@ def _rounds_to(name: str, column: str, targets: str, *rows: str) -> str:
   percent = targets.split(',')
   lines = []
   for _, row, folders in _runs(name):
-    if row in rows:
+    if row in rows and (folders[0] / 'metrics.csv').exists():
       of_seeds = []
       for run in folders:
         tested = list(
