@@ -545,6 +545,7 @@ class RayPool:
     tries: collections.Counter[int] = collections.Counter()
     done: dict[int, Any] = {}
     num_yielded = 0
+    all_taken = False
     last_seen = time.monotonic()
     while True:
       busy = {id(member) for member, *_ in running.values()}
@@ -557,11 +558,11 @@ class RayPool:
         elif len(done) + len(running) >= _MOST_AHEAD * self._options.workers:
           break
         elif (item := next(tasks, None)) is None:
+          all_taken = True
           break
         result, apart = self._hand(member, item[1])
         running[result] = member, *item, apart
-      is_anybody_there = any(member.is_alive for member in self._members)
-      if not running and not again and is_anybody_there:
+      if all_taken and not running and not again:
         return
       for reference in self._wait(running):
         if reference in self._starting:
@@ -600,7 +601,8 @@ class RayPool:
         yield done.pop(num_yielded)
         num_yielded += 1
       now = time.monotonic()
-      if running or any(member.is_alive for member in self._members):
+      is_anybody_there = any(member.is_alive for member in self._members)
+      if running or self._abandoned or is_anybody_there:
         last_seen = now
       elif now - last_seen > self._options.worker_timeout_seconds:
         raise WorkersLostError(_why_nobody(self._options))
