@@ -246,7 +246,7 @@ def test_a_data_set_without_end_is_refused(context):
 
 
 def test_a_host_that_differs_is_left_out_and_an_error_if_it_is_alone(
-    pool, context, lines, monkeypatch
+    pool, context, lines, monkeypatch, capfd
 ):
   cohort = _cohort(9)
   expected = np.hstack(_run(context, _round, 0.3, cohort))
@@ -270,3 +270,4 @@ def test_a_host_that_differs_is_left_out_and_an_error_if_it_is_alone(
   os.kill(alone, signal.SIGKILL)
   with pytest.raises(ray_pool.HostError, match='not another.*mixed_hosts'):
     _run(context, _round, 0.3, cohort)
+  assert capfd.readouterr() == ('', '')  # No line of Ray's own.

@@ -40,14 +40,12 @@ from tff_meta.execution import ray_access
 from tff_meta.execution import shard_worker
 from tff_meta.execution import shards
 
+ray_access.check_installed()
 ray_access.prepare_environment()  # Which Ray reads when it is imported.
-try:
-  import ray  # noqa: E402
-except ImportError as error:
-  raise ImportError(
-      'Expected the package ray for execution on a Ray cluster, found none.'
-      ' Tip: pip install --no-deps -r requirements-ray.txt.'
-  ) from error
+import ray  # noqa: E402
+
+# Lines of Ray about what this module reports, or raises.
+ray._private.worker._worker_logs_enabled = False
 
 LOCAL = 'local'
 _MOST_TRIES = 3
