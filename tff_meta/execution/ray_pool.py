@@ -467,7 +467,6 @@ class RayPool:
     member.is_alive = True
     if member.host is not None:
       return
-    self._failed_starts = 0
     host, member.pid = found['host'], int(found['pid'])
     if self._expected is None:
       self._expected = shard_worker.describe(found['device'])
@@ -484,10 +483,13 @@ class RayPool:
           ' takes it nevertheless; results then depend on who computes what.'
       )
       if not self._members:
-        self._start_worker()  # For whoever tries again.
-        raise HostError(message)
+        self._start_worker()  # Perhaps on another host.
+        self._failed_starts += 1
+        if self._failed_starts >= _MOST_TRIES:
+          raise HostError(message)
       self._report(f'A worker is left out. {message}')
       return
+    self._failed_starts = 0
     member.host = host
     ready = sum(m.host is not None for m in self._members)
     if ready == self._options.workers:
