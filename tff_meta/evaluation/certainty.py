@@ -34,25 +34,38 @@ class Certainty(NamedTuple):
   confidence: Any
 
 
-def ask(predict: Any, *args: Any, y: tf.Tensor) -> tuple[tf.Tensor, Any]:
+def ask(predict: Any, *args: Any) -> tf.Tensor:
+  """Returns what a `predict` or `curve` gives, scores where it goes by them."""
+  if isinstance(predict, personalizer.ByScores):
+    return predict.scores(*args)
+  return predict(*args)
+
+
+def to_labels(predict: Any, answers: tf.Tensor) -> tf.Tensor:
+  """Returns labels of what `ask` returned, int32 `[..., Q]`."""
+  if isinstance(predict, personalizer.ByScores):
+    return predict.to_labels(answers)
+  return answers
+
+
+def mark(
+    predict: Any, answers: tf.Tensor, y: tf.Tensor
+) -> tuple[tf.Tensor, Any]:
   """Returns labels and their `Certainty`, `()` where only labels are told.
 
   Args:
-    predict: A `predict` or `curve` of a personalizer.
-    *args: Its arguments.
+    predict: What was asked.
+    answers: What `ask` returned.
     y: int32 `[Q]`, the right classes.
   """
-  if not isinstance(predict, personalizer.ByScores):
-    return predict(*args), ()
-  scores = predict.scores(*args)
-  return (
-      predict.to_labels(scores),
-      of_answers(predict.to_log_probabilities(scores), y),
-  )
+  how_sure: Any = ()
+  if isinstance(predict, personalizer.ByScores):
+    how_sure = of_answers(predict.to_log_probabilities(answers), y)
+  return to_labels(predict, answers), how_sure
 
 
 def specs(predict: Any) -> tuple[tf.TensorSpec, Any]:
-  """Returns what `ask` returns of a `predict`."""
+  """Returns what `mark` returns of a client's answers."""
   given = tf.TensorSpec([None], tf.float32)
   tells = isinstance(predict, personalizer.ByScores)
   labels = tf.TensorSpec([None], tf.int32)

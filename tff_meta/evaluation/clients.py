@@ -204,20 +204,22 @@ def build_client_test(
   def answers(weights, memory, support, query, seed):
     if personalizer.num_classes is not None:
       query = episodes.refuse_bad_labels(query, personalizer.num_classes)
+
+    def marked(ask, answers):
+      return certainty.mark(ask, answers, query.y)
+
     if ask_on_the_way is not None:
-      on_the_way = certainty.ask(
-          ask_on_the_way, weights, memory, support, query, seed, y=query.y
+      points = certainty.ask(
+          ask_on_the_way, weights, memory, support, query, seed
       )
-      before, after = (
-          tf.nest.map_structure(lambda given, i=i: given[i], on_the_way)
-          for i in (0, -1)
-      )
-      return before, after, on_the_way[0]
+      before, after = (marked(ask_on_the_way, points[i]) for i in (0, -1))
+      return before, after, certainty.to_labels(ask_on_the_way, points)
     before = ()
     if start is not None:
-      before = certainty.ask(predict, start(weights, memory), query, y=query.y)
+      of_start = start(weights, memory)
+      before = marked(predict, certainty.ask(predict, of_start, query))
     adapted = personalizer.adapt(weights, memory, support, seed)
-    return before, certainty.ask(predict, adapted, query, y=query.y), ()
+    return before, marked(predict, certainty.ask(predict, adapted, query)), ()
 
   @tf.function(autograph=False)
   def client_test(weights, bank, memories, supports, queries, seeds):

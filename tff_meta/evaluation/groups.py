@@ -130,7 +130,8 @@ def build_group_test(
       )
       query = episodes.Examples(group.query_x, group.query_y, group.query_mask)
       adapted = group_personalizer.adapt(weights, support, group.salts, seed)
-      return certainty.ask(predict, adapted, query, y=query.y)
+      answers = certainty.ask(predict, adapted, query)
+      return certainty.mark(predict, answers, query.y)
 
     return tf.map_fn(
         one_group,
