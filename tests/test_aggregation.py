@@ -227,8 +227,8 @@ def client(index, num_examples=20, shuffled=False):
   rng = np.random.default_rng(index)
   y = np.arange(num_examples, dtype=np.int32) % 2
   x = rng.normal(1.0 - 2 * y, 1.0, (4, num_examples)).T
-  if shuffled:
-    y = 1 - y
+  if shuffled:  # And large, so that these clients' gradients are, too.
+    x, y = 10 * x, 1 - y
   examples = {'x': np.float32(x).reshape(-1, 2, 2, 1), 'y': y}
   return collections.OrderedDict(
       examples=tf.data.Dataset.from_tensors(collections.OrderedDict(examples)),
@@ -295,7 +295,20 @@ def test_a_robust_mean_outlives_clients_that_attack_it(attack):
 @pytest.mark.ci
 @pytest.mark.parametrize('robust', ROBUST, ids=['adaptive', 'centered'])
 def test_a_robust_mean_outlives_labels_that_are_wrong(robust):
+  assert final_accuracy(aggregation.Plain(), shuffled=True) < 0.7
   assert final_accuracy(robust, shuffled=True) > 0.9
+
+
+@pytest.mark.parametrize('rule', ['adaptive', 'centered'])
+def test_what_is_no_number_does_not_count_in_a_robust_mean(rule):
+  """Nor in later rounds, which begin with the state of this one."""
+  robust = aggregation.Robust(rule=rule)
+  factory = robust.limited(robust.of_models(1, summed=False))
+  values = [np.float32(v) for v in ([0.3, 0.1], [np.nan, 0], [0.3, 0.1])]
+  output = aggregate(factory, values, [1.0, 1.0, 0.0])
+  np.testing.assert_allclose(output.result, [0.3, 0.1], rtol=1e-6)
+  for leaf in tf.nest.flatten(output.state):
+    assert np.isfinite(leaf).all()
 
 
 def test_centered_clipping_moves_by_the_radius_at_most():

@@ -41,6 +41,7 @@ class Aggregation:
 
   metrics: ClassVar[Literal['plain', 'secure', 'withheld']] = 'plain'
   covers_choices: ClassVar[bool] = True
+  has_distribute_aggregate_form: ClassVar[bool] = True
 
   def __post_init__(self):
     """Checks all fields.
@@ -110,6 +111,8 @@ class Plain(Aggregation):
 class Robust(Aggregation):
   """Without, or with less of, what is much larger than most.
 
+  Clients that send a number that is not finite do not count.
+
   Attributes:
     rule: Of the changes of a model. `'adaptive'`: those beyond a multiple of a
       high quantile of the norms so far count as zeros, long ones are cut to a
@@ -161,6 +164,12 @@ class Robust(Aggregation):
         count=tff.aggregators.SumFactory(),
     )
 
+  def limited(self, factory):
+    """See `Aggregation`."""
+    from tff_meta.aggregators import bounds
+
+    return bounds.FiniteUpdatesFactory(factory)
+
 
 @dataclasses.dataclass(frozen=True)
 class Compressed(Aggregation):
@@ -176,6 +185,7 @@ class Compressed(Aggregation):
 
   bits: int = 8
   min_elements: int = 20000
+  has_distribute_aggregate_form = False  # TFF does not convert encoded sums.
 
   def __post_init__(self):
     super().__post_init__()

@@ -83,8 +83,8 @@ class Releases:
     Args:
       noise_multiplier: As for `epsilon`, at least 0.
       delta: Between 0 and 1.
-      target_epsilon: The largest epsilon that is wanted; None for any up to
-        100, beyond which there is no privacy to speak of.
+      target_epsilon: The largest epsilon that is wanted, above 0 and at most
+        100, beyond which there is no privacy to speak of; None for 100.
 
     Raises:
       ValueError: If it does not; the message has a tip.
@@ -106,8 +106,11 @@ class Releases:
           ' client is published. Tip: delta=1e-5.'
       )
     most = _LARGEST_EPSILON if target_epsilon is None else target_epsilon
-    if not most > 0:
-      raise ValueError(f'Expected `target_epsilon` above 0, found {most}.')
+    if not 0 < most <= _LARGEST_EPSILON:
+      raise ValueError(
+          'Expected `target_epsilon` above 0 and at most'
+          f' {_LARGEST_EPSILON:g}, found {most:g}.'
+      )
     found = self.epsilon(noise_multiplier, delta)
     if found > most:
       try:

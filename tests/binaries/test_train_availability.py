@@ -1,5 +1,7 @@
 """Runs whose clients are not always there."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -26,6 +28,13 @@ def test_clients_may_be_missing_under_every_aggregation(call, tmp_path, name):
       for kind in ('absent', 'late', 'slow')
   )
   assert absent.any() and late.any() and slow.any()
+  summary = json.loads((tmp_path / 'summary.json').read_text())
+  for way in ('down', 'up'):
+    total = summary['training_bytes'][way]
+    assert total == sum(columns[f'train/bytes_{way}'])
+    each = summary['client_bytes_per_round'][way]
+    left = 40 - absent.sum() - (late.sum() if way == 'up' else 0)
+    assert total == each * left
   if name != 'dp':  # Which withholds how many there were.
     expected = 10 - absent - late
     np.testing.assert_allclose(

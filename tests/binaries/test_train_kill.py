@@ -269,6 +269,28 @@ def _stop(directory, base, *stops):
   assert 'Traceback' not in _log(directory)
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize('aggregation', ['robust', 'secure', 'dp'])
+def test_a_killed_run_goes_on_under_every_aggregation(
+    call, tmp_path, aggregation
+):
+  """Bit by bit, but for the noise of private ones, which is new."""
+  base = (*_FEWER_FLAGS, f'--aggregation={aggregation}')
+  if aggregation == 'dp':
+    base += ('--aggregation_options=noise_multiplier=10',)
+  directory, whole = tmp_path / 'run', tmp_path / 'whole'
+  _stop(directory, base, _KILL)
+  code, _, err = call(train, *base, f'--output_dir={directory}')
+  assert code == 0, err
+  assert _rows(directory) == _FEWER
+  if aggregation == 'dp':
+    assert 'Privacy: epsilon' in err and _final_state(directory)
+  else:
+    assert call(train, *base, f'--output_dir={whole}')[0] == 0
+    _assert_same_run(directory, whole, _FEWER)
+    assert _client_states(directory) == _client_states(whole)
+
+
 _SYSTEMS = {
     'frl': _FLAGS,
     'metavers': (

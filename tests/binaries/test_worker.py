@@ -1,6 +1,7 @@
 """Hosts that form a Ray cluster."""
 
 import contextlib
+import csv
 import os
 import pathlib
 import shutil
@@ -127,6 +128,10 @@ def test_two_hosts_compute_what_one_process_does(hosts, tmp_path):
   assert '2 of 2 workers' in stderr
   metrics = [tmp_path / name / 'metrics.csv' for name in ('here', 'there')]
   assert metrics[0].read_bytes() == metrics[1].read_bytes()
+  with open(tmp_path / 'there' / 'timings.csv', newline='') as file:
+    for row in csv.DictReader(file):
+      assert float(row['bytes_sent']) > 0
+      assert 0 < float(row['slowest_shard_seconds']) < float(row['seconds'])
 
   for program in (*_TRAIN, *there), ('worker', f'--address={address}'):
     code, stderr = hosts.call(*program, RAY_AUTH_TOKEN='another')

@@ -1,6 +1,7 @@
 """TFF's computations and a client's round in a bundle, without tff_meta."""
 
 import collections
+import json
 import os
 import shutil
 import subprocess
@@ -172,6 +173,12 @@ def test_what_is_adapted_once_predicts_later(fed_rep):
 @pytest.mark.ci
 def test_an_example_store_is_told_what_to_deliver(fed_rep):
   trained, bundle = fed_rep
+  wanted = json.loads((bundle / 'computations/data.json').read_text())
+  assert wanted.keys() == {'examples', 'salt', 'memory'}
+  assert wanted['examples']['elements'] == {
+      'x': {'dtype': 'float32', 'shape': [None, 8, 8, 1]},
+      'y': {'dtype': 'int32', 'shape': [None]},
+  }
   types = (bundle / 'computations/types.txt').read_text()
   for name in ('initialize', 'memory', 'map_reduce/work', 'next_on_tensors'):
     computation = replay.read_computation(bundle / f'computations/{name}.pb')

@@ -25,7 +25,7 @@ def test_somebody_is_left():
   for round_num in range(1, 50):
     present = rates.present(['a', 'b'], 0, round_num)
     assert len(present.clients) + present.num_absent + present.num_late == 2
-    assert present.clients
+    assert present.clients and not present.num_slow
 
 
 @pytest.mark.parametrize(

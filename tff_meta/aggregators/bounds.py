@@ -141,6 +141,49 @@ class BoundedSumFactory(tff.aggregators.UnweightedAggregationFactory):
     return tff.templates.AggregationProcess(process.initialize, next_fn)
 
 
+class FiniteUpdatesFactory(tff.aggregators.WeightedAggregationFactory):
+  """Clients that send a number that is not finite count as those of weight 0.
+
+  They send zeros. Sums and states would hold NaN for ever otherwise.
+  """
+
+  def __init__(self, inner: tff.aggregators.WeightedAggregationFactory):
+    """Initializes the factory.
+
+    Args:
+      inner: Aggregates what is left.
+    """
+    self._inner = inner
+
+  def create(
+      self, value_type: tff.Type, weight_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    """Creates the process for values and weights of these types."""
+    process = self._inner.create(value_type, weight_type)
+
+    @tff.tensorflow.computation(value_type, weight_type)
+    def without(value, weight):
+      leaves = [tf.cast(weight, tf.float32), *tf.nest.flatten(value)]
+      is_finite = tf.reduce_all(
+          [tf.reduce_all(tf.math.is_finite(leaf)) for leaf in leaves]
+      )
+      return tf.nest.map_structure(
+          lambda leaf: tf.where(is_finite, leaf, tf.zeros_like(leaf)),
+          (value, weight),
+      )
+
+    @tff.federated_computation(
+        process.initialize.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS),
+        tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state, value, weight):
+      finite = tff.federated_map(without, (value, weight))
+      return process.next(state, finite[0], finite[1])
+
+    return tff.templates.AggregationProcess(process.initialize, next_fn)
+
+
 class LimitedWeightsFactory(tff.aggregators.WeightedAggregationFactory):
   """Clients count for a limited weight; those of weight 0 send zeros."""
 

@@ -60,7 +60,9 @@ class Trained(NamedTuple):
   num_classes: int
 
 
-def write(folder: pathlib.Path, trained: Trained) -> dict[str, Any]:
+def write(
+    folder: pathlib.Path, trained: Trained, with_distribute_aggregate: bool
+) -> dict[str, Any]:
   """Writes the computations of a process, and a round that they do.
 
   The clients of the round are made up, so that nothing of real ones leaves with
@@ -69,6 +71,8 @@ def write(folder: pathlib.Path, trained: Trained) -> dict[str, Any]:
   Args:
     folder: Where to; made here.
     trained: What the run has come to.
+    with_distribute_aggregate: Whether TFF converts the process to a
+      DistributeAggregateForm.
 
   Returns:
     The entry of the manifest, JSON values.
@@ -83,11 +87,12 @@ def write(folder: pathlib.Path, trained: Trained) -> dict[str, Any]:
   }
   forms = tff.backends.mapreduce
   components = {
-      'map_reduce': forms.get_map_reduce_form_for_computation(process.next),
-      'distribute_aggregate': (
-          forms.get_distribute_aggregate_form_for_computation(process.next)
-      ),
+      'map_reduce': forms.get_map_reduce_form_for_computation(process.next)
   }
+  if with_distribute_aggregate:
+    components['distribute_aggregate'] = (
+        forms.get_distribute_aggregate_form_for_computation(process.next)
+    )
   if isinstance(process, composition.StatefulLearningProcess):
     computations['memory'] = memory(process)
     components['memory_broadcast'] = forms.get_broadcast_form_for_computation(
@@ -112,7 +117,7 @@ def write(folder: pathlib.Path, trained: Trained) -> dict[str, Any]:
       json.dumps(_data(data_kind), indent=2, sort_keys=True) + '\n'
   )
   _write_round(folder / replay.ROUND, trained)
-  return {'names': sorted(computations)}
+  return {'names': sorted(computations), 'forms': sorted(components)}
 
 
 def memory(process: composition.StatefulLearningProcess) -> tff.Computation:

@@ -108,6 +108,7 @@ def write(
     raise ValueError(
         f'Expected a use of {experiment.spec.name} with these data, found none.'
     )
+  aggregation = experiment.config.training.aggregator()
   traced = {
       use: signatures.of_use(experiment, model, use, allow_private_heads)
       for use in uses or offered
@@ -122,7 +123,9 @@ def write(
     manifest = _manifest(experiment, traced, rounds)
     if trained is not None:
       manifest['computations'] = computations.write(
-          unfinished / replay.COMPUTATIONS, trained
+          unfinished / replay.COMPUTATIONS,
+          trained,
+          aggregation.has_distribute_aggregate_form,
       ) | {'replayable': not manifest['privacy']}
       shutil.copyfile(replay.__file__, unfinished / 'replay.py')
       client_round, sent = signatures.of_round(experiment, trained)

@@ -13,6 +13,7 @@ not as it was written is refused.
 
 import collections
 from collections.abc import Iterator, Mapping
+import hashlib
 import os
 import pathlib
 import signal
@@ -196,11 +197,22 @@ def _children(kind: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _beside(name: str, folder: pathlib.Path) -> Any:
-  """Returns a module made of its source, as what Python keeps is unchecked."""
+  """Returns a module made of its source, as what Python keeps is unchecked.
+
+  Raises:
+    ValueError: If the source is not that of SHA256SUMS.
+  """
   module = types.ModuleType(name)
   path = folder / f'{name}.py'
+  try:
+    source = path.read_bytes()
+    sums = (folder / 'SHA256SUMS').read_text('ascii').splitlines()
+  except (OSError, UnicodeDecodeError) as error:
+    raise ValueError(f'Expected a bundle in {folder}: {error}') from None
+  if f'{hashlib.sha256(source).hexdigest()}  {path.name}' not in sums:
+    raise ValueError(f'Expected {path} as SHA256SUMS says, found another.')
   module.__file__ = str(path)
-  exec(compile(path.read_bytes(), str(path), 'exec'), module.__dict__)
+  exec(compile(source, str(path), 'exec'), module.__dict__)
   return module
 
 
@@ -222,10 +234,9 @@ def main(arguments: list[str]) -> int:
     print(__doc__, file=sys.stderr)
     return 2
   folder = pathlib.Path(__file__).resolve().parent
-  serve = _beside('serve', folder)
   try:
-    manifest = serve.read_manifest(folder)
-  except serve.BundleError as error:
+    manifest = _beside('serve', folder).read_manifest(folder)
+  except ValueError as error:  # Also a BundleError of serve.py.
     print(f'error: {error}', file=sys.stderr)
     return 2
   if manifest['computations'] is None:

@@ -100,7 +100,7 @@ class Availability:
     if gone.all():
       last = np.argmax(draws)
       absent[last] = gone[last] = False
-    slow = draws < missing + self.slow
+    slow = (draws >= missing) & (draws < missing + self.slow)
     return Present(
         [
             (client, federated_dataset.HALF_TRAIN if slow[i] else 'train')

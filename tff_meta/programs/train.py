@@ -104,7 +104,8 @@ def train(
 
   Program states and metrics are TFF's, in the run's directory, and what a
   killed run goes on from. metrics.csv, timings.csv and a checkpoint, which
-  evaluation reads, are written when the program ends.
+  evaluation reads, are written when the program ends; a program that is killed
+  leaves no timings of its rounds.
 
   Args:
     process: What to train.
@@ -211,7 +212,9 @@ def _write_files(
 ) -> None:
   """Writes what `loop.train` leaves, so that the run can be evaluated."""
   metrics = metric_writers.MetricsFile(directory.metrics, 0, b'')
-  timings = metric_writers.TimingsFile(directory.timings, 0, lambda _: None)
+  timings = metric_writers.TimingsFile(
+      directory.timings, min(started) - 1, lambda _: None
+  )
   try:
     with open(metrics_path, newline='') as file:
       for row in csv.DictReader(file):
@@ -224,7 +227,7 @@ def _write_files(
             | sent,
         )
         if {number, number + 1} <= started.keys():
-          timings.append(number, started[number + 1] - started[number], 0.0)
+          timings.append(number, started[number + 1] - started[number], None)
     store = checkpoints.CheckpointStore(directory.checkpoints)
     store.create()
     store.save(

@@ -727,6 +727,15 @@ def _summary(experiment, directory, trained, sent) -> dict[str, Any]:
   """
   config, training = experiment.config, experiment.config.training
   num_times = trained.rounds * len(experiment.cohort(1))
+  training_bytes = sent.times(num_times)._asdict()
+  if not training.availability().is_full:  # Not as many in every round.
+    columns = metric_writers.read_metrics(directory.metrics)
+    for name, column in (
+        ('down', metric_writers.BYTES_DOWN),
+        ('up', metric_writers.BYTES_UP),
+    ):
+      if column in columns:
+        training_bytes[name] = int(sum(columns[column]))
   return {
       'algorithm': config.algorithm,
       'dataset': config.data.dataset,
@@ -743,7 +752,7 @@ def _summary(experiment, directory, trained, sent) -> dict[str, Any]:
           directory.timings
       ),
       'client_bytes_per_round': sent._asdict(),
-      'training_bytes': sent.times(num_times)._asdict(),
+      'training_bytes': training_bytes,
       **_privacy(experiment, trained.rounds),
   }
 
