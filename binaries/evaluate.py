@@ -191,6 +191,7 @@ def _evaluate(stack):
     # The clients stay those of the run; only groups and adaptation change.
     if EVAL_SEED.value is not None:
       eval_config = eval_config.replace(seed=EVAL_SEED.value)
+    grid_axes.check_protocols(axes, eval_config.evaluation.protocols)
     points = grids.combinations(axes, eval_config)
     experiment = experiment_lib.prepare(config.replace(data_dir=data_dir))
     evaluator = evaluator_lib.Evaluator(
@@ -200,8 +201,8 @@ def _evaluate(stack):
     evaluator.check_has_groups(**flag_groups.group_sizes())
     if flag_groups.NVAR.value:
       evaluator_lib.check_has_known_clients(names)
+    grid_axes.check_protocols(axes, names)
     if axes:
-      grid_axes.check_protocols(axes, names)
       _check_points(points, experiment, names)
     models = stack.enter_context(
         restored_run.open_models(experiment, directory, command_line.report)

@@ -95,6 +95,11 @@ def check_protocols(axes: Mapping[str, Any], names: Sequence[str]) -> None:
     axes: From `read_axes`.
     names: Names of protocols.
   """
+  if axes and tuple(names) == (protocol_names.NONE,):
+    raise ValueError(
+        'Expected protocols to evaluate with --grid, found none. Tip:'
+        f' --protocol={protocol_names.NEW_GROUPS}.'
+    )
   for axis, name in itertools.product(axes, names):
     having = _PROTOCOLS.get(axis, protocol_names.PROTOCOLS)
     if name not in having:
