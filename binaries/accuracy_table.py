@@ -80,6 +80,11 @@ def _further_line(model_name, result) -> str:
         f'before adaptation {100 * result["accuracy_before_mean"]:.2f}',
         f'{100 * result["share_hurt"]:.0f} % of clients hurt by it',
     ]
+  if result.get('nll_mean') is not None and result['ece_mean'] is not None:
+    parts += [
+        f'NLL {result["nll_mean"]:.3f}',
+        f'calibration error {100 * result["ece_mean"]:.2f}',
+    ]
   if result['curve_end_mean'] is not None:
     parts.append(f'last three steps {100 * result["curve_end_mean"]:.2f}')
   if result.get('nvar') is not None:

@@ -69,6 +69,12 @@ SCALE = flags.DEFINE_enum(
 ROWS = flags.DEFINE_list('rows', [], 'Only these methods.')
 SETTINGS = flags.DEFINE_list('settings', [], 'Only these settings.')
 SEEDS = flags.DEFINE_list('seeds', [], 'Instead of those of the scale.')
+MEASURES = flags.DEFINE_list(
+    'measures',
+    [],
+    'What else is shown of those who are tested, beyond accuracy, with commas:'
+    f' {", ".join(tables.FURTHER)}.',
+)
 PROCESSES = flag_kinds.define_whole_number(
     'processes', 1, 'Cells that run at the same time.', least=1
 )
@@ -332,7 +338,7 @@ def _command(scale: str | None) -> str:
     parts.append(f'--experiment={experiment}')
   if scale is not None:
     parts.append(f'--scale={scale}')
-  for flag in (ROWS, SETTINGS, SEEDS):
+  for flag in (ROWS, SETTINGS, SEEDS, MEASURES):
     if flag.value:
       parts.append(f'--{flag.name}={",".join(flag.value)}')
   parts += [f'--sweep={text}' for text in SWEEP.value]
@@ -499,8 +505,12 @@ def _compare_runs() -> int:
   root = pathlib.Path(OUTPUT_DIR.value or 'runs/compare_runs')
   paths = ','.join(RUNS.value)
   runner.check_claim(root, runs=paths)
-  command = shlex.join([*_this_program('compare'), f'--runs={paths}'])
-  found = existing_runs.RunsReport(existing_runs.read(RUNS.value), command)
+  parts = [*_this_program('compare'), f'--runs={paths}']
+  if MEASURES.value:
+    parts.append(f'--{MEASURES.name}={",".join(MEASURES.value)}')
+  found = existing_runs.RunsReport(
+      existing_runs.read(RUNS.value), shlex.join(parts), MEASURES.value
+  )
   with run_directory.RunDirectory(root).locked():
     runner.claim(root, runs=paths)
     report.write(root, found)
@@ -531,6 +541,7 @@ def _table_work() -> _Work:
     )
   space = searches.read_space(SWEEP.value)
   table = experiments.get(EXPERIMENT.value)
+  table = table.with_further_measures(MEASURES.value)
   scale = SCALE.value or table.default_scale
   seeds = _seeds()
   if space and not seeds:
@@ -568,7 +579,7 @@ def _table_work() -> _Work:
 
 def _verify_work() -> _Work:
   """Returns the cells of --verify."""
-  _check_alone(VERIFY, SCALE, KEEP, SWEEP, SEARCH)
+  _check_alone(VERIFY, SCALE, MEASURES, KEEP, SWEEP, SEARCH)
   from tff_meta.comparison import runner
   from tff_meta.comparison import verification
 
@@ -780,7 +791,9 @@ def main() -> int:
     from tff_meta.comparison import runner
     from tff_meta.training import run_directory
 
-    stored = report.stored_command(work.root) if REPORT_ONLY.value else None
+    stored = None
+    if REPORT_ONLY.value and not MEASURES.value:
+      stored = report.stored_command(work.root)
     work = dataclasses.replace(work, command=stored or work.command)
     start = None if REPORT_ONLY.value else _start_elsewhere(work.cells)
     with run_directory.RunDirectory(work.root).locked():

@@ -163,7 +163,9 @@ class Method:
   phase_ends: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
-def with_prototypes(method: Method, model: model_lib.Model) -> Method:
+def with_prototypes(
+    method: Method, model: model_lib.Model, *, squared: bool = True
+) -> Method:
   """The same training, after which class prototypes classify.
 
   A client, known, new or with classes that training never saw, has the
@@ -173,11 +175,12 @@ def with_prototypes(method: Method, model: model_lib.Model) -> Method:
   Args:
     method: What is trained.
     model: The network; its head, if any, is not used.
+    squared: As for `prototype_classifier.build_client_personalizer`.
   """
 
   def client():
     return prototype_classifier.build_client_personalizer(
-        model, num_classes=method.num_classes
+        model, num_classes=method.num_classes, squared=squared
     )
 
   return dataclasses.replace(

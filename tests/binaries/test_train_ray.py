@@ -22,6 +22,8 @@ _ALGORITHMS = (
     'frl',
     'scaffold',
 )
+_NO_TESTS = ('--protocol=none', '--eval_every=0')
+_RAY = ('--execution=ray', '--workers=2')
 _TIMEOUT_SECONDS = 1800
 _SECONDS_TO_END = 90
 
@@ -33,14 +35,15 @@ def _command(directory: pathlib.Path, *flags: str) -> list[str]:
   ]
 
 
-def _train(directory: pathlib.Path, *flags: str) -> None:
+def _call(command: list[str]) -> None:
   done = subprocess.run(
-      _command(directory, *flags),
-      capture_output=True,
-      text=True,
-      timeout=_TIMEOUT_SECONDS,
+      command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS
   )
   assert done.returncode == 0, done.stderr
+
+
+def _train(directory: pathlib.Path, *flags: str) -> None:
+  _call(_command(directory, *flags))
 
 
 def _files(directory: pathlib.Path) -> dict[str, bytes]:
@@ -65,6 +68,35 @@ def test_files_are_those_of_one_process(tmp_path, algorithm):
     directory = tmp_path / f'{workers}'
     _train(directory, *flags, '--execution=ray', f'--workers={workers}')
     assert _files(directory) == expected
+
+
+@pytest.mark.parametrize('algorithm', ['fedec', 'frl'])
+def test_an_evaluation_is_that_of_one_process(tmp_path, algorithm):
+  """Of new clients, or of groups, of which workers get fewer at a time."""
+  _train(tmp_path, f'--algorithm={algorithm}', '--rounds=4', *_NO_TESTS)
+  found = []
+  for flags in (), _RAY:
+    command = [sys.executable, '-m', 'binaries.evaluate', *flags]
+    _call([*command, '--eval_groups=9', f'--run_dir={tmp_path}'])
+    paths = (tmp_path / 'evaluation').glob('*_*.csv')
+    found.append({path.name: path.read_bytes() for path in paths})
+  assert found[0] and found[0] == found[1]
+
+
+def test_a_program_is_that_of_one_process(tmp_path):
+  flags = ['--algorithm=fed_rep', '--driver=program', '--rounds=6', *_NO_TESTS]
+  _train(tmp_path / 'here', *flags)
+  _train(tmp_path / 'there', *flags, *_RAY)
+  assert _files(tmp_path / 'there') == _files(tmp_path / 'here')
+
+
+@pytest.mark.parametrize('first, then', [((), _RAY), (_RAY, ())])
+def test_a_run_goes_on_elsewhere(tmp_path, first, then):
+  flags = ['--algorithm=scaffold', *_NO_TESTS]
+  _train(tmp_path / 'whole', *flags, '--rounds=4')
+  _train(tmp_path / 'parts', *flags, '--rounds=2', *first)
+  _train(tmp_path / 'parts', *flags, '--rounds=4', *then)
+  assert _files(tmp_path / 'parts') == _files(tmp_path / 'whole')
 
 
 def _rounds(directory: pathlib.Path) -> int:

@@ -116,6 +116,11 @@ def test_two_hosts_compute_what_one_process_does(hosts, tmp_path):
       '--workers=2',
       f'--output_dir={tmp_path / "there"}',
   )
+  too_large = ('--worker_cpus=2', '--worker_timeout_seconds=5')
+  code, stderr = hosts.call(*_TRAIN, *there, *too_large)
+  error = stderr.splitlines()[-1]
+  assert code == 1 and 'a worker within 5 seconds, found none' in error, stderr
+  assert 'takes 2 CPU' in error and 'Tip: the same command' in error
   for flags in here, there:
     code, stderr = hosts.call(*_TRAIN, *flags)
     assert code == 0, stderr

@@ -50,7 +50,16 @@ _DEFAULTS = dict(
 )
 
 
-def _write(path, algorithm, seed, accuracy, hparams='', older=False, **more):
+def _write(
+    path,
+    algorithm,
+    seed,
+    accuracy,
+    hparams='',
+    older=False,
+    nll_mean=None,
+    **more,
+):
   """Writes the files of a finished run, and returns their place."""
   config = run_config.resolve(
       algorithm=algorithm, seed=seed, hparams=hparams, **_DEFAULTS
@@ -75,6 +84,7 @@ def _write(path, algorithm, seed, accuracy, hparams='', older=False, **more):
               'accuracy_std': 0.125,
               'accuracy_micro': accuracy - 0.25,
           }
+          | ({} if nll_mean is None else {'nll_mean': nll_mean})
       },
       'files': {
           'clients_known_clients.csv': hashlib.sha256(
@@ -140,6 +150,25 @@ def test_runs_of_several_seeds_are_one_row(paths, tmp_path):
       '3': 0,
       '4': 0,
   }
+
+
+def test_what_is_shown_beyond_accuracy_is_missing_of_older_runs(tmp_path):
+  paths = [
+      _write(tmp_path / 'old', 'fed_avg', 0, 0.5),
+      _write(tmp_path / 'new', 'local', 0, 0.5, nll_mean=0.25),
+  ]
+  found = existing_runs.RunsReport(existing_runs.read(paths), '', ['nll'])
+  measure = 'known_clients, NLL x 100'
+  assert {e.row: e.mean for e in found.entries if e.measure == measure} == {
+      'fed_avg (1)': None,
+      'local (2)': 25,
+  }
+  report.write(tmp_path, found)
+  assert f'{measure}: seed 0 finished: its summary.json has no' in (
+      (tmp_path / 'table.md').read_text()
+  )
+  with pytest.raises(ValueError, match='Expected a measure of worst_decile'):
+    existing_runs.RunsReport(existing_runs.read(paths), '', ['accuracy'])
 
 
 def test_a_run_that_was_done_again_is_a_row_of_its_own(paths, tmp_path):

@@ -33,6 +33,31 @@ _TABLE = tables.Table(
 )
 
 
+def test_more_is_told_of_the_protocols_that_a_table_has():
+  best = tables.Measure('best', 'evaluation_best/new_clients/accuracy_mean')
+  last_ten = tables.Measure('ten', 'last_ten_evaluations_mean/new/accuracy')
+  settings = (
+      tables.Setting('One', (_MICRO, last_ten)),
+      tables.Setting('Two', (_MICRO, best)),
+  )
+  table = dataclasses.replace(
+      _TABLE, settings=settings, rows=(), scales={}
+  ).with_further_measures(['worst_decile', 'nll'])
+  one, two = (setting.measures[2:] for setting in table.settings)
+  at = 'evaluation/known_clients'
+  assert one == (
+      tables.Measure('worst decile', f'{at}/accuracy_worst_decile'),
+      tables.Measure('NLL x 100', f'{at}/nll_mean', lower_is_better=True),
+  )
+  assert [m.name for m in two][::3] == [
+      f'{at}: worst decile',
+      'evaluation_best/new_clients: NLL x 100',
+  ]
+  assert table.with_further_measures(['nll']) == table  # It has it.
+  with pytest.raises(ValueError, match="found 'nil'. Tip: did you mean 'nll'"):
+    table.with_further_measures(['nil'])
+
+
 def test_a_cell_is_a_row_in_a_setting_with_a_seed():
   found = tables.cells(_TABLE, 'paper')
   assert [c.folder for c in found] == [

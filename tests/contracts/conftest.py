@@ -1173,6 +1173,21 @@ def client_use(request) -> ClientUse:
   return _client_use(*request.param)
 
 
+@pytest.fixture(
+    scope='session',
+    params=_with_marks(
+        _client_uses(),
+        lambda use: use[0].algorithm not in ('cafeme', 'metavers')
+        or use[0].is_variant
+        or use[1] == 'known_client',
+    ),
+    ids=lambda use: f'{use[0]}-{use[1]}',
+)
+def scoring_use(request) -> ClientUse:
+  """Every use of a single client; but for logits and prototypes slow tests."""
+  return _client_use(*request.param)
+
+
 @pytest.fixture(scope='session')
 def bad_labels() -> tuple[int, ...]:
   """Returns labels just outside the training clients' classes, and far."""

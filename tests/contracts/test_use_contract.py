@@ -165,7 +165,7 @@ def test_groups_answer_alike_whoever_is_asked_with_them(
   report = group_evaluation.evaluate_groups(ask, weights, pools, protocol)
   for index in range(3):
     group = protocol.sample(pools, index)._replace(classes=())
-    (labels,) = ask(
+    (labels,), _ = ask(
         weights,
         tree.map_structure(lambda leaf: tf.constant(leaf[np.newaxis]), group),
         tf.constant([[2, index]]),
@@ -253,6 +253,61 @@ def test_clients_answer_with_their_classes(client_use, pools):
       assert labels.dtype == np.int32 and labels.shape == task.query.y.shape
       assert set(labels) <= set(range(client_use.num_classes))
   assert client_use.test.experimental_get_tracing_count() == 1
+
+
+def _assert_sure_of_labels(predict, adapted, query, labels, how_sure):
+  """Whatever is answered has the greatest of probabilities that sum to 1."""
+  scores = predict.scores(adapted, query)
+  probabilities = tf.exp(predict.to_log_probabilities(scores)).numpy()
+
+  np.testing.assert_allclose(probabilities.sum(1), 1, atol=1e-5)
+  np.testing.assert_array_equal(predict(adapted, query), labels)
+  of_labels = probabilities[np.arange(len(labels)), labels]
+  np.testing.assert_array_equal(of_labels, probabilities.max(1))
+  of_right = probabilities[np.arange(len(labels)), query.y]
+  np.testing.assert_allclose(how_sure.confidence, of_labels, atol=1e-4)
+  np.testing.assert_allclose(np.exp(-how_sure.nll), of_right, atol=1e-4)
+
+
+def test_clients_are_surest_of_what_they_answer(scoring_use, pools):
+  task = scoring_use.task(pools)
+  start, adapt, predict, curve, *_ = scoring_use.personalizer
+  memory = tree.map_structure(tf.convert_to_tensor, scoring_use.memory())
+  of_client = scoring_use.subject.trained_weights, memory
+  support, query = (
+      episodes.Examples(*map(tf.constant, (*part, np.ones(len(part.y), 'f4'))))
+      for part in (task.support, task.query)
+  )
+  answers = scoring_use.ask(task)
+
+  adapted = adapt(*of_client, support, tf.constant([3, task.salt]))
+  _assert_sure_of_labels(
+      predict, adapted, query, answers.after, answers.certainty
+  )
+  if start is not None:
+    _assert_sure_of_labels(
+        predict,
+        start(*of_client),
+        query,
+        answers.before,
+        answers.certainty_before,
+    )
+  assert (answers.before is None) == (answers.certainty_before is None)
+  assert curve is None or isinstance(curve, type(predict))
+
+
+def test_groups_are_surest_of_what_they_answer(composed_group_subject, group):
+  support, salts, query = _parts(group)
+  personalizer = composed_group_subject.group_personalizer
+  adapted, _ = _use(composed_group_subject, support, salts, query)
+  (labels,), how_sure = group_evaluation.build_group_test(personalizer)(
+      composed_group_subject.trained_weights,
+      tree.map_structure(lambda leaf: leaf[tf.newaxis], group),
+      _SEED[tf.newaxis],
+  )
+
+  how_sure = tree.map_structure(lambda part: part[0], how_sure)
+  _assert_sure_of_labels(personalizer.predict, adapted, query, labels, how_sure)
 
 
 def test_a_longer_bank_needs_no_new_trace(client_use, pools):

@@ -206,10 +206,16 @@ def test_the_csv_has_a_line_for_each_client():
       'macro_f1',
       'accuracy_after_0_steps',
       'accuracy_after_1_steps',
+      'nll',
+      'brier',
+      'ece',
+      'nll_before',
+      'brier_before',
+      'ece_before',
   ]
   assert float(first['accuracy']) == 1 / 3  # To the last digit.
   assert (second['client_id'], second['num_examples']) == ('c1', '10')
   assert second['accuracy_after_1_steps'] == '0.7'
   bare = report._replace(accuracies_before=None, curves=None)
   first, _ = csv.DictReader(io.StringIO(bare.to_csv().decode()))
-  assert first['accuracy_before'] == ''
+  assert first['accuracy_before'] == first['nll'] == ''

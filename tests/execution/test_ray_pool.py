@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from tff_meta.execution import native
 
 pytest.importorskip('ray')
 pytestmark = pytest.mark.ci
+
+from ray._private import internal_api  # noqa: E402
 
 from tff_meta.execution import ray_pool  # noqa: E402
 
@@ -110,6 +113,49 @@ def test_workers_merge_large_totals_to_the_same(context, monkeypatch):
   )
 
 
+@pytest.mark.parametrize('num_losses', [1, 3])
+def test_totals_that_are_lost_are_computed_again(
+    pool, context, lines, monkeypatch, num_losses
+):
+  monkeypatch.setattr(ray_pool, '_LARGE_BYTES', -1)
+  cohort = _cohort(2)
+  large = in_process.InProcessContext(num_shards=2, pool=pool)
+  expected = _run(large, _round, 0.7, cohort)
+  hand, left = pool._hand, [num_losses]
+
+  def losing(member, task):
+    if task.method == 'merge' and left[0]:
+      left[0] -= 1
+      internal_api.free(list(task.arguments))
+    return hand(member, task)
+
+  monkeypatch.setattr(pool, '_hand', losing)
+  lines.clear()
+  if num_losses == 3:
+    with pytest.raises(ray_pool.WorkersLostError, match='them lost 3 times'):
+      _run(large, _round, 0.7, cohort)
+  actual = _run(large, _round, 0.7, cohort)
+  np.testing.assert_array_equal(np.hstack(actual), np.hstack(expected))
+  again = 'Totals of shards are lost, all are computed again.'
+  assert lines == [again] * num_losses
+
+
+def test_an_interrupted_round_is_not_in_the_way_of_the_next(
+    pool, context, monkeypatch
+):
+  def interrupted(running):
+    assert running
+    raise KeyboardInterrupt
+
+  expected = _run(context, _round, 0.3, _cohort(9))
+  with monkeypatch.context() as patched:
+    patched.setattr(pool, '_wait', interrupted)
+    with pytest.raises(KeyboardInterrupt):
+      _run(context, _round, 0.3, _cohort(9))
+  actual = _run(context, _round, 0.3, _cohort(9))
+  np.testing.assert_array_equal(np.hstack(actual), np.hstack(expected))
+
+
 def _with_ends(pool, monkeypatch, num_ends):
   """Has workers killed with the first tasks that they are given."""
   hand, left = pool._hand, [num_ends]
@@ -199,10 +245,29 @@ def test_a_data_set_without_end_is_refused(context):
     _run(context, _round, 0.3, cohort)
 
 
-def test_another_host_is_refused_unless_it_is_allowed(pool, monkeypatch):
+def test_a_host_that_differs_is_left_out_and_an_error_if_it_is_alone(
+    pool, context, lines, monkeypatch, capfd
+):
+  cohort = _cohort(9)
+  expected = np.hstack(_run(context, _round, 0.3, cohort))
+
+  def run_until(is_so):
+    deadline = time.monotonic() + 240
+    while not is_so() and time.monotonic() < deadline:
+      actual = np.hstack(_run(context, _round, 0.3, cohort))
+      np.testing.assert_array_equal(actual, expected)
+      time.sleep(0.1)
+    assert is_so()
+
+  run_until(lambda: '2 of 2' in pool.status())
+  # Of those that come from now on.
   monkeypatch.setitem(pool._expected, 'commit', 'another')
-  for member in list(pool._members):
-    pool._members.remove(member)
-  pool._start_worker()
+  lines.clear()
+  os.kill(pool.processes()[0], signal.SIGKILL)
+  left_out = 'A worker is left out. Expected'
+  run_until(lambda: any(line.startswith(left_out) for line in lines))
+  (alone,) = pool.processes()
+  os.kill(alone, signal.SIGKILL)
   with pytest.raises(ray_pool.HostError, match='not another.*mixed_hosts'):
-    list(pool._deal([]))
+    _run(context, _round, 0.3, cohort)
+  assert capfd.readouterr() == ('', '')  # No line of Ray's own.

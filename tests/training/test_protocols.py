@@ -192,10 +192,11 @@ def test_all_protocols_of_clients_have_the_same_keys(
     with open(tmp_path / f'clients_{name}_best.csv', newline='') as file:
       rows = list(csv.DictReader(file))
     assert len(rows) == found[name]['num_clients']
-    mean = np.mean([float(row['accuracy']) for row in rows])
-    assert mean == pytest.approx(found[name]['accuracy_mean'])
+    for column in ('accuracy', 'nll', 'brier', 'ece', 'nll_before'):
+      mean = np.mean([float(row[column]) for row in rows])
+      assert mean == pytest.approx(found[name][f'{column}_mean'])
   table = accuracy_table.format_table(found)
-  for part in ('known_clients (6 clients', 'initial model', 'worst decile'):
+  for part in ('known_clients (6 clients', 'initial model', 'worst', 'NLL'):
     assert part in table
 
 

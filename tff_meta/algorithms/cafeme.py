@@ -30,6 +30,7 @@ from tff_meta.learners import adaptation
 from tff_meta.learners import cyclic_batches
 from tff_meta.learners import fine_tuning
 from tff_meta.learners import local_sgd
+from tff_meta.learners import personalizer
 from tff_meta.losses import cross_entropy
 from tff_meta.models import model as model_lib
 from tff_meta.models import modulated_cnn
@@ -281,20 +282,18 @@ def cafeme(
     eta = network.modulate(weights['body'], context.x, context.y, context.mask)
     return Personalized(weights, eta)
 
-  def predict(personalized, batch):
+  def logits(personalized, batch):
     if is_labeled:
       weights, eta = personalized
-      logits = network.modulated_logits(weights, eta, batch.x, batch.mask)
-    else:
-      logits = network.logits(personalized, batch.x, batch.mask)
-    return tf.argmax(logits, axis=1, output_type=tf.int32)
+      return network.modulated_logits(weights, eta, batch.x, batch.mask)
+    return network.logits(personalized, batch.x, batch.mask)
 
   def client():
     return fine_tuning.build_client_personalizer(
         config.fine_tuning(),
         network.input_shape,
         lambda w, batch: modulated_loss(network, w, batch, batch),
-        predict,
+        personalizer.ByScores(logits),
         to_personalized if is_labeled else None,
         context_is_all=config.query_context == 'support',
     )

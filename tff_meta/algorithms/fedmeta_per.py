@@ -294,8 +294,7 @@ def fedmeta_per(
         memory=split(weights)[1] or (),
     )
 
-  def predict(adapted, query):
-    return classifier.predict(adapted, classifier.no_prototypes(), query)
+  predict = classifiers.build_predict(classifier)
 
   def known_client():
     def adapt_own(weights, memory, examples, seed):

@@ -335,4 +335,4 @@ def metavers(
           else {}
       ),
   )
-  return method.with_prototypes(trained, model)
+  return method.with_prototypes(trained, model, squared=config.squared_distance)

@@ -121,12 +121,14 @@ def fed_rod(
     def adapt(weights, memory, *_):
       return start(weights, memory)
 
-    def predict(adapted, query):
+    def scores(adapted, query):
       weights, own = adapted
       _, logits = both_logits(weights, own, query)
-      return tf.argmax(logits, axis=1, output_type=tf.int32)
+      return logits
 
-    return personalizer.ClientPersonalizer(start, adapt, predict)
+    return personalizer.ClientPersonalizer(
+        start, adapt, personalizer.ByScores(scores)
+    )
 
   return method.Method(
       num_classes,

@@ -158,13 +158,16 @@ def _with_choice(one, classifier, config):
   def adapt(weights, memory, examples, seed):
     return one.adapt(pick(weights, examples), memory, examples, seed)
 
-  def curve(weights, memory, examples, query, seed):
-    picked = pick(weights, examples)
-    return one.curve(picked, memory, examples, query, seed)
+  def asking_the_picked(ask):
+    def curve(weights, memory, examples, query, seed):
+      picked = pick(weights, examples)
+      return ask(picked, memory, examples, query, seed)
+
+    return curve
 
   return personalizer.ClientPersonalizer(
       start=None,
       adapt=adapt,
       predict=one.predict,
-      curve=curve if one.curve else None,
+      curve=one.curve and personalizer.lift(asking_the_picked, one.curve),
   )

@@ -187,11 +187,16 @@ def _build_client(model, config, num_classes):
     share = choose(weights, *_hold_out(examples, config.hold_out_every))
     return Memorization(weights, embed(weights, examples), examples.y, share)
 
-  def predict(adapted, query):
+  def mixture(adapted, query):
     near, own = parts(
         adapted.weights, adapted.embeddings, adapted.labels, query
     )
-    mixed = adapted.share * near + (1 - adapted.share) * own
-    return tf.argmax(mixed, axis=1, output_type=tf.int32)
+    return adapted.share * near + (1 - adapted.share) * own
 
-  return personalizer.ClientPersonalizer(start, adapt, predict)
+  def to_log_probabilities(mixed):
+    # It sums to less than 1 where nothing is stored.
+    return tf.math.log(mixed / tf.reduce_sum(mixed, axis=1, keepdims=True))
+
+  return personalizer.ClientPersonalizer(
+      start, adapt, personalizer.ByScores(mixture, to_log_probabilities)
+  )

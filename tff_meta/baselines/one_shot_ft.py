@@ -273,7 +273,6 @@ def _group_rounds(
       )
     return weights
 
-  def predict(adapted, query):
-    return classifier.predict(adapted, none, query)
-
-  return personalizer.GroupPersonalizer(adapt, predict)
+  return personalizer.GroupPersonalizer(
+      adapt, classifiers.build_predict(classifier)
+  )

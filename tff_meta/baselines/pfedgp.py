@@ -240,17 +240,18 @@ def pfedgp(
     )
     return body, posterior
 
-  def predict(adapted, query):
+  def scores(adapted, query):
     body, posterior = adapted
     embeddings = model.embed(body, query.x, query.mask)
-    return tf.argmax(
-        gp_tree.class_log_probabilities(config.process, posterior, embeddings),
-        axis=1,
-        output_type=tf.int32,
+    return gp_tree.class_log_probabilities(
+        config.process, posterior, embeddings
     )
 
   def use():
-    return personalizer.ClientPersonalizer(None, adapt, predict)
+    # The softmax of logarithms of probabilities is these probabilities.
+    return personalizer.ClientPersonalizer(
+        None, adapt, personalizer.ByScores(scores)
+    )
 
   return method.Method(
       num_classes,

@@ -30,7 +30,6 @@ from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.learners import classifiers
-from tff_meta.learners import cyclic_batches
 from tff_meta.learners import fine_tuning
 from tff_meta.learners import local_sgd
 from tff_meta.learners import personalizer
@@ -186,9 +185,6 @@ def pfedhn(
         config.batch_size,
     )
 
-    def classify(own_weights, query):
-      return classifier.predict(own_weights, classifier.no_prototypes(), query)
-
     def fit(phi):
       """What takes an embedding through SGD, under this hypernetwork."""
 
@@ -200,20 +196,18 @@ def pfedhn(
           settings,
           model.input_shape,
           lambda embedding, batch: classifier.loss(generate(embedding), batch),
-          classify,
+          classifiers.build_predict(classifier),
           generate,
       )
 
-    def predict(own_weights, query):
-      return cyclic_batches.predict_in_batches(
-          classify, own_weights, query, settings.batch_size
-      )
+    def curve_scores(phi, *client):
+      return fit(phi).curve.scores(zeros(), *client)
 
     return personalizer.ClientPersonalizer(
         start=lambda phi, memory: hypernetwork.generate(phi, zeros()),
         adapt=lambda phi, *client: fit(phi).adapt(zeros(), *client),
-        predict=predict,
-        curve=lambda phi, *client: fit(phi).curve(zeros(), *client),
+        predict=fit(None).predict,  # Of weights that have been generated.
+        curve=personalizer.ByScores(curve_scores),
     )
 
   return method.Method(

@@ -187,11 +187,16 @@ class RunsReport(report.Report):
   Attributes:
     runs: From `read`.
     command: What makes the report again.
+    further: Which of `tables.FURTHER` are shown, too.
   """
 
   runs: Sequence[Run]
   command: str
+  further: Sequence[str] = ()
   title = 'Runs side by side'
+
+  def __post_init__(self):
+    tables.further_measures(self.further, '')  # Now, not when it is written.
 
   def header(self) -> list[str]:
     """Returns sentences on what is the same in all runs."""
@@ -346,6 +351,11 @@ class RunsReport(report.Report):
                   f'std over {unit}',
               ),
               tables.Measure(f'{protocol}{which}, micro', f'{at}_micro'),
+              *tables.further_measures(
+                  self.further,
+                  f'{part}/{protocol}',
+                  f'{protocol}{which}, ',
+              ),
           ):
             measures[run.dataset][measure.name] = measure
     return {

@@ -56,6 +56,41 @@ class Measure:
   lower_is_better: bool = False
 
 
+# What accuracy does not tell: name -> what it is called in tables, its key in
+# the evaluation of a protocol in summary.json, and whether less is better.
+FURTHER = {
+    'worst_decile': ('worst decile', 'accuracy_worst_decile', False),
+    'gini': ('Gini', 'accuracy_gini', True),
+    'hurt': ('hurt', 'share_hurt', True),
+    'nll': ('NLL x 100', 'nll_mean', True),
+    'brier': ('Brier x 100', 'brier_mean', True),
+    'ece': ('ECE', 'ece_mean', True),
+    'nll_before': ('NLL before x 100', 'nll_before_mean', True),
+    'brier_before': ('Brier before x 100', 'brier_before_mean', True),
+    'ece_before': ('ECE before', 'ece_before_mean', True),
+}
+
+
+def further_measures(
+    names: Sequence[str], at: str, of: str = ''
+) -> tuple[Measure, ...]:
+  """Returns what else is told of a protocol.
+
+  Args:
+    names: Keys of `FURTHER`.
+    at: Where the protocol is, such as `evaluation/known_clients`.
+    of: What stands before the names of the measures.
+
+  Raises:
+    ValueError: If a name is unknown.
+  """
+  _check_known('measure', names, FURTHER)
+  return tuple(
+      Measure(f'{of}{title}', f'{at}/{key}', lower_is_better=is_lower)
+      for title, key, is_lower in (FURTHER[name] for name in names)
+  )
+
+
 class _Checked:
   """Refuses text or one thing where a tuple is meant."""
 
@@ -193,6 +228,36 @@ class Table(_Checked):
   def setting(self, name: str) -> Setting:
     """Returns the setting of a name."""
     return next(s for s in self.settings if s.name == name)
+
+  def with_further_measures(self, names: Sequence[str]) -> 'Table':
+    """Returns the table with more measures of the protocols that it has.
+
+    Args:
+      names: Keys of `FURTHER`.
+
+    Raises:
+      ValueError: If a name is unknown.
+    """
+    settings = []
+    for setting in self.settings:
+      places = dict.fromkeys(
+          measure.path.rpartition('/')[0]
+          for measure in setting.measures
+          if measure.path.startswith(('evaluation/', 'evaluation_best/'))
+      )
+      paths = [measure.path for measure in setting.measures]
+      more = [
+          measure
+          for at in places
+          for measure in further_measures(
+              names, at, f'{at}: ' if len(places) > 1 else ''
+          )
+          if measure.path not in paths
+      ]
+      settings.append(
+          dataclasses.replace(setting, measures=(*setting.measures, *more))
+      )
+    return dataclasses.replace(self, settings=tuple(settings))
 
   @property
   def default_scale(self) -> str:

@@ -212,7 +212,7 @@ def _compare_summaries(old, new, setting) -> tuple[int, list[str]]:
   lines = []
   for measure in setting.measures:
     one, other = (tables.read(summary, measure.path) for summary in (old, new))
-    if one != other:
+    if one is not None and one != other:  # Older runs have fewer measures.
       lines.append(f'{measure.name}: {_change(one, other)}')
   lines += [
       f'{name}: {json.dumps(before[name])[:40]} ->'

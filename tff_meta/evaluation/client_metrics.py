@@ -9,6 +9,7 @@ import numpy as np
 
 from tff_meta import escapes
 from tff_meta.evaluation import accuracy as accuracy_lib
+from tff_meta.evaluation import certainty as certainty_lib
 
 _WORST = 10  # One in so many is among the worst decile.
 
@@ -52,6 +53,30 @@ def macro_f1(
   return float(np.mean(scores))
 
 
+def gini(values: np.ndarray) -> float:
+  """The Gini coefficient: 0 if all are equal, near 1 if few have everything.
+
+    sum_ij |v_i - v_j| / (2 n^2 mean)
+
+  Args:
+    values: float [n], n at least 1, none negative; 0 if all of them are 0.
+
+  Source: Gini 1912, "Variabilita e mutabilita".
+  """
+  total = values.sum()
+  if not total:
+    return 0.0
+  # The i-th smallest is the greater one of i pairs, the smaller one of n-1-i.
+  ranks = 2 * np.arange(len(values)) + 1 - len(values)
+  return float(ranks @ np.sort(values) / (len(values) * total))
+
+
+def _mean(values: np.ndarray) -> float | None:
+  """The mean, None where it is no number, which JSON has no word for."""
+  mean = float(np.mean(values))
+  return mean if np.isfinite(mean) else None
+
+
 class Report(NamedTuple):
   """How good the models of several clients are on the clients' test examples.
 
@@ -69,6 +94,9 @@ class Report(NamedTuple):
     curves: float64 [n, num_points], accuracy after 0, 1, ... steps; None where
       it was not asked for or there are no steps.
     unit: Whose models: `'client'` or `'group'`.
+    calibration: How sure models are after adaptation; None where they do not
+      tell it.
+    calibration_before: The same of the models that each started from.
   """
 
   ids: tuple[str, ...]
@@ -79,6 +107,8 @@ class Report(NamedTuple):
   accuracies_before: np.ndarray | None = None
   curves: np.ndarray | None = None
   unit: Literal['client', 'group'] = 'client'
+  calibration: certainty_lib.Calibration | None = None
+  calibration_before: certainty_lib.Calibration | None = None
 
   @property
   def accuracy(self) -> accuracy_lib.AccuracyReport:
@@ -100,11 +130,14 @@ class Report(NamedTuple):
     the mean of `a_i` (macro) with its 95 % interval, `accuracy_micro` the mean
     weighted by `n_i`, `accuracy_std` the population standard deviation of
     `a_i`, `accuracy_worst_decile` the mean of the smallest tenth of `a_i`
-    (rounded down, at least one), `accuracy_before_mean` the mean of `b_i`,
+    (rounded down, at least one), `accuracy_gini` their Gini coefficient,
+    `accuracy_before_mean` the mean of `b_i`,
     `share_hurt` the share of clients with `a_i < b_i`, `macro_f1_mean` and
     `macro_f1_std` those of `f_i`, `curve` the mean over clients per step,
     `curve_end_mean` the mean of its last three points (the number in CAFeMe's
-    tables). What does not exist is None.
+    tables), `nll_mean`, `brier_mean` and `ece_mean` the means of what
+    `certainty.Calibration` has of clients, `nll_before_mean` and so on those
+    before adaptation. What does not exist is None.
     """
     worst = np.sort(self.accuracies)[: max(1, len(self.accuracies) // _WORST)]
     before, hurt, curve, curve_end = None, None, None, None
@@ -123,8 +156,24 @@ class Report(NamedTuple):
         'macro_f1_std': float(np.std(self.macro_f1)),
         'curve': curve,
         'curve_end_mean': curve_end,
+        'accuracy_gini': gini(self.accuracies),
+        **{
+            f'{name}_mean': None if values is None else _mean(values)
+            for name, values in self._calibrations().items()
+        },
         f'num_{self.unit}s': len(self.ids),
     }
+
+  def _calibrations(self) -> dict[str, np.ndarray | None]:
+    """Returns names of columns, and what is in them."""
+    columns: dict[str, np.ndarray | None] = {}
+    for suffix, found in (
+        ('', self.calibration),
+        ('_before', self.calibration_before),
+    ):
+      for name in certainty_lib.Calibration._fields:
+        columns[name + suffix] = None if found is None else getattr(found, name)
+    return columns
 
   def to_csv(self) -> bytes:
     """Returns a line a client or group, for a spreadsheet.
@@ -145,6 +194,7 @@ class Report(NamedTuple):
           f'accuracy_after_{step}_steps': self.curves[:, step]
           for step in range(self.curves.shape[1])
       }
+    columns |= self._calibrations()
     text = io.StringIO()
     writer = csv.writer(text, lineterminator='\n')
     writer.writerow(columns)
@@ -166,6 +216,8 @@ class Answers(NamedTuple):
     before: int [Q], answers of the model it started from, or None.
     after: int [Q], answers of the adapted model.
     curve: int [num_points, Q], answers after 0, 1, ... steps, or None.
+    certainty: How sure the adapted model is, or None.
+    certainty_before: How sure the model is that it started from, or None.
   """
 
   id: str
@@ -174,6 +226,8 @@ class Answers(NamedTuple):
   before: np.ndarray | None
   after: np.ndarray
   curve: np.ndarray | None
+  certainty: certainty_lib.Certainty | None = None
+  certainty_before: certainty_lib.Certainty | None = None
 
 
 def report(
@@ -185,8 +239,8 @@ def report(
   """Marks the answers of clients or groups.
 
   Args:
-    answers: Of all of them, at least one; all or none with `before` and with
-      `curve`.
+    answers: Of all of them, at least one; all or none with `before`, with
+      `curve`, and with how sure they are.
     restrict_f1: See `macro_f1`.
     unit: Whose answers these are.
 
@@ -199,6 +253,14 @@ def report(
       return None
     pairs = zip(given, answers, strict=True)
     return np.array([np.mean(g == a.labels, axis=-1) for g, a in pairs])
+
+  def calibration(certainties, given):
+    if certainties[0] is None:
+      return None
+    pairs = zip(given, answers, strict=True)
+    return certainty_lib.calibration(
+        certainties, [g == a.labels for g, a in pairs]
+    )
 
   return Report(
       ids=tuple(a.id for a in answers),
@@ -214,4 +276,10 @@ def report(
       accuracies_before=share_right([a.before for a in answers]),
       curves=share_right([a.curve for a in answers]),
       unit=unit,
+      calibration=calibration(
+          [a.certainty for a in answers], [a.after for a in answers]
+      ),
+      calibration_before=calibration(
+          [a.certainty_before for a in answers], [a.before for a in answers]
+      ),
   )

@@ -20,6 +20,7 @@ from tff_meta import progress
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import federated_dataset
 from tff_meta.data import groups as groups_lib
+from tff_meta.evaluation import certainty
 from tff_meta.evaluation import client_metrics
 from tff_meta.evaluation import groups as group_evaluation
 from tff_meta.learners import personalizer as personalizer_lib
@@ -195,31 +196,41 @@ def build_client_test(
     curve)` for K clients. `bank` is what a personalizer with `uses_bank` takes
     for the memory of each; for others each leaf of `memories` has a leading
     axis `[K, ...]`. `supports` and `queries` are `ManyExamples`, `seeds` int32
-    `[K, 2]`. The results are labels int32 `[K, Q]`, `[K, Q]` and `[K,
-    num_points, Q]`, filled up with 0 where a client has fewer than Q queries;
-    None where there is no such thing. Without a `start` the first point of the
-    curve is what was before. A label that the personalizer has no class for is
-    an `InvalidArgumentError`.
+    `[K, 2]`. `before` and `after` are pairs of labels, int32 `[K, Q]`, and
+    their `Certainty`, `()` where a personalizer does not tell it; `curve` is
+    labels, int32 `[K, num_points, Q]`. All are filled up with 0 where a client
+    has fewer than Q queries; `before` and `curve` are None where there is no
+    such thing. Without a `start` the first point of the curve is what was
+    before. A label that the personalizer has no class for is an
+    `InvalidArgumentError`.
   """
   personalizer = client_personalizer
   start, predict = personalizer.start, personalizer.predict
   ask_on_the_way = personalizer.curve if with_curve else None
   has_curve = ask_on_the_way is not None
   has_before = has_curve or start is not None
-  labels = tf.TensorSpec([None], tf.int32)
+  specs = certainty.specs(ask_on_the_way or predict)
   curves = tf.TensorSpec([None, None], tf.int32)
 
   def answers(weights, memory, support, query, seed):
     if personalizer.num_classes is not None:
       query = episodes.refuse_bad_labels(query, personalizer.num_classes)
+
+    def marked(ask, answers):
+      return certainty.mark(ask, answers, query.y)
+
     if ask_on_the_way is not None:
-      curve = ask_on_the_way(weights, memory, support, query, seed)
-      return curve[0], curve[-1], curve
+      points = certainty.ask(
+          ask_on_the_way, weights, memory, support, query, seed
+      )
+      before, after = (marked(ask_on_the_way, points[i]) for i in (0, -1))
+      return before, after, certainty.to_labels(ask_on_the_way, points)
     before = ()
     if start is not None:
-      before = predict(start(weights, memory), query)
+      of_start = start(weights, memory)
+      before = marked(predict, certainty.ask(predict, of_start, query))
     adapted = personalizer.adapt(weights, memory, support, seed)
-    return before, predict(adapted, query), ()
+    return before, marked(predict, certainty.ask(predict, adapted, query)), ()
 
   @tf.function(autograph=False)
   def client_test(weights, bank, memories, supports, queries, seeds):
@@ -242,8 +253,8 @@ def build_client_test(
         one_client,
         (tf.range(tf.shape(seeds)[0]), memories, seeds),
         fn_output_signature=(
-            labels if has_before else (),
-            labels,
+            specs if has_before else (),
+            specs,
             curves if has_curve else (),
         ),
         parallel_iterations=machine.PARALLEL,
@@ -311,22 +322,30 @@ def _all_answers(
   """
   shared = tf.nest.map_structure(tf.convert_to_tensor, (weights, bank))
   results = dealing.call_all(client_test, _any_number, shared, calls)
-  for tasks, (before, after, curve) in results:
-    before, after, curve = (
-        None if labels is None else np.asarray(labels)
-        for labels in (before, after, curve)
+  for tasks, result in results:
+    before, after, curve = tf.nest.map_structure(
+        lambda part: None if part is None else np.asarray(part), result
     )
-    yield [
-        client_metrics.Answers(
-            id=task.client_id,
-            num_support=len(task.support.y),
-            labels=task.query.y,
-            before=None if before is None else before[i, : len(task.query.y)],
-            after=after[i, : len(task.query.y)],
-            curve=None if curve is None else curve[i, :, : len(task.query.y)],
-        )
-        for i, task in enumerate(tasks)
-    ]
+    answers = []
+    for i, task in enumerate(tasks):
+
+      def own(part, i=i, task=task):
+        return None if part is None else part[i, ..., : len(task.query.y)]
+
+      of_start, how_sure = tf.nest.map_structure(own, before) or (None, ())
+      answers.append(
+          client_metrics.Answers(
+              id=task.client_id,
+              num_support=len(task.support.y),
+              labels=task.query.y,
+              before=of_start,
+              after=own(after[0]),
+              curve=own(curve),
+              certainty_before=how_sure or None,
+              certainty=tf.nest.map_structure(own, after[1]) or None,
+          )
+      )
+    yield answers
 
 
 def _any_number(shared, arguments):

@@ -17,6 +17,7 @@ from tff_meta import episodes
 from tff_meta import machine
 from tff_meta import progress
 from tff_meta.data import groups as groups_lib
+from tff_meta.evaluation import certainty
 from tff_meta.evaluation import client_metrics
 from tff_meta.learners import personalizer as personalizer_lib
 
@@ -117,10 +118,12 @@ def build_group_test(
     group_personalizer: What a new group does with trained weights.
 
   Returns:
-    `(weights, groups, seeds) -> labels`, int32 [G, Q], of all query rows of the
-    groups, padding among them. Each leaf of `groups` has a leading axis of G
-    groups; `seeds` is int32 [G, 2].
+    `(weights, groups, seeds) -> (labels, certainty)`, int32 [G, Q], of all
+    query rows of the groups, padding among them, and their `Certainty`, `()`
+    where a personalizer does not tell it. Each leaf of `groups` has a leading
+    axis of G groups; `seeds` is int32 [G, 2].
   """
+  predict = group_personalizer.predict
 
   @tf.function(autograph=False)
   def group_test(weights, groups, seeds):
@@ -131,12 +134,13 @@ def build_group_test(
       )
       query = episodes.Examples(group.query_x, group.query_y, group.query_mask)
       adapted = group_personalizer.adapt(weights, support, group.salts, seed)
-      return group_personalizer.predict(adapted, query)
+      answers = certainty.ask(predict, adapted, query)
+      return certainty.mark(predict, answers, query.y)
 
     return tf.map_fn(
         one_group,
         (groups, seeds),
-        fn_output_signature=tf.TensorSpec(groups.query_y.shape[1:], tf.int32),
+        fn_output_signature=certainty.specs(predict),
         parallel_iterations=machine.PARALLEL,
     )
 
@@ -190,21 +194,24 @@ def evaluate_groups(
       'groups tested', protocol.num_groups, 'groups', first=TRACED
   )
   with shown:
-    for together, labels in dealing.call_all(
+    for together, result in dealing.call_all(
         group_test, any_number, (weights,), calls()
     ):
-      for (index, group), predicted in zip(
-          together, np.asarray(labels), strict=True
-      ):
+      labels, how_sure = tf.nest.map_structure(np.asarray, result)
+      for i, (index, group) in enumerate(together):
         asked = group.query_mask > 0
+        own = tf.nest.map_structure(
+            lambda part, i=i, asked=asked: part[i][asked], how_sure
+        )
         answers.append(
             client_metrics.Answers(
                 id=f'group_{index}',
                 num_support=int(group.support_mask.sum()),
                 labels=group.query_y[asked],
                 before=None,
-                after=predicted[asked],
+                after=labels[i][asked],
                 curve=None,
+                certainty=own or None,
             )
         )
       shown.update(len(answers))

@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import os
 import pathlib
+import sys
 
 from tff_meta import installation
 
@@ -81,8 +82,9 @@ def check_installed() -> None:
   if found:
     raise ImportError(
         'Expected the package ray for execution on a Ray cluster, with what it'
-        f' needs, found {found}. Tip: pip install --no-deps -r'
-        ' requirements-ray.txt.'
+        f' needs, found {found}. Tip: run `{sys.executable} -m pip install'
+        ' --no-deps -r requirements-ray.txt` at the root of the repository or'
+        ' of the source distribution: a wheel does not have that file.'
     )
 
 

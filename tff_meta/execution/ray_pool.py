@@ -40,14 +40,12 @@ from tff_meta.execution import ray_access
 from tff_meta.execution import shard_worker
 from tff_meta.execution import shards
 
+ray_access.check_installed()
 ray_access.prepare_environment()  # Which Ray reads when it is imported.
-try:
-  import ray  # noqa: E402
-except ImportError as error:
-  raise ImportError(
-      'Expected the package ray for execution on a Ray cluster, found none.'
-      ' Tip: pip install --no-deps -r requirements-ray.txt.'
-  ) from error
+import ray  # noqa: E402
+
+# Lines of Ray about what this module reports, or raises.
+ray._private.worker._worker_logs_enabled = False
 
 LOCAL = 'local'
 _MOST_TRIES = 3
@@ -469,7 +467,6 @@ class RayPool:
     member.is_alive = True
     if member.host is not None:
       return
-    self._failed_starts = 0
     host, member.pid = found['host'], int(found['pid'])
     if self._expected is None:
       self._expected = shard_worker.describe(found['device'])
@@ -486,10 +483,13 @@ class RayPool:
           ' takes it nevertheless; results then depend on who computes what.'
       )
       if not self._members:
-        self._start_worker()  # For whoever tries again.
-        raise HostError(message)
+        self._start_worker()  # Perhaps on another host.
+        self._failed_starts += 1
+        if self._failed_starts >= _MOST_TRIES:
+          raise HostError(message)
       self._report(f'A worker is left out. {message}')
       return
+    self._failed_starts = 0
     member.host = host
     ready = sum(m.host is not None for m in self._members)
     if ready == self._options.workers:
@@ -545,6 +545,7 @@ class RayPool:
     tries: collections.Counter[int] = collections.Counter()
     done: dict[int, Any] = {}
     num_yielded = 0
+    all_taken = False
     last_seen = time.monotonic()
     while True:
       busy = {id(member) for member, *_ in running.values()}
@@ -557,11 +558,11 @@ class RayPool:
         elif len(done) + len(running) >= _MOST_AHEAD * self._options.workers:
           break
         elif (item := next(tasks, None)) is None:
+          all_taken = True
           break
         result, apart = self._hand(member, item[1])
         running[result] = member, *item, apart
-      is_anybody_there = any(member.is_alive for member in self._members)
-      if not running and not again and is_anybody_there:
+      if all_taken and not running and not again:
         return
       for reference in self._wait(running):
         if reference in self._starting:
@@ -600,7 +601,8 @@ class RayPool:
         yield done.pop(num_yielded)
         num_yielded += 1
       now = time.monotonic()
-      if running or any(member.is_alive for member in self._members):
+      is_anybody_there = any(member.is_alive for member in self._members)
+      if running or self._abandoned or is_anybody_there:
         last_seen = now
       elif now - last_seen > self._options.worker_timeout_seconds:
         raise WorkersLostError(_why_nobody(self._options))

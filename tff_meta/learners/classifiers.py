@@ -112,8 +112,17 @@ class DistanceClassifier:
 
   def predict(self, weights, prototypes, query) -> tf.Tensor:
     """Returns the nearest present class of every query, int32 `[Q]`."""
+    scores = self.scores(weights, prototypes, query)
+    return personalizer.ByScores.to_labels(scores)
+
+  def scores(self, weights, prototypes, query) -> tf.Tensor:
+    """Returns minus the squared distances to all classes, float `[Q, C]`."""
     embeddings = self.model.embed(weights['body'], query.x, query.mask)
-    return prototypical.nearest_prototype(embeddings, prototypes)
+    return prototypical.prototype_logits(embeddings, prototypes)
+
+  def to_log_probabilities(self, scores) -> tf.Tensor:
+    """Returns those of the softmax over all present classes."""
+    return prototypical.log_probabilities(scores, squared=self.squared)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +170,17 @@ class LinearClassifier:
 
   def predict(self, weights, prototypes, query) -> tf.Tensor:
     """Returns the class of the largest output of every query, int32 `[Q]`."""
+    scores = self.scores(weights, prototypes, query)
+    return personalizer.ByScores.to_labels(scores)
+
+  def scores(self, weights, prototypes, query) -> tf.Tensor:
+    """Returns the outputs for every query, float `[Q, C]`."""
     del prototypes  # A linear classifier has none.
-    return tf.argmax(self.logits(weights, query), axis=1, output_type=tf.int32)
+    return self.logits(weights, query)
+
+  def to_log_probabilities(self, scores) -> tf.Tensor:
+    """Returns those of the softmax."""
+    return tf.nn.log_softmax(scores)
 
   def logits(self, weights, examples) -> tf.Tensor:
     """Returns the outputs for every example, float `[n, C]`."""
@@ -212,6 +230,15 @@ def learns_from(
   return learns
 
 
+def build_predict(classifier: LinearClassifier) -> personalizer.ByScores:
+  """Returns `(weights, query) -> labels` of a personalizer."""
+  none = classifier.no_prototypes()
+  return personalizer.ByScores(
+      lambda weights, query: classifier.scores(weights, none, query),
+      classifier.to_log_probabilities,
+  )
+
+
 def build_client_personalizer(
     classifier: LinearClassifier,
     start: Callable[[Any, Any], Any] = lambda weights, memory: weights,
@@ -234,7 +261,6 @@ def build_client_personalizer(
   def adapt(weights, memory, examples, seed):
     return train(start(weights, memory), examples, seed)
 
-  def predict(adapted, query):
-    return classifier.predict(adapted, classifier.no_prototypes(), query)
-
-  return personalizer.ClientPersonalizer(start, adapt, predict)
+  return personalizer.ClientPersonalizer(
+      start, adapt, build_predict(classifier)
+  )

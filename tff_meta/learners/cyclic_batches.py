@@ -7,6 +7,8 @@ import tensorflow as tf
 
 from tff_meta import episodes
 
+_LABELS = tf.TensorSpec([None], tf.int32)
+
 
 def cyclic_minibatches(
     num_examples: int | tf.Tensor,
@@ -132,6 +134,7 @@ def predict_in_batches(
     adapted: Any,
     query: episodes.Examples,
     batch_size: int,
+    spec: tf.TensorSpec = _LABELS,
 ) -> tf.Tensor:
   """Predicts batch by batch, for networks whose examples see each other.
 
@@ -142,13 +145,15 @@ def predict_in_batches(
   the examples lie in the order of their classes, and none is a small rest.
 
   Args:
-    predict: `(adapted, batch) -> labels`, int32 [n]; padding may be in a batch.
+    predict: `(adapted, batch) -> labels`, int32 [n], or what else `spec` says,
+      such as scores, [n, C]; padding may be in a batch.
     adapted: What the client has adapted to, any structure.
     query: Q examples, of which m are no padding.
     batch_size: b, at least 1, the size to train with.
+    spec: Of what is predicted for a batch.
 
   Returns:
-    int32 [Q], labels; 0 for padding.
+    int32 [Q], labels, or [Q, ...] of that; 0 for padding.
 
   Source: released code of CAFeMe, which tests in batches of the training size
   (it drops a last batch of a single example; ours are formed otherwise).
@@ -172,12 +177,14 @@ def predict_in_batches(
     )
     return predict(adapted, examples)
 
-  labels = tf.map_fn(
-      predict_batch,
-      (indices, mask),
-      fn_output_signature=tf.TensorSpec([None], tf.int32),
+  answers = tf.map_fn(predict_batch, (indices, mask), fn_output_signature=spec)
+  place_first = [1, 0, *range(2, answers.shape.rank)]
+  of_one = tf.shape(answers, tf.int64)[2:]
+  answers = tf.reshape(
+      tf.transpose(answers, place_first), tf.concat([[-1], of_one], 0)
   )
-  labels = tf.reshape(tf.transpose(labels), [-1])[:num_rows]
   return tf.scatter_nd(
-      rows[:, tf.newaxis], labels, [tf.size(query.y, tf.int64)]
+      rows[:, tf.newaxis],
+      answers[:num_rows],
+      tf.concat([[tf.size(query.y, tf.int64)], of_one], 0),
   )

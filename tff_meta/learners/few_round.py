@@ -286,8 +286,10 @@ def build_group_personalizer(
         classifier, settings, num_rounds, weights, support, salts, rounds_seed
     )
 
-  def predict(adapted, query):
+  def scores(adapted, query):
     weights, prototypes = adapted
-    return classifier.predict(weights, prototypes, query)
+    return classifier.scores(weights, prototypes, query)
 
-  return personalizer.GroupPersonalizer(adapt, predict)
+  return personalizer.GroupPersonalizer(
+      adapt, personalizer.ByScores(scores, classifier.to_log_probabilities)
+  )

@@ -57,7 +57,8 @@ def build_client_personalizer(
     settings: How.
     input_shape: Shape of one example.
     loss_fn: From weights and a minibatch to a scalar.
-    predict: `(adapted, batch) -> labels`, int32 [n].
+    predict: `(adapted, batch) -> labels`, int32 [n]; also
+      `personalizer.ByScores`.
     to_adapted: `(weights, context) -> adapted`, with the batch of the last step
       (no examples before the first): what `predict` needs of it beside the
       weights. By default the weights alone.
@@ -71,9 +72,11 @@ def build_client_personalizer(
   def finish(weights, context):
     return to_adapted(weights, context) if to_adapted else weights
 
-  def predict_all(adapted, query):
-    return cyclic_batches.predict_in_batches(
-        predict, adapted, query, settings.batch_size
+  spec = personalizer.answer_spec(predict)
+
+  def asking_in_batches(ask):
+    return lambda adapted, query: cyclic_batches.predict_in_batches(
+        ask, adapted, query, settings.batch_size, spec
     )
 
   def batches(examples, seed):
@@ -124,25 +127,33 @@ def build_client_personalizer(
         weights, context_after(settings.num_steps, examples, batch_before)
     )
 
-  def curve(weights, memory, examples, query, seed):
-    del memory
-    batch_before = batches(examples, seed)
+  def asking_on_the_way(ask):
+    def curve(weights, memory, examples, query, seed):
+      del memory
+      batch_before = batches(examples, seed)
 
-    def predict_and_step(s, weights, labels):
-      adapted = finish(weights, context_after(s, examples, batch_before))
-      labels = labels.write(s, predict_all(adapted, query))
-      return s + 1, step(weights, batch_before(s + 1), s), labels
+      def answers_after(s, weights):
+        context = context_after(s, examples, batch_before)
+        return ask(finish(weights, context), query)
 
-    num_points = settings.num_steps + 1
-    labels = tf.TensorArray(tf.int32, num_points, element_shape=[None])
-    last, weights, labels = tf.while_loop(
-        lambda s, *_: s < settings.num_steps,
-        predict_and_step,
-        (tf.constant(0), weights, labels),
-    )
-    adapted = finish(weights, context_after(last, examples, batch_before))
-    return labels.write(last, predict_all(adapted, query)).stack()
+      def ask_and_step(s, weights, answers):
+        answers = answers.write(s, answers_after(s, weights))
+        return s + 1, step(weights, batch_before(s + 1), s), answers
 
+      answers = tf.TensorArray(
+          spec.dtype, settings.num_steps + 1, element_shape=spec.shape
+      )
+      last, weights, answers = tf.while_loop(
+          lambda s, *_: s < settings.num_steps,
+          ask_and_step,
+          (tf.constant(0), weights, answers),
+      )
+      return answers.write(last, answers_after(last, weights)).stack()
+
+    return curve
+
+  predict_all = personalizer.lift(asking_in_batches, predict)
+  curve = personalizer.lift(asking_on_the_way, predict_all)
   return personalizer.ClientPersonalizer(start, adapt, predict_all, curve)
 
 
@@ -158,10 +169,9 @@ def build_classifier_personalizer(
   Returns:
     A `ClientPersonalizer` that uses no memory, with a curve.
   """
-
-  def predict(weights, query):
-    return classifier.predict(weights, classifier.no_prototypes(), query)
-
   return build_client_personalizer(
-      settings, classifier.model.input_shape, classifier.loss, predict
+      settings,
+      classifier.model.input_shape,
+      classifier.loss,
+      classifiers.build_predict(classifier),
   )

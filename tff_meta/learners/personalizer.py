@@ -6,9 +6,60 @@ TFF's computations, Python's `if` and `for` do not work on tensors.
 """
 
 from collections.abc import Callable
+import dataclasses
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
 from tff_meta import episodes
+
+
+@dataclasses.dataclass(frozen=True)
+class ByScores:
+  """Predicts the class of the greatest score, of equals the first.
+
+  A `predict` or `curve` of this kind can be asked how sure it is, too. There is
+  nothing beside the scores that label and probability could disagree about. A
+  plain function that returns labels may be in its place.
+
+  Attributes:
+    scores: What is called, `(...) -> scores`, float `[..., Q, C]`.
+    to_log_probabilities: From scores to the natural logarithms of
+      probabilities, which are in the same order; by default scores are logits.
+  """
+
+  scores: Callable[..., tf.Tensor]
+  to_log_probabilities: Callable[[tf.Tensor], tf.Tensor] = tf.nn.log_softmax
+
+  def __call__(self, *args: Any) -> tf.Tensor:
+    """Returns labels, int32 `[..., Q]`."""
+    return self.to_labels(self.scores(*args))
+
+  @staticmethod
+  def to_labels(scores: tf.Tensor) -> tf.Tensor:
+    """Returns labels, int32 `[..., Q]`."""
+    return tf.argmax(scores, axis=-1, output_type=tf.int32)
+
+
+def answer_spec(ask: Any) -> tf.TensorSpec:
+  """Returns what `predict` gives, or its scores where it goes by scores."""
+  if isinstance(ask, ByScores):
+    return tf.TensorSpec([None, None], tf.float32)
+  return tf.TensorSpec([None], tf.int32)
+
+
+def lift(
+    function: Callable[[Callable[..., Any]], Callable[..., Any]], ask: Any
+) -> Any:
+  """Returns `function(ask)`, by scores where `ask` is.
+
+  Args:
+    function: From what returns labels, or scores, to what returns such, too.
+    ask: A `predict` or a `curve`.
+  """
+  if isinstance(ask, ByScores):
+    return dataclasses.replace(ask, scores=function(ask.scores))
+  return function(ask)
 
 
 class GroupPersonalizer(NamedTuple):
@@ -21,7 +72,8 @@ class GroupPersonalizer(NamedTuple):
       float32 `[K, S]`); `salts` int32 `[K]`; `seed` int32 `[2]`. `adapted` is
       any structure of tensors.
     predict: `(adapted, query) -> labels`, with `query` `Examples` `[Q, ...]`
-      and `labels` int32 `[Q]` in `0..way-1`.
+      and `labels` int32 `[Q]` in `0..way-1`. With `ByScores` evaluation also
+      tells how sure the model is.
   """
 
   adapt: Callable[..., Any]
@@ -49,10 +101,12 @@ class ClientPersonalizer(NamedTuple):
       client's `Examples` `[n, ...]` and `seed` int32 `[2]`. `adapted` is any
       structure of tensors.
     predict: `(adapted, query) -> labels`, with `query` `Examples` `[Q, ...]`
-      and `labels` int32 `[Q]`.
+      and `labels` int32 `[Q]`. With `ByScores` evaluation also tells how sure
+      the model is.
     curve: `(weights, memory, examples, query, seed) -> labels`, int32
       `[num_points, Q]`, the labels after 0, 1, 2, ... steps of adaptation; None
-      where adaptation has no steps to look between.
+      where adaptation has no steps to look between. `ByScores` where `predict`
+      is.
     uses_bank: Whether a new client is given the bank of known memories.
     adapts_during_training: Whether evaluations during training ask the adapted
       model; otherwise they ask `start`, and only the final one adapts.
@@ -110,15 +164,17 @@ def refusing_bad_labels(
     return personalizer._replace(adapt=adapt)
 
   guarded = personalizer._replace(adapt=adapt, num_classes=num_classes)
-  ask = personalizer.curve
-  if ask is None:
+  if personalizer.curve is None:
     return guarded
 
-  def curve(weights, memory, support, query, seed):
-    support, query = (
-        episodes.refuse_bad_labels(examples, num_classes)
-        for examples in (support, query)
-    )
-    return ask(weights, memory, support, query, seed)
+  def refusing(ask):
+    def curve(weights, memory, support, query, seed):
+      support, query = (
+          episodes.refuse_bad_labels(examples, num_classes)
+          for examples in (support, query)
+      )
+      return ask(weights, memory, support, query, seed)
 
-  return guarded._replace(curve=curve)
+    return curve
+
+  return guarded._replace(curve=lift(refusing, personalizer.curve))

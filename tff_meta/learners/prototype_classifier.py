@@ -33,12 +33,12 @@ def fit(
   )
 
 
-def predict(
+def scores(
     embed_fn: EmbedFn,
     prototypes: prototypical.Prototypes,
     examples: episodes.Examples,
 ) -> tf.Tensor:
-  """The class of the nearest prototype; absent classes are never predicted.
+  """Minus the squared distance to every prototype, the logits of a softmax.
 
   Args:
     embed_fn: From x [n, ...] and mask [n] to embeddings [n, D].
@@ -46,14 +46,25 @@ def predict(
     examples: What to classify; labels are not read.
 
   Returns:
-    int32 [n].
+    float32 [n, C]; -1e30 for absent classes, which are never the greatest.
+
+  Source: Snell et al. 2017, eq. 2.
   """
   embeddings = embed_fn(examples.x, examples.mask)
-  return prototypical.nearest_prototype(embeddings, prototypes)
+  return prototypical.prototype_logits(embeddings, prototypes)
+
+
+def predict(
+    embed_fn: EmbedFn,
+    prototypes: prototypical.Prototypes,
+    examples: episodes.Examples,
+) -> tf.Tensor:
+  """The class of the greatest of `scores`, int32 [n]."""
+  return personalizer.ByScores.to_labels(scores(embed_fn, prototypes, examples))
 
 
 def build_client_personalizer(
-    model: model_lib.Model, *, num_classes: int
+    model: model_lib.Model, *, num_classes: int, squared: bool = True
 ) -> personalizer.ClientPersonalizer:
   """A client's classifier: the shared body and its own class prototypes.
 
@@ -64,6 +75,8 @@ def build_client_personalizer(
   Args:
     model: The network; its head is not used.
     num_classes: Number of classes of the client's labels.
+    squared: Whether probabilities are by squared distances, or by their roots,
+      as the body was trained.
 
   Returns:
     A `ClientPersonalizer` that reads the body of the weights and no memory. It
@@ -81,10 +94,12 @@ def build_client_personalizer(
     body = weights['body']
     return body, fit(embed_with(body), examples, num_classes)
 
-  def predict_labels(adapted, query):
+  def scores_of(adapted, query):
     body, prototypes = adapted
-    return predict(embed_with(body), prototypes, query)
+    return scores(embed_with(body), prototypes, query)
 
-  return personalizer.ClientPersonalizer(
-      start=None, adapt=adapt, predict=predict_labels
-  )
+  def to_log_probabilities(logits):
+    return prototypical.log_probabilities(logits, squared=squared)
+
+  predict_labels = personalizer.ByScores(scores_of, to_log_probabilities)
+  return personalizer.ClientPersonalizer(None, adapt, predict_labels)

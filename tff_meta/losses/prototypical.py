@@ -103,6 +103,22 @@ def prototype_logits(
   return tf.where(prototypes.present > 0, -distances, _ABSENT)
 
 
+def log_probabilities(
+    squared_logits: tf.Tensor, *, squared: bool = True
+) -> tf.Tensor:
+  """Those of the softmax that `prototypical_loss` has.
+
+  Args:
+    squared_logits: Of the squared distances, [..., C].
+    squared: Whether the loss has these; otherwise their roots.
+
+  Returns:
+    Natural logarithms in the same order; without any class all are alike.
+  """
+  logits = squared_logits if squared else -root(-squared_logits)
+  return tf.nn.log_softmax(logits)
+
+
 def prototypical_loss(
     e: tf.Tensor,
     y: tf.Tensor,
