@@ -126,25 +126,33 @@ def _evaluate_points(axes, points, experiment, models, done) -> None:
   from tff_meta.training import run
 
   identity, known = run.identity(experiment), grid_axes.axes_of(experiment.spec)
+  settings = {
+      name: [
+          grids.settings(name, point.config, models.rounds, identity)
+          for point in points
+      ]
+      for name in done
+  }
+  for name, (path, rows) in done.items():
+    num_done = len(rows.keys() & set(settings[name]))
+    if num_done:
+      command_line.report(
+          f'{num_done} of {len(points)} combinations are in {path} already.'
+      )
   tables: dict[str, list[dict[str, str]]] = {name: [] for name in done}
-  for number, point in enumerate(points, 1):
+  for i, point in enumerate(points):
     evaluator = evaluator_lib.Evaluator(
         dataclasses.replace(experiment, config=point.config)
     )
     for name, (path, rows) in done.items():
-      settings = grids.settings(name, point.config, models.rounds, identity)
-      row = rows.get(settings)
+      row = rows.get(settings[name][i])
       if row is None:
-        command_line.report(f'Combination {number} of {len(points)}: {point}.')
+        command_line.report(f'Combination {i + 1} of {len(points)}: {point}.')
         summary, _ = evaluator.evaluate(
             name, {'': models.trained}, models.untrained, command_line.report
         )['']
-        row = grids.make_row(point, models.rounds, summary, settings)
+        row = grids.make_row(point, models.rounds, summary, settings[name][i])
         grids.add_row(path, row, known)
-      else:
-        command_line.report(
-            f'Combination {number} of {len(points)} is in {path} already.'
-        )
       tables[name].append(grids.with_values(row, point))
   print(f'After {models.rounds} rounds of {experiment.config.training.rounds}:')
   for name, rows in tables.items():

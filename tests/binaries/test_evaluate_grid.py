@@ -63,7 +63,9 @@ def test_a_grid(call, run, monkeypatch):
   tested = _count(monkeypatch, evaluator_lib.Evaluator, 'evaluate')
   code, out, err = call(evaluate, *where, _GRID)
   assert code == 0, err
-  assert 'Combination 1 of 2 is in ' in err  # What the full disk left.
+  assert (
+      f'1 of 2 combinations are in {path} already.' in err
+  )  # What the full disk left.
   assert 'Combination 2 of 2: group_rounds=2, eval_shots=2.' in err
   assert len(loaded) == len(tested) == 1
   assert 'group_rounds  eval_shots  accuracy' in out
