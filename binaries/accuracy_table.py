@@ -1,6 +1,6 @@
 """The evaluation in a run's summary as a table to print."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tff_meta import spelling
@@ -31,6 +31,40 @@ def format_table(evaluation: Mapping[str, Mapping[str, Any]]) -> str:
       lines.append(line)
     lines.append(_further_line(own, result))
   return '\n'.join(lines)
+
+
+def format_grid(
+    name: str, axes: Sequence[str], rows: Sequence[Mapping[str, str]]
+) -> str:
+  """Returns a grid as a table to print.
+
+  Args:
+    name: Of the protocol.
+    axes: Of the grid.
+    rows: Column -> cell, see `grids.make_row`.
+  """
+  unit = 'groups' if 'num_groups' in rows[0] else 'clients'
+  lines = [[*axes, 'accuracy', '+-', 'worst decile', unit]]
+  for row in rows:
+    numbers = [
+        f'{100 * float(row[column]):.2f}' if column in row else 'unknown'
+        for column in (
+            'accuracy_mean',
+            'accuracy_half_width_95',
+            'accuracy_worst_decile',
+        )
+    ]
+    lines.append([*(row[a] for a in axes), *numbers, row[f'num_{unit}']])
+  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+  return '\n'.join(
+      [f'{name} (accuracy +- 95 % interval, percent)']
+      + [
+          '  '.join(
+              ['', *(c.rjust(w) for c, w in zip(line, widths, strict=True))]
+          )
+          for line in lines
+      ]
+  )
 
 
 def _further_line(model_name, result) -> str:

@@ -59,6 +59,14 @@ EVAL_SUPPORT_FRACTION = flag_kinds.define_number(
     " on; by default what the algorithm's --hparams say or, where they have no"
     ' such share, none: it adapts on its training examples.',
 )
+EVAL_SHOTS = flag_kinds.define_whole_number(
+    'eval_shots',
+    None,
+    'Examples of a class that a tested client adapts on: in new groups exactly'
+    ' so many, else at most; by default all that it has to adapt on (in new'
+    ' groups half of its examples).',
+    least=1,
+)
 RESTRICT_F1_TO_CLIENT_LABELS = flags.DEFINE_bool(
     'restrict_f1_to_client_labels',
     None,

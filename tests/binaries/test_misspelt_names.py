@@ -76,6 +76,19 @@ def test_evaluate_knows_protocols_at_once():
   assert (code, has_tensorflow) == (2, False) and "mean 'new_clients'" in said
 
 
+def test_evaluate_knows_axes_of_a_grid_at_once():
+  run = '--run_dir=results/models/frl_omniglot'
+  calls = [
+      [run, '--grid=group_round=1,3'],
+      [run, '--grid=way=5,'],
+      [run, '--protocol=new_class_clients', '--grid=group_rounds=1'],
+  ]
+  problems = "mean 'group_rounds'", 'one is empty', 'that new_class_clients has'
+  done = _call('evaluate', calls)
+  for (code, said, has_tensorflow), problem in zip(done, problems, strict=True):
+    assert (code, has_tensorflow) == (2, False) and problem in said, said
+
+
 def test_own_data_are_looked_at_first(tmp_path):
   (tmp_path / 'a.csv').write_text('n,y\n1,b\n2,c\n')
   (tmp_path / 'fruit.csv').touch()

@@ -192,6 +192,35 @@ def test_a_group_is_a_function_of_seed_and_index():
   np.testing.assert_array_equal(first.classes, iid.classes)
 
 
+@pytest.mark.parametrize('deployment, most', [('iid', 6), ('non_iid', 4)])
+def test_shots_are_the_first_of_the_support(deployment, most):
+  """Of every class that a client holds; the query is the same."""
+  pools = groups_lib.ClassPools(make_corpus())
+  changes = dict(deployment=deployment, num_clients=3, index=4)
+  whole, cut = draw(pools, **changes), draw(pools, **changes, shots=2)
+  for name in ('query_x', 'query_y', 'query_mask', 'query_clients', 'salts'):
+    np.testing.assert_array_equal(getattr(cut, name), getattr(whole, name))
+  assert cut.support_y.shape == (3, most)
+  for k in range(3):
+    held, kept = whole.support_mask[k] > 0, cut.support_mask[k] > 0
+    labels, images = whole.support_y[k][held], whole.support_x[k][held]
+    rows = np.concatenate(
+        [np.flatnonzero(labels == y)[:2] for y in np.unique(labels)]
+    )
+    np.testing.assert_array_equal(cut.support_y[k][kept], labels[rows])
+    np.testing.assert_array_equal(cut.support_x[k][kept], images[rows])
+    assert not cut.support_x[k][~kept].any()
+    assert set(np.bincount(labels[rows])) <= {0, 2}
+
+
+@pytest.mark.parametrize('shots', [0, 5])
+def test_more_shots_than_a_client_has_are_refused(shots):
+  pools = groups_lib.ClassPools(make_corpus())
+  problem = f'at least 1 and at most 4 images .* of 3 clients .*found {shots}'
+  with pytest.raises(ValueError, match=problem):
+    draw(pools, deployment='iid', num_clients=3, shots=shots)
+
+
 def test_all_classes_and_shards_come_up():
   pools = groups_lib.ClassPools(make_corpus())
   groups = [draw(pools, index=i) for i in range(40)]

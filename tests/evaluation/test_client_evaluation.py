@@ -109,6 +109,31 @@ def most(labels):
   return int(np.argmax(np.bincount(labels, minlength=3)))
 
 
+@pytest.mark.parametrize('fraction', [None, 0.6])
+def test_shots_are_the_first_of_every_class(fraction):
+  dataset = make_dataset()
+  whole = dataclasses.replace(KNOWN, support_fraction=fraction)
+  cut = dataclasses.replace(whole, shots=3)
+  for task, short in zip(whole.tasks(dataset), cut.tasks(dataset), strict=True):
+    kept, seen = [], []
+    for row, label in enumerate(task.support.y.tolist()):
+      if seen.count(label) < 3:
+        kept.append(row)
+      seen.append(label)
+    assert 0 < len(kept) <= 9
+    np.testing.assert_array_equal(short.support.x, task.support.x[kept])
+    np.testing.assert_array_equal(short.support.y, task.support.y[kept])
+    np.testing.assert_array_equal(short.query.x, task.query.x)
+
+
+def test_shots_of_a_client_without_examples_are_none():
+  nothing = client_evaluation.ClientProtocol(
+      'meta_train', 'test', 0.01, seed=5, shots=2
+  )
+  sizes = [len(t.support.y) for t in nothing.tasks(make_dataset())]
+  assert sizes == [0, 0, 0]
+
+
 def test_against_a_naive_count():
   dataset = make_dataset()
   report = evaluate(dataset, curve=True)

@@ -129,6 +129,7 @@ def sample_group(
     seed: int,
     index: int,
     num_seen: int = 0,
+    shots: int | None = None,
 ) -> Group:
   """Draws one group; a pure function of its arguments.
 
@@ -139,7 +140,8 @@ def sample_group(
   * non_iid: by `partitioners.class_shards` (FRL: 4 shards of 150 images a
     class, 2 random shards a client).
   Then every client keeps floor(half) of its images of a class as support; the
-  rest is query.
+  rest is query. With `shots` the support is the first so many of these, which
+  are random ones, and the query is the same.
 
   With the same seed and index the deployments draw the same classes. The
   generator is seeded with [seed, index]; cohorts and client splits seed theirs
@@ -158,6 +160,8 @@ def sample_group(
     num_seen: How many of the `way` classes are meta-train classes instead,
       with the very images that preparation used (FRL's Table 3: way 5, 3
       seen). They have the first group labels.
+    shots: Support images of every class that a client holds; None for half of
+      what it has.
 
   Returns:
     The group.
@@ -174,6 +178,7 @@ def sample_group(
       num_clients=num_clients,
       deployment=deployment,
       num_seen=num_seen,
+      shots=shots,
   )
   rng = np.random.default_rng([seed, index])
   salts = rng.integers(0, 2**31 - 1, num_clients, dtype=np.int32)
@@ -188,7 +193,7 @@ def sample_group(
   rows = np.concatenate(rows)
   support, query = [], []
   for held in _PARTITIONS[deployment](labels, num_clients, rng):
-    learn, test = _halve_classes(held, labels)
+    learn, test = _halve_classes(held, labels, shots)
     support.append((rows[learn], labels[learn]))
     query.append((rows[test], labels[test]))
   padded = [_pad(pools.corpus, *s, support_size) for s in support]
@@ -222,6 +227,7 @@ def padded_sizes(
     num_clients: int,
     deployment: str,
     num_seen: int = 0,
+    shots: int | None = None,
 ) -> tuple[int, int]:
   """Returns S and Q of all groups of a configuration, and checks it.
 
@@ -232,6 +238,7 @@ def padded_sizes(
     num_clients: As for `sample_group`.
     deployment: As for `sample_group`.
     num_seen: As for `sample_group`.
+    shots: As for `sample_group`.
 
   Returns:
     The most support examples a client, and the most query examples a group can
@@ -258,11 +265,20 @@ def padded_sizes(
         f' {sizes[smallest]} of class {smallest} in {pools.corpus.name!r}.'
         ' Fewer clients would do.'
     )
+  if shots is not None and not 1 <= shots <= sizes[smallest] // num_parts // 2:
+    raise ValueError(
+        'Expected support of at least 1 and at most'
+        f' {sizes[smallest] // num_parts // 2} images of a class, half of what'
+        f' a client of {held} has of class {smallest} in'
+        f' {pools.corpus.name!r}, found {shots}.'
+    )
   largest = max(sizes.values())
   part_sizes = np.full(num_parts, largest // num_parts)
   part_sizes[: largest % num_parts] += 1
   # Two shards of one class halve together: at most the size of one shard.
   support = way * (part_sizes[0] // 2) if deployment == 'iid' else part_sizes[0]
+  if shots is not None:  # Of two classes a client where they are not IID.
+    support = min(support, shots * (way if deployment == 'iid' else 2))
   return int(support), int(way * (part_sizes - part_sizes // 2).sum())
 
 
@@ -294,12 +310,15 @@ def _check_counts(pools, role, way, num_clients, deployment, num_seen):
       )
 
 
-def _halve_classes(held, labels):
-  """Returns the first floor(half) of each class, and the rest of each."""
+def _halve_classes(held, labels, shots):
+  """Returns the first floor(half) of each class, and the rest of each.
+
+  With `shots`, only so many of the former.
+  """
   # Partitioners shuffle within the classes: the first half is a random one.
   own = [held[labels[held] == label] for label in np.unique(labels[held])]
   return (
-      np.concatenate([rows[: len(rows) // 2] for rows in own]),
+      np.concatenate([rows[: len(rows) // 2][:shots] for rows in own]),
       np.concatenate([rows[len(rows) // 2 :] for rows in own]),
   )
 

@@ -56,6 +56,8 @@ class ClientProtocol:
     seed: Of that split and of the adaptation.
     most: How many clients at most, evenly spaced among those that could be
       tested; None for all.
+    shots: Examples of a class to adapt on at most, the first ones; None for
+      all.
   """
 
   role: str
@@ -63,6 +65,7 @@ class ClientProtocol:
   support_fraction: float | None
   seed: int
   most: int | None = None
+  shots: int | None = None
 
   def __post_init__(self):
     fraction = self.support_fraction
@@ -94,7 +97,15 @@ class ClientProtocol:
       support, query = client.train, getattr(client, self.part)
       if self.support_fraction is not None:
         support, query = _split(query, self.support_fraction, [self.seed, salt])
+      if self.shots is not None:
+        support = _first_of_every_class(support, self.shots)
       yield ClientTask(client_id, support, query, salt)
+
+
+def _first_of_every_class(examples, shots):
+  labels = [np.flatnonzero(examples.y == y)[:shots] for y in set(examples.y)]
+  chosen = np.sort(np.concatenate([np.zeros(0, int), *labels]))
+  return corpus_lib.LabelledExamples(examples.x[chosen], examples.y[chosen])
 
 
 def _split(examples, fraction, seed):

@@ -70,6 +70,8 @@ class GroupProtocol:
     num_groups: How many groups, at least 1.
     seed: Of the groups and of the adaptation.
     num_seen: Classes of a group that are meta-train classes instead.
+    shots: Support examples of every class that a client holds; None for half of
+      what it has.
   """
 
   role: str
@@ -79,6 +81,7 @@ class GroupProtocol:
   num_groups: int
   seed: int
   num_seen: int = 0
+  shots: int | None = None
 
   def __post_init__(self):
     if self.num_groups < 1:
@@ -97,6 +100,7 @@ class GroupProtocol:
         num_clients=self.num_clients,
         deployment=self.deployment,
         num_seen=self.num_seen,
+        shots=self.shots,
         seed=self.seed,
         index=index,
     )

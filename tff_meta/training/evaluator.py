@@ -108,6 +108,17 @@ class Evaluator:
       self.protocols[name].check()
     return tuple(names)
 
+  def check_uses(self, names: Iterable[str]) -> None:
+    """Raises a ValueError if a use does not take the hyperparameters.
+
+    Args:
+      names: Protocols that are offered.
+    """
+    for name in names:
+      protocol, of = self.protocols[name], self._experiment
+      method = of.group_method if protocol.has_groups else of.method
+      getattr(method, protocol.use)()
+
   def _tip(self, name: str) -> str:
     """Returns what to do to be offered a protocol."""
     protocol = self.protocols[name]

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_meta import augmentation
@@ -54,6 +55,19 @@ class Experiment:
 
   def _method(self, num_classes: int) -> method_lib.Method:
     return self.spec.method(self.model, self.config.hparams, num_classes)
+
+  def kept(self) -> Any:
+    """Returns the shapes of what the server and a client keep."""
+    seed, method = tf.constant([self.config.seed, 0]), self.method
+    values = method.initialize(seed), method.memory and method.memory(seed)
+    return method.num_models, tf.nest.map_structure(
+        lambda value: (
+            value
+            if value is None
+            else tf.TensorSpec.from_tensor(tf.convert_to_tensor(value))
+        ),
+        values,
+    )
 
   def build_process(self) -> tff.learning.templates.LearningProcess:
     """Returns the training process.

@@ -28,6 +28,14 @@ MEANINGS = {
     NEW_CLASS_CLIENTS: 'clients with new classes, each with its own model',
 }
 PROTOCOLS = tuple(MEANINGS)
+# Whose groups have one model for all their clients; and all that have groups.
+OF_GROUPS = (
+    NEW_GROUPS,
+    NEW_GROUPS_IID,
+    NEW_GROUPS_MIXED,
+    NEW_GROUPS_MIXED_IID,
+)
+WITH_GROUPS = (*OF_GROUPS, NEW_CLASS_CLIENTS)
 
 
 def check(names: Sequence[str]) -> None:

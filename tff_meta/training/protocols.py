@@ -219,6 +219,7 @@ class _Drawn(Protocol):
         num_groups=self._config.evaluation.eval_groups,
         seed=self._config.seed,
         num_seen=way * 3 // 5 if self.name in _MIXED else 0,
+        shots=self._config.evaluation.eval_shots,
     )
 
   def _validation_draw(self):
@@ -427,6 +428,7 @@ class _Dealt(Protocol):
         part='test',
         support_fraction=self._config.evaluation.eval_support_fraction,
         seed=self._config.seed,
+        shots=self._config.evaluation.eval_shots,
     )
 
   @property

@@ -288,6 +288,9 @@ class EvaluationConfig:
     eval_support_fraction: None for clients to adapt on their train part and be
       tested on their test part; otherwise the share of the test part that they
       adapt on, the rest being tested on.
+    eval_shots: Examples of a class that a tested client adapts on: of a client
+      of a group exactly so many of every class that it holds, of others so many
+      at most. None for all that it has to adapt on.
     restrict_f1_to_client_labels: Whether a prediction that a client has no
       label for does not bring its class into the macro-F1.
     curve: Whether accuracy is measured after every step of adaptation, too.
@@ -302,6 +305,7 @@ class EvaluationConfig:
   references: bool = True
   reference_hparams: Any
   eval_support_fraction: float | None
+  eval_shots: int | None = None
   restrict_f1_to_client_labels: bool
   curve: bool
   nvar: bool = False
@@ -315,6 +319,11 @@ class EvaluationConfig:
       raise ValueError(
           'Expected `eval_support_fraction` to be between 0 and 1, found'
           f' {fraction}.'
+      )
+    if self.eval_shots is not None and self.eval_shots < 1:
+      raise ValueError(
+          'Expected `eval_shots` to be at least 1, or None for all, found'
+          f' {self.eval_shots}.'
       )
 
   def group_sizes(self) -> tuple[int, int]:
