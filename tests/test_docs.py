@@ -95,6 +95,28 @@ def test_every_algorithm_has_a_page_that_says_what_it_needs():
       assert part in text, (spec.name, part)
 
 
+@pytest.mark.ci
+def test_the_cluster_of_kubernetes_has_what_its_operator_requires():
+  """Fields without which KubeRay's RayCluster is refused, and their types."""
+  yaml = pytest.importorskip('yaml')  # Comes with requirements-ray.txt.
+  text = (_ROOT / 'docs/guide/cluster.md').read_text()
+  (block,) = re.findall(r'```yaml\n(.*?)```', text, re.DOTALL)
+  cluster = yaml.safe_load(block)
+  assert (cluster['apiVersion'], cluster['kind']) == ('ray.io/v1', 'RayCluster')
+  head, (workers,) = (
+      cluster['spec'][name] for name in ('headGroupSpec', 'workerGroupSpecs')
+  )
+  for group in (head, workers):
+    assert all(isinstance(v, str) for v in group['rayStartParams'].values())
+    (container,) = group['template']['spec']['containers']
+    assert container['name'] and container['image'] == 'IMAGE'
+    assert container['command'] == ['tff-meta-worker']
+  assert workers['groupName']
+  assert workers['minReplicas'] <= workers['replicas'] <= workers['maxReplicas']
+  pins = (_ROOT / 'requirements-ray.txt').read_text()
+  assert f'ray=={cluster["spec"]["rayVersion"]}' in pins
+
+
 def test_commands_have_flags_and_names_that_exist():
   calls = {}
   for page in _PAGES:

@@ -30,6 +30,7 @@ def _main(name, **arguments):
   return importlib.import_module(name).main(**arguments)
 
 
+@pytest.mark.ci
 def test_quickstart():
   lines = (_EXAMPLES / 'quickstart.py').read_text().splitlines()
   assert len(list(filter(str.strip, lines))) <= 20

@@ -145,6 +145,7 @@ def _without_tff(name, *flags):
   return ended.returncode, ended.stderr.splitlines()
 
 
+@pytest.mark.ci
 def test_what_is_going_to_happen_is_said_before_tensorflow_is_loaded(
     tmp_path, monkeypatch
 ):

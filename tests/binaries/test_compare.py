@@ -46,7 +46,10 @@ def _outcomes(directory):
 
 @pytest.mark.parametrize(
     'signal_num',
-    [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL],
+    [
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, marks=pytest.mark.ci),
+    ],
 )
 def test_a_killed_comparison_goes_on_where_it_was(tmp_path, signal_num):
   directory, kept = tmp_path / 'a table', tmp_path / 'kept'
@@ -192,6 +195,7 @@ TABLES = [
 """
 
 
+@pytest.mark.ci
 def test_a_table_of_ones_own_and_a_search_are_checked_before_the_first_run(
     tmp_path,
 ):
@@ -275,6 +279,7 @@ def test_a_comparison_is_not_kept_where_it_is(tmp_path):
   assert not table.exists()
 
 
+@pytest.mark.ci
 def test_what_cannot_be_written_to_is_refused_before_anything_runs(tmp_path):
   table, kept = tmp_path / 'table', '/proc/kept'
   done = _compare(*_SMOKE, f'--output_dir={table}', f'--keep={kept}')
@@ -302,6 +307,7 @@ def _write_failed_runs(root, seeds):
     runner.CellFolder(root, cell).write(outcome)
 
 
+@pytest.mark.ci
 def test_runs_of_every_seed_are_in_the_report(tmp_path):
   _write_failed_runs(tmp_path, seeds=[0, 7, 12])
   asked = (

@@ -145,6 +145,7 @@ def _check_all(tmp_path, seeds, digits):
   assert counts['refused'] and counts['right']
 
 
+@pytest.mark.ci
 def test_a_damaged_comparison_is_right_or_refused(tmp_path):
   _check_all(tmp_path, range(8), range(10))
 

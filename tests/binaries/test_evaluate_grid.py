@@ -52,6 +52,7 @@ def run(call, tmp_path):
   return directory
 
 
+@pytest.mark.ci
 def test_a_grid(call, run, monkeypatch):
   """One test, as the run that all of it needs takes most of its time."""
   where = f'--run_dir={run}', '--protocol=new_groups', '--noreferences'

@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pytest
 
 from binaries import evaluate
 from binaries import train
@@ -32,6 +33,7 @@ def _table(seed):
   return '\n'.join(lines)
 
 
+@pytest.mark.ci
 def test_a_table_of_ones_own(call, tmp_path, monkeypatch):
   path = tmp_path / 'own.csv'
   path.write_text(_table(0))

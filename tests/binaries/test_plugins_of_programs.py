@@ -9,6 +9,7 @@ import pathlib
 import shlex
 
 import program_calls
+import pytest
 
 _THEIRS = pathlib.Path(__file__).parents[1] / 'outside/theirs.py'
 _TABLE = """
@@ -20,6 +21,7 @@ TABLES = (dataclasses.replace(theirs.TABLE, name='table_of_a_file'),)
 """
 
 
+@pytest.mark.ci
 def test_everything_comes_from_outside(tmp_path):
   """A table is run, a run of it goes on, is evaluated and is analyzed."""
   module = tmp_path / 'theirs.py'

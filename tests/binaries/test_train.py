@@ -254,6 +254,7 @@ def _check_refusals(call, directory):
   assert code == 1 and 'evaluation to be a directory, found a link to' in err
 
 
+@pytest.mark.ci
 def test_known_clients_and_evaluation_on_the_way(call, tmp_path):
   """With FedPer, whose clients keep their heads."""
   command = (
@@ -340,6 +341,7 @@ class _Tracker:
     self.num_closed += 1
 
 
+@pytest.mark.ci
 def test_accuracy_is_measured_on_the_way_and_changes_nothing(
     call, tmp_path, monkeypatch
 ):
@@ -432,6 +434,7 @@ def test_a_continued_run_is_evaluated_as_it_was_begun(
   assert found == config | {'rounds': 60}
 
 
+@pytest.mark.ci
 def test_what_tells_nothing_on_the_way_is_measured_only_if_asked_for(
     call, tmp_path
 ):
@@ -454,6 +457,7 @@ def test_what_tells_nothing_on_the_way_is_measured_only_if_asked_for(
   assert 'round 1: accuracy of ' in err
 
 
+@pytest.mark.ci
 def test_the_best_round_for_new_classes_and_the_end_of_patience(call, tmp_path):
   """By the share of all examples of clients of validation classes.
 
@@ -656,6 +660,7 @@ def test_nan_pixels_end_with_one_line(call, tmp_path, monkeypatch):
   assert code == 2 and err.count('\n') == 1 and 'finite' in err
 
 
+@pytest.mark.ci
 def test_a_run_that_learns_nothing_shows_no_accuracy(call, tmp_path):
   """And the same command, which has no round to do, says so again."""
   directory = tmp_path / 'run'

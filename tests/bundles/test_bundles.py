@@ -121,6 +121,7 @@ def test_a_group_gets_what_the_personalizer_gives(tmp_path):
   np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.ci
 def test_it_serves_where_the_library_is_not(fed_rep, tmp_path):
   experiment, _, bundle = fed_rep
   moved = shutil.copytree(bundle, tmp_path / 'elsewhere')
@@ -163,6 +164,7 @@ def test_the_manifest_says_what_is_there(fed_rep):
   assert embeddings.shape == (3, experiment.model.embedding_size)
 
 
+@pytest.mark.ci
 def test_a_network_that_sees_its_batch_is_said_to(tmp_path):
   _, _, bundle = _write(tmp_path, 'fed_avg_ft', model='conv4')
   assert 'mean and variance' in serve.read_manifest(bundle)['caveats'][0]

@@ -154,6 +154,7 @@ def test_what_fails_in_the_background_fails_the_program(
     _run(experiment, process, tmp_path, 2)
 
 
+@pytest.mark.ci
 def test_a_round_waits_for_the_state_before_it(
     experiment, process, tmp_path, monkeypatch
 ):

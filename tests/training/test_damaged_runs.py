@@ -306,6 +306,7 @@ def _check_all(whole, tmp_path, seeds):
   assert counts['continuations right'] and counts['continuations refused']
 
 
+@pytest.mark.ci
 def test_a_damaged_run_is_right_or_refused(whole, tmp_path):
   _check_all(whole, tmp_path, range(8))
 

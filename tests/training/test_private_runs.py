@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+import tensorflow_federated as tff
 
 from binaries.experiments import private
 from tff_meta import aggregation
 from tff_meta import array_archives
 from tff_meta import fitting
+from tff_meta.execution import native
 from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
 from tff_meta.training import experiment as experiment_lib
@@ -72,6 +74,22 @@ def _assert_goes_on(algorithm, name):
 @pytest.mark.parametrize('name', ['robust', 'secure', 'dp'])
 def test_a_run_goes_on_under_every_aggregation(name):
   _assert_goes_on('metavers', name)
+
+
+@pytest.mark.ci
+def test_secure_sums_in_tffs_worker_are_those_of_this_process():
+  """Of weights and of SCAFFOLD's control variates."""
+  experiment = _experiment('scaffold', 'secure')
+  worker = native.create_native_context()
+  expected = _train(
+      experiment, None, range(1, 3), client_state_store.InMemoryStore()
+  )
+  with tff.framework.get_context_stack().install(worker):
+    found = _train(
+        experiment, None, range(1, 3), client_state_store.InMemoryStore()
+    )
+  for path, array in expected.items():
+    np.testing.assert_allclose(found[path], array, atol=1e-5, err_msg=path)
 
 
 @pytest.mark.slow
