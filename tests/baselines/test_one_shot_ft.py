@@ -336,7 +336,7 @@ def test_queries_do_not_matter_to_the_group_s_model():
         salts=salts,
         classes=(),
     )
-    (labels,) = ask(
+    (labels,), _ = ask(
         trained_weights(),
         tf.nest.map_structure(lambda leaf: leaf[tf.newaxis], group),
         SEED[tf.newaxis],
