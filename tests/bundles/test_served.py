@@ -77,7 +77,7 @@ def _of_groups(experiment, model):
       *(group._replace(classes=()) for group in groups),
   )
   test = group_evaluation.build_group_test(experiment.group_method.group())
-  labels = test(model.weights, together, seeds).numpy()
+  labels, _ = test(model.weights, together, seeds)
   given = [
       dict(
           support_x=group.support_x,
@@ -89,7 +89,7 @@ def _of_groups(experiment, model):
       )
       for group, seed in zip(groups, seeds, strict=True)
   ]
-  return given, labels
+  return given, labels.numpy()
 
 
 def _raw(bundle, x):
