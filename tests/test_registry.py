@@ -205,6 +205,14 @@ def test_hyperparameters_of_a_package_with_relative_imports(
   sys.modules.pop('relative_package')
 
 
+def test_a_configuration_is_checked_without_tensorflow():
+  code = (
+      'import sys; from tff_meta.training import run_config;'
+      ' assert "tensorflow" not in sys.modules'
+  )
+  subprocess.run([sys.executable, '-c', code], check=True)
+
+
 def test_listing_imports_neither_tensorflow_nor_an_algorithm():
   code = (
       'import sys; from tff_meta import registry;'

@@ -37,6 +37,8 @@ class Aggregation:
       secure sums, or not at all.
     covers_choices: Whether it can aggregate several models, of which a client
       trains one: it has zeros of those that trained another.
+    has_distribute_aggregate_form: Whether TFF converts processes with it to a
+      DistributeAggregateForm.
   """
 
   metrics: ClassVar[Literal['plain', 'secure', 'withheld']] = 'plain'

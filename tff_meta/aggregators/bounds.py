@@ -141,19 +141,20 @@ class BoundedSumFactory(tff.aggregators.UnweightedAggregationFactory):
     return tff.templates.AggregationProcess(process.initialize, next_fn)
 
 
-class FiniteUpdatesFactory(tff.aggregators.WeightedAggregationFactory):
-  """Clients that send a number that is not finite count as those of weight 0.
-
-  They send zeros. Sums and states would hold NaN for ever otherwise.
-  """
+class _ChangedUpdatesFactory(tff.aggregators.WeightedAggregationFactory):
+  """Aggregates what `_change` makes of every client's value and weight."""
 
   def __init__(self, inner: tff.aggregators.WeightedAggregationFactory):
     """Initializes the factory.
 
     Args:
-      inner: Aggregates what is left.
+      inner: Aggregates the values and weights that are left.
     """
     self._inner = inner
+
+  def _change(self, value, weight):
+    """Returns another value and weight of a client, of the same types."""
+    raise NotImplementedError
 
   def create(
       self, value_type: tff.Type, weight_type: tff.Type
@@ -162,15 +163,8 @@ class FiniteUpdatesFactory(tff.aggregators.WeightedAggregationFactory):
     process = self._inner.create(value_type, weight_type)
 
     @tff.tensorflow.computation(value_type, weight_type)
-    def without(value, weight):
-      leaves = [tf.cast(weight, tf.float32), *tf.nest.flatten(value)]
-      is_finite = tf.reduce_all(
-          [tf.reduce_all(tf.math.is_finite(leaf)) for leaf in leaves]
-      )
-      return tf.nest.map_structure(
-          lambda leaf: tf.where(is_finite, leaf, tf.zeros_like(leaf)),
-          (value, weight),
-      )
+    def change(value, weight):
+      return self._change(value, weight)
 
     @tff.federated_computation(
         process.initialize.type_signature.result,
@@ -178,13 +172,30 @@ class FiniteUpdatesFactory(tff.aggregators.WeightedAggregationFactory):
         tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
-      finite = tff.federated_map(without, (value, weight))
-      return process.next(state, finite[0], finite[1])
+      changed = tff.federated_map(change, (value, weight))
+      return process.next(state, changed[0], changed[1])
 
     return tff.templates.AggregationProcess(process.initialize, next_fn)
 
 
-class LimitedWeightsFactory(tff.aggregators.WeightedAggregationFactory):
+class FiniteUpdatesFactory(_ChangedUpdatesFactory):
+  """Clients that send a number that is not finite count as those of weight 0.
+
+  They send zeros. Sums and states would hold NaN for ever otherwise.
+  """
+
+  def _change(self, value, weight):
+    leaves = [tf.cast(weight, tf.float32), *tf.nest.flatten(value)]
+    is_finite = tf.reduce_all(
+        [tf.reduce_all(tf.math.is_finite(leaf)) for leaf in leaves]
+    )
+    return tf.nest.map_structure(
+        lambda leaf: tf.where(is_finite, leaf, tf.zeros_like(leaf)),
+        (value, weight),
+    )
+
+
+class LimitedWeightsFactory(_ChangedUpdatesFactory):
   """Clients count for a limited weight; those of weight 0 send zeros."""
 
   def __init__(
@@ -199,36 +210,17 @@ class LimitedWeightsFactory(tff.aggregators.WeightedAggregationFactory):
       most: The largest weight, above 0; None where all clients that count at
         all count 1.
     """
-    self._inner = inner
+    super().__init__(inner)
     self._most = most
 
-  def create(
-      self, value_type: tff.Type, weight_type: tff.Type
-  ) -> tff.templates.AggregationProcess:
-    """Creates the process for values and weights of these types."""
-    most = self._most
-    process = self._inner.create(value_type, weight_type)
-
-    @tff.tensorflow.computation(value_type, weight_type)
-    def limit(value, weight):
-      counts = weight > 0
-      value = tf.nest.map_structure(
-          lambda leaf: tf.where(counts, leaf, tf.zeros_like(leaf)), value
-      )
-      if most is None:
-        return value, tf.cast(counts, weight.dtype)
-      return value, tf.minimum(weight, tf.constant(most, weight.dtype))
-
-    @tff.federated_computation(
-        process.initialize.type_signature.result,
-        tff.FederatedType(value_type, tff.CLIENTS),
-        tff.FederatedType(weight_type, tff.CLIENTS),
+  def _change(self, value, weight):
+    counts = weight > 0
+    value = tf.nest.map_structure(
+        lambda leaf: tf.where(counts, leaf, tf.zeros_like(leaf)), value
     )
-    def next_fn(state, value, weight):
-      limited = tff.federated_map(limit, (value, weight))
-      return process.next(state, limited[0], limited[1])
-
-    return tff.templates.AggregationProcess(process.initialize, next_fn)
+    if self._most is None:
+      return value, tf.cast(counts, weight.dtype)
+    return value, tf.minimum(weight, tf.constant(self._most, weight.dtype))
 
 
 class DividedSumFactory(tff.aggregators.WeightedAggregationFactory):

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tff_meta.data import federated_dataset
-
+# The part of a client's data that a slow one trains on: every other example.
+HALF_TRAIN = 'half_train'
 _SEED = 17  # Of draws of this kind, beside those of cohorts.
 
 
@@ -103,7 +103,7 @@ class Availability:
     slow = (draws >= missing) & (draws < missing + self.slow)
     return Present(
         [
-            (client, federated_dataset.HALF_TRAIN if slow[i] else 'train')
+            (client, HALF_TRAIN if slow[i] else 'train')
             for i, client in enumerate(cohort)
             if not gone[i]
         ],

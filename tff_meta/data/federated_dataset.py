@@ -14,6 +14,7 @@ import tensorflow as tf
 from tff_meta import config_checks
 from tff_meta import machine
 from tff_meta.client_works import client_work
+from tff_meta.data import availability
 from tff_meta.data import checks
 from tff_meta.data import client_sources
 from tff_meta.data import corpus as corpus_lib
@@ -21,8 +22,6 @@ from tff_meta.data import groups as groups_lib
 from tff_meta.data import partitioners
 
 PARTS = client_sources.PARTS
-# Every other example to train on, of clients that manage no more.
-HALF_TRAIN = 'half_train'
 NEW_CLIENTS = ('held_out', 'redealt')
 ClientExamples = client_sources.ClientExamples
 
@@ -237,9 +236,9 @@ class FederatedDataset:
     Raises:
       ValueError: As `client`.
     """
-    self._check_client(client_id, part, (*PARTS, HALF_TRAIN))
+    self._check_client(client_id, part, (*PARTS, availability.HALF_TRAIN))
     held = self._hold(client_id)
-    if part == HALF_TRAIN:
+    if part == availability.HALF_TRAIN:
       x, y = held.tensors.train
       return self._tff_data(client_id, x[::2], y[::2])
     if part not in held.tff_data:
@@ -271,7 +270,7 @@ class FederatedDataset:
     Raises:
       ValueError: If there is no such client or part.
     """
-    self._check_client(client_id, part, (*PARTS, HALF_TRAIN))
+    self._check_client(client_id, part, (*PARTS, availability.HALF_TRAIN))
     return collections.OrderedDict(
         (field, NamedSequence(self, client_id, part, field))
         for field in ('examples', 'salt')

@@ -41,8 +41,8 @@ async def train_model(
   """Trains a process, whose clients may keep something, as a TFF program.
 
   It goes on from the newest state that is there. A round begins when the state
-  of the round before is saved. The current context has to be
-  a `tff.program.FederatedContext`, such as a `ProgramContext`.
+  of the round before is saved. The current context has to be a
+  `tff.program.FederatedContext`, such as a `ProgramContext`.
 
   Args:
     process: The training process.
