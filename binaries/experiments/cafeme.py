@@ -167,6 +167,12 @@ _NOTES = (
     ' here they are as many as its table of settings has.',
 )
 
+# Accuracy against rounds, of new clients, too: "speed of convergence".
+_ON_THE_WAY = (
+    '--eval_every=50',
+    '--eval_new_clients',
+    '--validation_clients=20',
+)
 _RMNIST = {
     'None': 'cafeme_rmnist_none',
     'Dirichlet 1000': 'cafeme_rmnist_dirichlet_1000',
@@ -260,6 +266,7 @@ RMNIST = tables.Table(
     # From the medians of rounds, in runs of one core each; FedAvg-FT's and
     # Ditto's of one run, IFCA-FT's (1.3 times FedAvg-FT's) of 7 rounds.
     scales=_scales(1000, cpu_rounds=150, hours=(3.5, 102)),
+    flags=_ON_THE_WAY,
     spread='standard deviation over 5 runs',
     notes=_NOTES,
 )

@@ -40,7 +40,7 @@ def _setting(name: str, protocol: str, *flags: str) -> tables.Setting:
 _SETTINGS = (
     # Figures 1 and 2 of the paper: accuracy against rounds.
     _setting(_KNOWN, 'known_clients', '--eval_every=20'),
-    _setting(_NEW, 'new_clients'),
+    _setting(_NEW, 'new_clients', '--eval_every=20', '--eval_new_clients'),
 )
 
 
