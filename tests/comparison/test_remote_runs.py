@@ -114,9 +114,8 @@ def test_what_a_stopped_cell_has_saved_comes_back(tmp_path):
   thread = threading.Thread(target=first.run, args=([cell], 1))
   thread.start()
   log = runner.CellFolder(tmp_path, cell).log
-  while not (log.exists() and 'Runs on' in log.read_text()):
+  while not (log.exists() and 'waiting' in log.read_text()):
     time.sleep(0.02)
-  time.sleep(1.0)  # It listens to signals by now.
   first.stop()
   thread.join()
   assert _outcomes(tmp_path, [cell])[0].state == 'interrupted'

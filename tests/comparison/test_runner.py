@@ -38,6 +38,7 @@ if does == 'waits' and not (root / 'saved').exists():
     sys.exit(143)
   signal.signal(signal.SIGTERM, save)
   (root / 'waiting').write_text('')
+  print('waiting', flush=True)
   time.sleep(60)
 (root / 'summary.json').write_text(json.dumps({'a': 0.25}))
 """
