@@ -17,6 +17,7 @@ from binaries.experiments import fedec
 from binaries.experiments import fedmeta_per
 from binaries.experiments import frl
 from binaries.experiments import metavers
+from binaries.experiments import presets
 from binaries.experiments import private
 from tff_meta import catalog
 from tff_meta import plugins
@@ -25,7 +26,16 @@ from tff_meta.comparison import tables
 
 TABLES = tables.TABLES
 
-for _module in (digits, fedmeta_per, metavers, fedec, cafeme, frl, private):
+for _module in (
+    digits,
+    fedmeta_per,
+    metavers,
+    fedec,
+    cafeme,
+    frl,
+    presets,
+    private,
+):
   for _table in _module.TABLES:
     tables.register_table(_table)
 

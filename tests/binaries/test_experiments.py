@@ -180,6 +180,7 @@ _CONSTRAINT = _hparams('constraint', 'constraint_weight', 'tau')
 _FEDEC = dict(
     table='fedec_cifar10_100_2', row='FedEC', setting='CIFAR-10 (100 x 2)'
 )
+_ON_THE_WAY = {'eval_every', 'eval_new_clients', 'validation_clients'}
 _VALIDATION = {'validation_fraction', 'eval_every', 'eval_from'}
 _ONE_SHOT_ALONE = _hparams('kept_clients', 'held_out_share') | {'algorithm'}
 _FED_AVG_ALONE = _hparams(
@@ -257,12 +258,12 @@ _TRIALS = (
     ),
     _Trial(
         'cafeme_fed_rep_head',
-        {'rounds', 'hparams/head_layers'},
+        {'rounds', 'hparams/head_layers'} | _ON_THE_WAY,
         of=dict(table='cafeme_rmnist', row='FedRep', setting='Shards'),
     ),
     _Trial(
         'cafeme_rmnist_local_size',
-        {'partition_options/max_examples'},
+        {'partition_options/max_examples'} | _ON_THE_WAY,
         of=dict(table='cafeme_rmnist', setting='None'),
     ),
     _Trial(
@@ -294,6 +295,12 @@ _TRIALS = (
             table='frl_omniglot',
             row=lambda c: c.row.partition('=')[0].rpartition(' ')[0],
         ),
+    ),
+    _Trial(
+        'presets_cafeme_rmnist',
+        _hparams('gating'),
+        row='release with gates c0',
+        of=dict(table='cafeme_rmnist', row='CAFeMe'),
     ),
     _Trial(
         'digits_search',
