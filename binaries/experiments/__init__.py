@@ -11,6 +11,7 @@ import pathlib
 import re
 import runpy
 
+from binaries.experiments import absences
 from binaries.experiments import cafeme
 from binaries.experiments import digits
 from binaries.experiments import fedec
@@ -35,6 +36,7 @@ for _module in (
     frl,
     presets,
     private,
+    absences,
 ):
   for _table in _module.TABLES:
     tables.register_table(_table)
