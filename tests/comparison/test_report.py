@@ -253,6 +253,28 @@ def test_page_and_markdown_say_how_fast_accuracy_grows(tmp_path, comparison):
   assert found['50 clients']['final'] == 0.75
 
 
+def test_page_draws_known_and_new_clients_those_of_the_setting_first(
+    tmp_path, comparison
+):
+  report.write(tmp_path, comparison)
+  page = (tmp_path / 'report.html').read_text()
+  # In the table on speed, and with the curves, once for who cannot see them.
+  assert page.count('about known_clients/accuracy_micro, which was not') == 3
+  names = [f'{who}_clients/accuracy' for who in ('new', 'known')]
+  header = ','.join(n + end for n in names for end in ('', '_micro'))
+  for cell in comparison.cells[::2]:  # Those of a row.
+    path = runner.CellFolder(tmp_path, cell).run / 'metrics.csv'
+    path.write_text(f'round,{header}\n2,0.1,0.2,0.3,0.4\n4,0.5,0.6,0.7,0.8\n')
+  report.write(tmp_path, comparison)
+  page = (tmp_path / 'report.html').read_text()
+  shown = re.findall(r'Accuracy of (\w+) clients .*?as (\S+) in metrics', page)
+  assert list(dict.fromkeys(shown)) == [
+      (who, f'{who}_clients/accuracy_micro') for who in ('known', 'new')
+  ]
+  assert 'the last evaluation of Good' in page and '80.00 %' in page
+  assert 'Attention: the setting' not in page
+
+
 def test_page_draws_margins_where_there_are_any(tmp_path, comparison):
   for cell in comparison.cells[::2]:  # Those of a row.
     path = runner.CellFolder(tmp_path, cell).run / 'metrics.csv'
@@ -434,9 +456,9 @@ def test_seeds_are_averaged_round_by_round(tmp_path):
   ):
     (tmp_path / name).mkdir()
     (tmp_path / name / 'metrics.csv').write_text('round,train/loss\n' + rows)
-  runs = {'Good': [tmp_path / 'a', tmp_path / 'b'], 'Bad': []}
-  curves, _, num_shown = figures._columns(
-      runs, lambda name: name == 'train/loss', every_round=True
+  good = [results.read_metrics(tmp_path / name) for name in ('a', 'b')]
+  curves, num_shown = figures._columns(
+      {'Good': good, 'Bad': []}, 'train/loss', every_round=True
   )
   rounds, values = curves.pop('Good')
   assert (rounds.tolist(), values.tolist()) == ([2], [[1], [2]])

@@ -261,6 +261,7 @@ class Comparison(Report):
     """Returns how fast the finished cells are."""
     return progress_lib.of_runs(
         runner.finished(root, self.cells, setting),
+        self.table.setting(setting),
         progress_lib.kept_traffic(root, setting),
     )
 
