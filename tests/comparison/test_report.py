@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import hashlib
 import io
 import json
 import re
@@ -18,6 +19,7 @@ from tff_meta.comparison import results
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
 from tff_meta.comparison import verdicts
+from tff_meta.training import sealed_json
 
 _PICTURE = 'data:image/svg+xml;base64,'
 _MEASURES = (
@@ -591,6 +593,34 @@ def test_what_is_kept_is_a_comparison_and_can_be_kept_again(
   assert 'Of 3 runs 2 are shown' in pages[0]
   record.keep(kept, _TABLE, 'cpu', good, again)
   assert {p.relative_to(again): p.read_bytes() for p in _files(again)} == before
+
+
+def test_a_copy_without_evaluations_names_no_metrics(tmp_path, comparison):
+  cell = comparison.cells[0]
+  run = runner.CellFolder(tmp_path, cell).run
+  (run / 'metrics.csv').write_text('round,train/loss\n1,2.5\n')
+  summary = json.loads((run / 'summary.json').read_text())
+  names = ('metrics.csv', 'clients_known_clients.csv')
+  summary['files'] = {
+      name: hashlib.sha256((run / name).read_bytes()).hexdigest()
+      for name in names
+  }
+  config = {'config': {'data_dir': '/home/me'}}
+  for name, value in (('summary.json', summary), ('config.json', config)):
+    (run / name).write_text(json.dumps(sealed_json.seal(value)))
+  of_one = _comparison(tmp_path, [cell])
+  report.write(tmp_path, of_one)
+  kept = tmp_path / 'kept'
+  record.keep(tmp_path, _TABLE, 'cpu', [cell], kept)
+  files = results.read_json(runner.CellFolder(kept, cell).run / 'summary.json')
+  assert list(files['files']) == ['clients_known_clients.csv']
+  report.write(kept, _comparison(kept, [cell]))  # Nothing is missing.
+  # In a copy by other means something is, and that is no number without one.
+  (run / 'metrics.csv').unlink()
+  with pytest.raises(OSError, match='which the summary.json beside it names'):
+    report.write(tmp_path, of_one)
+  with pytest.raises(runner.ComparisonError, match='No such file'):
+    record.keep(tmp_path, _TABLE, 'cpu', [cell], tmp_path / 'again')
 
 
 def test_runs_of_several_codes_or_data_are_pointed_out(tmp_path, comparison):
