@@ -98,6 +98,43 @@ def test_bytes_of_unequal_rounds_are_summed_or_unknown(tmp_path):
   assert course.sent == {3: (None, 30), 6: (None, 60)}
 
 
+def test_signals_are_of_evaluated_rounds_which_are_kept(tmp_path):
+  column = 'train/max_update_norm'
+
+  def run(name, seed, norm):
+    values = {r: f'{"" if r % 2 else r / 40},{norm(r)}' for r in range(1, 31)}
+    path = _run(tmp_path / name, seed, values) / 'metrics.csv'
+    header = 'validation_clients/accuracy'
+    path.write_text(path.read_text().replace(header, f'{header},{column}', 1))
+    return path.parent
+
+  found = progress.of_runs(
+      {
+          'grows': [run('a', 0, lambda r: r / 10), run('b', 1, lambda r: r)],
+          'none': [run('c', 0, lambda r: 0.0)],  # Has no such thing.
+          'lost': [run('d', 0, lambda r: 'nan' if r == 2 else 1.0)],
+          'older': [_run(tmp_path / 'e', 0, {2: 0.1, 30: 0.2})],
+      },
+      _SETTING,
+  )
+  ((sentence, grid),) = found.signals().items()
+  assert sentence.startswith('Drift: ') and column in sentence
+  assert grid == [
+      ['Method', 'round 2', 'round 10', 'round 16', 'round 22', 'round 30'],
+      ['grows', '1.1', '5.5', '8.8', '12.1', '16.5'],
+      ['lost', '–', '1', '1', '1', '1'],
+  ]
+  rows = found.to_json()['rows']
+  assert rows['grows']['1'][column] == {
+      '2': 2,
+      '10': 10,
+      '16': 16,
+      '22': 22,
+      '30': 30,
+  }
+  assert column not in rows['none']['0'] and column not in rows['older']['0']
+
+
 def test_a_kept_file_of_traffic_is_of_all_clients(tmp_path):
   row = {'down': 8, 'up': 3, 'clients': 5}
   path = tmp_path / progress.TRAFFIC_FILE

@@ -34,21 +34,6 @@ _COLOURS = (
     '#aa3377',
     '#999999',
 )
-# Columns of metrics.csv, their labels and what they are.
-_SIGNALS = (
-    (
-        'client_work/signal/margin',
-        "mean margin of a round's clients",
-        'The margin between classes: the distance between the means of two'
-        " classes in a client's embedding, the mean over pairs of classes and"
-        " over a round's clients",
-    ),
-    (
-        'train/max_update_norm',
-        'largest norm of an update',
-        "Drift: the largest norm of an update among a round's clients",
-    ),
-)
 _MARKERS = 'o', 's', '^', 'D', 'v', 'P'  # No divisor of 7: 42 pairs.
 _INK = '#010203'  # What becomes the colour of the page's text.
 _INK_STYLE = (
@@ -327,7 +312,7 @@ def _losses(metrics, num_runs, styles) -> Picture | None:
 
 def _signals(metrics, styles) -> Iterator[Picture | None]:
   """What methods measure in training beside the loss, if they do."""
-  for column, label, what in _SIGNALS:
+  for column, label, meaning in on_the_way.SIGNALS:
     curves, _ = _columns(metrics, column)
     # A method of the same family that has no such thing reports zeros.
     curves = {row: xy for row, xy in curves.items() if xy[1].any()}
@@ -336,7 +321,7 @@ def _signals(metrics, styles) -> Iterator[Picture | None]:
         styles,
         'communication round',
         label,
-        f'{what} (mean over the seeds of a method, band of one standard'
+        f'{meaning} (mean over the seeds of a method, band of one standard'
         ' deviation, to the end of the shortest of its runs), as'
         f' {column} in metrics.csv.',
     )

@@ -1,11 +1,45 @@
-"""Which columns of metrics.csv show the accuracy that a setting is about."""
+"""Which columns of metrics.csv show the accuracy that a setting is about.
+
+And what rounds measure beside it.
+"""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from tff_meta.comparison import tables
 from tff_meta.training import protocol_names
 
 _MICRO = '_micro'  # Ends the names of accuracies over all examples.
+
+
+class Signal(NamedTuple):
+  """What rounds measure, if their method does.
+
+  Attributes:
+    column: Of metrics.csv.
+    label: A few words.
+    meaning: A sentence without its point.
+  """
+
+  column: str
+  label: str
+  meaning: str
+
+
+SIGNALS = (
+    Signal(
+        'client_work/signal/margin',
+        "mean margin of a round's clients",
+        'The margin between classes: the distance between the means of two'
+        " classes in a client's embedding, the mean over pairs of classes and"
+        " over a round's clients",
+    ),
+    Signal(
+        'train/max_update_norm',
+        'largest norm of an update',
+        "Drift: the largest norm of an update among a round's clients",
+    ),
+)
 
 
 def wanted(setting: tables.Setting) -> tuple[str, ...]:

@@ -72,6 +72,8 @@ class Course:
     accuracies: Shares, one a round of `rounds`.
     seconds: Round of `rounds` -> seconds of all rounds so far; None if unknown.
     sent: Round of `rounds` -> what travelled in all rounds so far.
+    signals: Column of `on_the_way.SIGNALS` -> round of `rounds` -> its number,
+      of what the run has measured.
   """
 
   seed: int
@@ -79,6 +81,7 @@ class Course:
   accuracies: Sequence[float]
   seconds: Mapping[int, float] | None
   sent: Mapping[int, Sent]
+  signals: Mapping[str, Mapping[int, float]]
 
   def reached(self, target: float) -> int | None:
     """Returns the first evaluated round with an accuracy, None if none has."""
@@ -168,8 +171,48 @@ class Progress(NamedTuple):
       is_whole = len(known) == len(found)
       yield f'{most}{statistics.fmean(known):,.0f}' if is_whole else _NONE
 
+  def signals(self) -> dict[str, list[list[str]]]:
+    """Returns tables of what rounds measured beside accuracy.
+
+    Returns:
+      What it is -> the table as text, its header first: means over seeds, of
+      rows in which it is not always 0, as where a method has no such thing.
+    """
+    found = {}
+    for column, _, meaning in on_the_way.SIGNALS:
+      shown = self._shown_rounds(column)
+      body = []
+      for row, courses in self.rows.items():
+        seeds = [course.signals.get(column, {}) for course in courses]
+        if any(any(seed.values()) for seed in seeds):
+          cells = ([s[r] for s in seeds if r in s] for r in shown)
+          body.append(
+              [
+                  row,
+                  *(
+                      f'{statistics.fmean(c):.3g}' if c else _NONE
+                      for c in cells
+                  ),
+              ]
+          )
+      if body:
+        header = ['Method', *(f'round {r:,}' for r in shown)]
+        found[
+            f'{meaning}, as {column} in metrics.csv, in these rounds alone:'
+            ' means over the seeds that have measured it.'
+        ] = [header, *body]
+    return found
+
+  def _shown_rounds(self, column: str) -> list[int]:
+    """Returns up to five rounds with a number, from the first to the last."""
+    courses = [course for row in self.rows.values() for course in row]
+    rounds = sorted({r for c in courses for r in c.signals.get(column, {})})
+    places = np.linspace(0, len(rounds) - 1, min(5, len(rounds))).round()
+    return [rounds[int(i)] for i in places]
+
   def to_json(self) -> dict[str, Any]:
     """Returns every number of every seed."""
+    shown = {s.column: self._shown_rounds(s.column) for s in on_the_way.SIGNALS}
     return {
         'best': self.best,
         'final': self.final,
@@ -183,6 +226,13 @@ class Progress(NamedTuple):
                     'to': {
                         str(fraction): course.cost(target)
                         for fraction, target in self.targets().items()
+                    },
+                    **{
+                        column: {
+                            str(r): of[r] for r in shown[column] if r in of
+                        }
+                        for column, of in course.signals.items()
+                        if any(of.values())
                     },
                 }
                 for course in courses
@@ -278,7 +328,23 @@ def _course(
       list(found.values()),
       _seconds(run, summary, rounds),
       _sent(metrics, rounds, sent),
+      _signals(metrics, found),
   )
+
+
+def _signals(metrics, rounds) -> dict[str, dict[int, float]]:
+  """Returns column -> round, of some rounds -> what was measured there."""
+  return {
+      signal.column: {
+          int(r): value
+          for r, value in zip(
+              metrics['round'], metrics[signal.column], strict=True
+          )
+          if int(r) in rounds and not math.isnan(value)
+      }
+      for signal in on_the_way.SIGNALS
+      if signal.column in metrics
+  }
 
 
 def _seconds(run, summary, rounds) -> dict[int, float] | None:
