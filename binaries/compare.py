@@ -800,7 +800,8 @@ def main() -> int:
       runner.claim(work.root, **work.claim)
       if kept:
         _claim_kept(kept, work)
-      runner.settle(work.root, work.shown())
+      reported = work.table if REPORT_ONLY.value else None
+      runner.settle(work.root, work.shown(), reported)
       running = runner.Runner(
           work.root,
           _program(),

@@ -335,13 +335,14 @@ def _preparation(name: str) -> str:
 
 def _progress(name: str) -> str:
   """How fast accuracy grows in a kept table, setting by setting."""
+  table = experiments.get(name)
   by_setting: dict[str, dict[str, list[pathlib.Path]]] = {}
   for setting, row, folders in _runs(name):
     by_setting.setdefault(setting, {})[row] = folders
   parts = []
   for setting, runs in by_setting.items():
     sent = progress.kept_traffic(_RESULTS / name, setting)
-    found = progress.of_runs(runs, sent)
+    found = progress.of_runs(runs, table.setting(setting), sent)
     if found is not None:
       header, *rows = found.grid()
       parts += [f'**{setting}.** {found.sentence()}', _markdown(header, rows)]

@@ -13,6 +13,7 @@ import pathlib
 import runpy
 from typing import Any
 
+from binaries import experiments
 from tff_meta import method as method_lib
 from tff_meta import models
 from tff_meta import registry
@@ -57,11 +58,12 @@ def main() -> None:
   """Writes the files of tables whose runs have curves and no bytes."""
   kept_runs = runpy.run_path(str(_ROOT / 'docs/generate.py'))['_runs']
   for claim in sorted(_ROOT.glob('results/*/comparison.json')):
+    table = experiments.get(claim.parent.name)
     found: dict[str, dict[str, Any]] = {}
     for setting, row, runs in kept_runs(claim.parent.name):
       if not all((run / 'metrics.csv').exists() for run in runs):
         continue  # Not all files of a run are kept.
-      curves = progress.of_runs({row: runs})
+      curves = progress.of_runs({row: runs}, table.setting(setting))
       if curves is None:
         continue
       if None not in next(iter(curves.rows[row][0].sent.values())):

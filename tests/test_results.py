@@ -16,6 +16,7 @@ import pytest
 from binaries import experiments
 from binaries.experiments import claims
 from tff_meta import registry
+from tff_meta.comparison import record
 from tff_meta.comparison import report
 from tff_meta.comparison import results
 from tff_meta.comparison import runner
@@ -132,6 +133,33 @@ def test_tables_are_of_the_kept_runs(root):
   assert found == [
       entry | {'missing': None} for entry in _kept_entries(root)
   ]  # Seeds that were asked for and have not run are missing in one of them.
+
+
+def test_runs_are_as_they_are_kept_and_can_be_read_again():
+  """Not copied by hand: that has places in it, and names what is not there."""
+  num_runs = 0
+  for root in _KEPT:
+    for cell in _kept_cells(root):
+      run = runner.CellFolder(root, cell).run
+      found = {path.name: path.read_bytes() for path in run.iterdir()}
+      assert found == record._small_files(root, cell), run
+      num_runs += 1
+  assert num_runs > 500
+
+
+def test_speed_is_that_of_the_kept_runs():
+  """Tables of earlier definitions have none: they are not written again."""
+  num_settings = 0
+  for root in _KEPT:
+    if not (root / 'EARLIER.md').exists():
+      cells = _kept_cells(root)
+      found = report.Comparison(_table(root), 'cpu', cells, [], [], '')
+      kept = json.loads((root / 'table.json').read_text())['progress']
+      for setting in dict.fromkeys(cell.setting for cell in cells):
+        speed = found.progress(root, setting)
+        assert kept.get(setting) == (speed and speed.to_json()), root.name
+        num_settings += setting in kept
+  assert num_settings > 12
 
 
 def test_paired_differences_are_of_the_kept_runs():

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import hashlib
 import io
 import json
 import re
@@ -18,6 +19,7 @@ from tff_meta.comparison import results
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
 from tff_meta.comparison import verdicts
+from tff_meta.training import sealed_json
 
 _PICTURE = 'data:image/svg+xml;base64,'
 _MEASURES = (
@@ -253,6 +255,28 @@ def test_page_and_markdown_say_how_fast_accuracy_grows(tmp_path, comparison):
   assert found['50 clients']['final'] == 0.75
 
 
+def test_page_draws_known_and_new_clients_those_of_the_setting_first(
+    tmp_path, comparison
+):
+  report.write(tmp_path, comparison)
+  page = (tmp_path / 'report.html').read_text()
+  # In the table on speed, and with the curves, once for who cannot see them.
+  assert page.count('about known_clients/accuracy_micro, which was not') == 3
+  names = [f'{who}_clients/accuracy' for who in ('new', 'known')]
+  header = ','.join(n + end for n in names for end in ('', '_micro'))
+  for cell in comparison.cells[::2]:  # Those of a row.
+    path = runner.CellFolder(tmp_path, cell).run / 'metrics.csv'
+    path.write_text(f'round,{header}\n2,0.1,0.2,0.3,0.4\n4,0.5,0.6,0.7,0.8\n')
+  report.write(tmp_path, comparison)
+  page = (tmp_path / 'report.html').read_text()
+  shown = re.findall(r'Accuracy of (\w+) clients .*?as (\S+) in metrics', page)
+  assert list(dict.fromkeys(shown)) == [
+      (who, f'{who}_clients/accuracy_micro') for who in ('known', 'new')
+  ]
+  assert 'the last evaluation of Good' in page and '80.00 %' in page
+  assert 'Attention: the setting' not in page
+
+
 def test_page_draws_margins_where_there_are_any(tmp_path, comparison):
   for cell in comparison.cells[::2]:  # Those of a row.
     path = runner.CellFolder(tmp_path, cell).run / 'metrics.csv'
@@ -434,9 +458,9 @@ def test_seeds_are_averaged_round_by_round(tmp_path):
   ):
     (tmp_path / name).mkdir()
     (tmp_path / name / 'metrics.csv').write_text('round,train/loss\n' + rows)
-  runs = {'Good': [tmp_path / 'a', tmp_path / 'b'], 'Bad': []}
-  curves, _, num_shown = figures._columns(
-      runs, lambda name: name == 'train/loss', every_round=True
+  good = [results.read_metrics(tmp_path / name) for name in ('a', 'b')]
+  curves, num_shown = figures._columns(
+      {'Good': good, 'Bad': []}, 'train/loss', every_round=True
   )
   rounds, values = curves.pop('Good')
   assert (rounds.tolist(), values.tolist()) == ([2], [[1], [2]])
@@ -569,6 +593,34 @@ def test_what_is_kept_is_a_comparison_and_can_be_kept_again(
   assert 'Of 3 runs 2 are shown' in pages[0]
   record.keep(kept, _TABLE, 'cpu', good, again)
   assert {p.relative_to(again): p.read_bytes() for p in _files(again)} == before
+
+
+def test_a_copy_without_evaluations_names_no_metrics(tmp_path, comparison):
+  cell = comparison.cells[0]
+  run = runner.CellFolder(tmp_path, cell).run
+  (run / 'metrics.csv').write_text('round,train/loss\n1,2.5\n')
+  summary = json.loads((run / 'summary.json').read_text())
+  names = ('metrics.csv', 'clients_known_clients.csv')
+  summary['files'] = {
+      name: hashlib.sha256((run / name).read_bytes()).hexdigest()
+      for name in names
+  }
+  config = {'config': {'data_dir': '/home/me'}}
+  for name, value in (('summary.json', summary), ('config.json', config)):
+    (run / name).write_text(json.dumps(sealed_json.seal(value)))
+  of_one = _comparison(tmp_path, [cell])
+  report.write(tmp_path, of_one)
+  kept = tmp_path / 'kept'
+  record.keep(tmp_path, _TABLE, 'cpu', [cell], kept)
+  files = results.read_json(runner.CellFolder(kept, cell).run / 'summary.json')
+  assert list(files['files']) == ['clients_known_clients.csv']
+  report.write(kept, _comparison(kept, [cell]))  # Nothing is missing.
+  # In a copy by other means something is, and that is no number without one.
+  (run / 'metrics.csv').unlink()
+  with pytest.raises(OSError, match='which the summary.json beside it names'):
+    report.write(tmp_path, of_one)
+  with pytest.raises(runner.ComparisonError, match='No such file'):
+    record.keep(tmp_path, _TABLE, 'cpu', [cell], tmp_path / 'again')
 
 
 def test_runs_of_several_codes_or_data_are_pointed_out(tmp_path, comparison):

@@ -155,6 +155,31 @@ def test_a_cell_of_other_flags_is_an_error(tmp_path):
   runner.settle(tmp_path, [same])  # Only put together in another way.
 
 
+def test_a_report_takes_cells_with_other_evaluations_on_the_way(tmp_path):
+  cell = _cell('works')
+  folder = runner.CellFolder(tmp_path, cell)
+  folder.write(runner.Outcome('finished', 5.0, flags=cell.flags))
+
+  def table(path):
+    setting = tables.Setting(cell.setting, (tables.Measure('m', path),))
+    return tables.Table('t', 't', 'ours', (setting,), (), {})
+
+  def settle(*flags, path='evaluation/new_clients/accuracy_mean', run=False):
+    asked = dataclasses.replace(cell, flags=(*cell.flags, *flags))
+    runner.settle(tmp_path, [asked], None if run else table(path))
+
+  settle('--eval_every=20', '--eval_new_clients')
+  for flags, options in (
+      (['--eval_every=20'], {'run': True}),  # It would have no curve.
+      (['--eval_every=20', '--rounds=3'], {}),
+      (['--eval_every=20', '--patience=3'], {}),
+      (['--eval_every=20'], {'path': 'last_ten_evaluations_mean/a/accuracy'}),
+      (['--eval_every=20'], {'path': 'evaluation_best/a/accuracy_mean'}),
+  ):
+    with pytest.raises(runner.ComparisonError, match='--eval_every|--rounds'):
+      settle(*flags, **options)
+
+
 @pytest.mark.parametrize(
     'one, other, same',
     [

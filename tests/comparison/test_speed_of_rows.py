@@ -4,8 +4,13 @@ import json
 
 import pytest
 
+from tff_meta.comparison import on_the_way
 from tff_meta.comparison import progress
+from tff_meta.comparison import tables
 
+_SETTING = tables.Setting(
+    's', (tables.Measure('m', 'evaluation/known_clients/accuracy_mean'),)
+)
 _TRAFFIC = ',train/bytes_down,train/bytes_up'
 
 
@@ -44,7 +49,9 @@ def test_curves_by_hand(tmp_path):
       'once': [_run(tmp_path / 'e', 0, {1: 0.9, 2: ''})],
       'end': [_run(tmp_path / 'f', 0, {8: 0.9, 9: 0.9})],
   }
-  found = progress.of_runs(runs, lambda row: progress.Sent(2_000_000, None))
+  found = progress.of_runs(
+      runs, _SETTING, lambda row: progress.Sent(2_000_000, None)
+  )
   assert (found.best, found.final) == ('good', 1.0)
   assert set(found.left_out) == {'once', 'end'}
   lines = _grid(found)
@@ -73,9 +80,9 @@ def test_rows_of_one_setting_are_measured_alike(tmp_path):
   b = _run(tmp_path / 'b', 0, {1: 0.2, 2: 0.9})
   text = (b / 'metrics.csv').read_text()
   (b / 'metrics.csv').write_text(text.replace('validation_', 'known_'))
-  found = progress.of_runs({'a': [a], 'b': [b]})
+  found = progress.of_runs({'a': [a], 'b': [b]}, _SETTING)
   assert (found.best, set(found.left_out)) == ('a', {'b'})
-  assert progress.of_runs({}) is None
+  assert progress.of_runs({}, _SETTING) is None
 
 
 def test_bytes_of_unequal_rounds_are_summed_or_unknown(tmp_path):
@@ -83,12 +90,49 @@ def test_bytes_of_unequal_rounds_are_summed_or_unknown(tmp_path):
   path = run / 'metrics.csv'
   # Somebody was late in round 2.
   path.write_text(path.read_text().replace('2,1.0,,30,10', '2,1.0,,40,10'))
-  ((course,),) = progress.of_runs({'a': [run]}).rows.values()
+  ((course,),) = progress.of_runs({'a': [run]}, _SETTING).rows.values()
   assert course.sent == {1: (30, 10), 3: (100, 30)}
   lines = path.read_text().splitlines()
   path.write_text('\n'.join([lines[0], *lines[2:], '6,1.0,0.5,30,10', '']))
-  ((course,),) = progress.of_runs({'a': [run]}).rows.values()
+  ((course,),) = progress.of_runs({'a': [run]}, _SETTING).rows.values()
   assert course.sent == {3: (None, 30), 6: (None, 60)}
+
+
+def test_signals_are_of_evaluated_rounds_which_are_kept(tmp_path):
+  column = 'train/max_update_norm'
+
+  def run(name, seed, norm):
+    values = {r: f'{"" if r % 2 else r / 40},{norm(r)}' for r in range(1, 31)}
+    path = _run(tmp_path / name, seed, values) / 'metrics.csv'
+    header = 'validation_clients/accuracy'
+    path.write_text(path.read_text().replace(header, f'{header},{column}', 1))
+    return path.parent
+
+  found = progress.of_runs(
+      {
+          'grows': [run('a', 0, lambda r: r / 10), run('b', 1, lambda r: r)],
+          'none': [run('c', 0, lambda r: 0.0)],  # Has no such thing.
+          'lost': [run('d', 0, lambda r: 'nan' if r == 2 else 1.0)],
+          'older': [_run(tmp_path / 'e', 0, {2: 0.1, 30: 0.2})],
+      },
+      _SETTING,
+  )
+  ((sentence, grid),) = found.signals().items()
+  assert sentence.startswith('Drift: ') and column in sentence
+  assert grid == [
+      ['Method', 'round 2', 'round 10', 'round 16', 'round 22', 'round 30'],
+      ['grows', '1.1', '5.5', '8.8', '12.1', '16.5'],
+      ['lost', '–', '1', '1', '1', '1'],
+  ]
+  rows = found.to_json()['rows']
+  assert rows['grows']['1'][column] == {
+      '2': 2,
+      '10': 10,
+      '16': 16,
+      '22': 22,
+      '30': 30,
+  }
+  assert column not in rows['none']['0'] and column not in rows['older']['0']
 
 
 def test_a_kept_file_of_traffic_is_of_all_clients(tmp_path):
@@ -100,3 +144,55 @@ def test_a_kept_file_of_traffic_is_of_all_clients(tmp_path):
   path.write_text('{')
   with pytest.raises(OSError, match='damaged'):
     progress.kept_traffic(tmp_path, 's')
+
+
+def _setting(path):
+  return tables.Setting('s', (tables.Measure('m', path),))
+
+
+@pytest.mark.parametrize(
+    ('path', 'expected'),
+    [
+        (
+            'evaluation/new_clients/accuracy_micro',
+            ['new/_micro', 'known/_micro'],
+        ),
+        ('evaluation/new_clients/curve_end_mean', ['new/', 'known/']),
+        ('evaluation/known_clients/accuracy_mean', ['known/', 'new/']),
+        ('evaluation_best/new_groups_iid/accuracy_mean', ['known/', 'new/']),
+        ('last_ten_evaluations_mean/new_clients/accuracy', ['new/', 'known/']),
+        ('best_round_validation', ['known/', 'new/']),
+    ],
+)
+def test_whose_accuracy_follows_from_the_first_measure(path, expected):
+  names = ['train/accuracy', 'known_clients/accuracy', 'new_clients/accuracy']
+  found = [n + end for n in names for end in ('', '_micro')]
+  assert [
+      column.replace('_clients/accuracy', '/')
+      for column in on_the_way.columns(_setting(path), found)
+  ] == expected
+
+
+def test_new_clients_are_shown_where_they_were_tested_or_it_says_so(tmp_path):
+  setting = _setting('evaluation/new_clients/accuracy_micro')
+  run = _run(tmp_path / 'a', 0, {1: 0.2, 2: 0.5})
+  found = progress.of_runs({'a': [run]}, setting)
+  assert (found.column, found.final) == ('validation_clients/accuracy', 0.5)
+  assert found.sentence().endswith(
+      ' Attention: the setting is about new_clients/accuracy_micro, which was'
+      ' not measured on the way; this is validation_clients/accuracy.'
+  )
+  # Those of known clients come first in the file, and are more.
+  both = _run(tmp_path / 'b', 0, {1: '0.9,0.1,0.3', 2: '0.9,0.1,0.4'})
+  path = both / 'metrics.csv'
+  new = ',new_clients/accuracy,new_clients/accuracy_micro'
+  header, *lines = path.read_text().splitlines()
+  path.write_text('\n'.join([header + new, *lines]) + '\n')
+  found = progress.of_runs({'a': [run], 'b': [both]}, setting)
+  assert (
+      found.column == found.to_json()['column'] == 'new_clients/accuracy_micro'
+  )
+  assert (found.best, found.final, found.attention) == ('b', 0.4, '')
+  assert found.left_out == {
+      'a': 'new_clients/accuracy_micro was not measured on the way'
+  }

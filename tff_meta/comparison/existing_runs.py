@@ -316,7 +316,8 @@ class RunsReport(report.Report):
     del root
     rows = self._rows(setting)
     return progress_lib.of_runs(
-        {row: [run.path for run in runs] for row, runs in rows.items()}
+        {row: [run.path for run in runs] for row, runs in rows.items()},
+        self._settings()[setting],
     )
 
   def run_links(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tff_meta import escapes
-from tff_meta.comparison import progress
+from tff_meta.comparison import on_the_way
 from tff_meta.comparison import results
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
@@ -33,21 +33,6 @@ _COLOURS = (
     '#66ccee',
     '#aa3377',
     '#999999',
-)
-# Columns of metrics.csv, their labels and what they are.
-_SIGNALS = (
-    (
-        'client_work/signal/margin',
-        "mean margin of a round's clients",
-        'The margin between classes: the distance between the means of two'
-        " classes in a client's embedding, the mean over pairs of classes and"
-        " over a round's clients",
-    ),
-    (
-        'train/max_update_norm',
-        'largest norm of an update',
-        "Drift: the largest norm of an update among a round's clients",
-    ),
 )
 _MARKERS = 'o', 's', '^', 'D', 'v', 'P'  # No divisor of 7: 42 pairs.
 _INK = '#010203'  # What becomes the colour of the page's text.
@@ -132,11 +117,15 @@ def of_runs(
     Those pictures that there is something to see in.
   """
   protocol, suffix = _protocol(setting)
+  metrics = {
+      row: [m for m in map(results.read_metrics, paths) if m is not None]
+      for row, paths in runs.items()
+  }
   with _style():
     pictures = [
-        _accuracy_curves(runs, styles),
-        _losses(runs, styles),
-        *_signals(runs, styles),
+        *_accuracy_curves(metrics, setting, styles),
+        _losses(metrics, sum(map(len, runs.values())), styles),
+        *_signals(metrics, styles),
         _distribution(runs, styles, protocol, suffix),
         _adaptation(runs, styles, protocol, suffix),
     ]
@@ -278,27 +267,31 @@ def _which(protocol: str, suffix: str) -> str:
   return f'{protocol}, {"best" if suffix else "last"} round'
 
 
-def _accuracy_curves(runs, styles) -> Picture | None:
-  curves, names, _ = _columns(runs, progress.is_evaluation)
-  return _lines(
-      curves,
-      styles,
-      'communication round',
-      'accuracy, percent',
-      'Accuracy during training (mean over the seeds of a method, band of one'
-      ' standard deviation, to the end of the shortest of its runs), as'
-      f' {" and ".join(names)} in metrics.csv: names with "validation" are'
-      ' of examples or classes kept apart for it, others of test examples, by'
-      ' which nothing is chosen.',
-      scale=100,
-  )
+def _accuracy_curves(metrics, setting, styles) -> Iterator[Picture | None]:
+  """Yields those of all who were tested, those of the setting first."""
+  found = [name for of_row in metrics.values() for m in of_row for name in m]
+  attention = None
+  for column in on_the_way.columns(setting, found):
+    curves, _ = _columns(metrics, column)
+    if attention is None:
+      attention = on_the_way.attention(setting, column)
+    yield _lines(
+        curves,
+        styles,
+        'communication round',
+        'accuracy, percent',
+        f'Accuracy of {column.split("/")[0].replace("_", " ")} during training'
+        ' (mean over the seeds of a method, band of one standard deviation, to'
+        f' the end of the shortest of its runs), as {column} in metrics.csv:'
+        ' names with "validation" are of examples or classes kept apart for'
+        ' it, others of test examples, by which nothing is chosen.'
+        f'{f" {attention}" if attention else ""}',
+        scale=100,
+    )
 
 
-def _losses(runs, styles) -> Picture | None:
-  curves, _, num_shown = _columns(
-      runs, lambda name: name.split('/')[-1] == 'loss', every_round=True
-  )
-  num_runs = sum(map(len, runs.values()))
+def _losses(metrics, num_runs, styles) -> Picture | None:
+  curves, num_shown = _columns(metrics, 'train/loss', every_round=True)
   left_out = (
       f' Of {num_runs} runs {num_shown} are shown: the others have one round,'
       ' or were kept without their losses.'
@@ -317,10 +310,10 @@ def _losses(runs, styles) -> Picture | None:
   )
 
 
-def _signals(runs, styles) -> Iterator[Picture | None]:
+def _signals(metrics, styles) -> Iterator[Picture | None]:
   """What methods measure in training beside the loss, if they do."""
-  for column, label, what in _SIGNALS:
-    curves, *_ = _columns(runs, lambda name, column=column: name == column)
+  for column, label, meaning in on_the_way.SIGNALS:
+    curves, _ = _columns(metrics, column)
     # A method of the same family that has no such thing reports zeros.
     curves = {row: xy for row, xy in curves.items() if xy[1].any()}
     yield _lines(
@@ -328,42 +321,37 @@ def _signals(runs, styles) -> Iterator[Picture | None]:
         styles,
         'communication round',
         label,
-        f'{what} (mean over the seeds of a method, band of one standard'
+        f'{meaning} (mean over the seeds of a method, band of one standard'
         ' deviation, to the end of the shortest of its runs), as'
         f' {column} in metrics.csv.',
     )
 
 
-def _columns(runs, wanted, every_round=False):
-  """Returns row -> (rounds, values of each seed) of a column; columns; runs.
+def _columns(metrics, column, every_round=False):
+  """Returns row -> (rounds, values of each seed) of a column; number of runs.
 
-  The last is the number of runs of which there is something to see.
+  Of those there is something to see.
   With `every_round` runs are left out of which rounds are missing, or that
   have only one.
   """
   curves, num_shown = {}, 0
-  columns: dict[str, None] = {}  # In their order.
-  for row, paths in runs.items():
-    series = []
-    for path in paths:
-      sha256 = results.sha256_of_table(path, 'metrics.csv')
-      if sha256 is None:
-        continue
-      metrics = metric_writers.read_metrics(path / 'metrics.csv', sha256)
-      if every_round and not _has_every_round(metrics.get('round', ())):
-        continue
-      names = [name for name in metrics if wanted(name)]
-      if names:
-        columns[names[0]] = None
-        pairs = zip(metrics['round'], metrics[names[0]], strict=True)
-        series.append({r: v for r, v in pairs if not math.isnan(v)})
+  for row, of_row in metrics.items():
+    series = [
+        {
+            r: value
+            for r, value in zip(m['round'], m[column], strict=True)
+            if not math.isnan(value)
+        }
+        for m in of_row
+        if column in m and (not every_round or _has_every_round(m['round']))
+    ]
     # A round may be missing: not evaluated, or nobody trained in it.
     shared = [r for r in (series or [{}])[0] if all(r in s for s in series)]
     if shared:
       values = np.array([[of[r] for r in shared] for of in series])
       curves[row] = np.array(shared), values
       num_shown += len(series)
-  return curves, list(columns), num_shown
+  return curves, num_shown
 
 
 def _has_every_round(rounds: Sequence[float]) -> bool:

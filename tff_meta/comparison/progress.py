@@ -2,7 +2,8 @@
 
 All of it is read off evaluations on the way in metrics.csv, in the same way for
 all rows of a setting. Between two evaluations nothing is guessed: a target is
-reached in the first evaluated round that has it, or it is not reached.
+reached in the first evaluated round that has it, or it is not reached. Whose
+accuracy it is follows from the setting, see `on_the_way`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tff_meta.comparison import on_the_way
 from tff_meta.comparison import results
 from tff_meta.comparison import tables
 from tff_meta.training import metric_writers
@@ -66,19 +68,20 @@ class Course:
 
   Attributes:
     seed: Of the run.
-    column: Their column of metrics.csv.
     rounds: Those with an evaluation, two at least.
     accuracies: Shares, one a round of `rounds`.
     seconds: Round of `rounds` -> seconds of all rounds so far; None if unknown.
     sent: Round of `rounds` -> what travelled in all rounds so far.
+    signals: Column of `on_the_way.SIGNALS` -> round of `rounds` -> its number,
+      of what the run has measured.
   """
 
   seed: int
-  column: str
   rounds: Sequence[int]
   accuracies: Sequence[float]
   seconds: Mapping[int, float] | None
   sent: Mapping[int, Sent]
+  signals: Mapping[str, Mapping[int, float]]
 
   def reached(self, target: float) -> int | None:
     """Returns the first evaluated round with an accuracy, None if none has."""
@@ -116,12 +119,16 @@ class Progress(NamedTuple):
     final: That accuracy, a share, of which targets are fractions.
     rows: Row -> the courses of its runs.
     left_out: Row -> why it has none.
+    column: Of metrics.csv, where all accuracies are from.
+    attention: A sentence if the setting is about another one.
   """
 
   best: str
   final: float
   rows: Mapping[str, Sequence[Course]]
   left_out: Mapping[str, str]
+  column: str
+  attention: str
 
   def targets(self) -> dict[float, float]:
     """Returns fraction -> accuracy."""
@@ -130,12 +137,12 @@ class Progress(NamedTuple):
   def sentence(self) -> str:
     """Returns what targets are, and which rows are left out."""
     shares = ', '.join(f'{100 * fraction:g}' for fraction in FRACTIONS)
-    column = self.rows[self.best][0].column
     without = '; '.join(f'{row}: {why}' for row, why in self.left_out.items())
     return (
         f'Targets are {shares} % of {100 * self.final:.2f} %, the last'
-        f' evaluation of {self.best}, the best of all rows here ({column} in'
-        f' metrics.csv).{f" Left out: {without}." if without else ""}'
+        f' evaluation of {self.best}, the best of all rows here ({self.column}'
+        f' in metrics.csv).{f" Left out: {without}." if without else ""}'
+        f'{f" {self.attention}" if self.attention else ""}'
     )
 
   def grid(self) -> list[list[str]]:
@@ -164,11 +171,52 @@ class Progress(NamedTuple):
       is_whole = len(known) == len(found)
       yield f'{most}{statistics.fmean(known):,.0f}' if is_whole else _NONE
 
+  def signals(self) -> dict[str, list[list[str]]]:
+    """Returns tables of what rounds measured beside accuracy.
+
+    Returns:
+      What it is -> the table as text, its header first: means over seeds, of
+      rows in which it is not always 0, as where a method has no such thing.
+    """
+    found = {}
+    for column, _, meaning in on_the_way.SIGNALS:
+      shown = self._shown_rounds(column)
+      body = []
+      for row, courses in self.rows.items():
+        seeds = [course.signals.get(column, {}) for course in courses]
+        if any(any(seed.values()) for seed in seeds):
+          cells = ([s[r] for s in seeds if r in s] for r in shown)
+          body.append(
+              [
+                  row,
+                  *(
+                      f'{statistics.fmean(c):.3g}' if c else _NONE
+                      for c in cells
+                  ),
+              ]
+          )
+      if body:
+        header = ['Method', *(f'round {r:,}' for r in shown)]
+        found[
+            f'{meaning}, as {column} in metrics.csv, in these rounds alone:'
+            ' means over the seeds that have measured it.'
+        ] = [header, *body]
+    return found
+
+  def _shown_rounds(self, column: str) -> list[int]:
+    """Returns up to five rounds with a number, from the first to the last."""
+    courses = [course for row in self.rows.values() for course in row]
+    rounds = sorted({r for c in courses for r in c.signals.get(column, {})})
+    places = np.linspace(0, len(rounds) - 1, min(5, len(rounds))).round()
+    return [rounds[int(i)] for i in places]
+
   def to_json(self) -> dict[str, Any]:
     """Returns every number of every seed."""
+    shown = {s.column: self._shown_rounds(s.column) for s in on_the_way.SIGNALS}
     return {
         'best': self.best,
         'final': self.final,
+        'column': self.column,
         'left_out': dict(self.left_out),
         'rows': {
             row: {
@@ -178,6 +226,13 @@ class Progress(NamedTuple):
                     'to': {
                         str(fraction): course.cost(target)
                         for fraction, target in self.targets().items()
+                    },
+                    **{
+                        column: {
+                            str(r): of[r] for r in shown[column] if r in of
+                        }
+                        for column, of in course.signals.items()
+                        if any(of.values())
                     },
                 }
                 for course in courses
@@ -206,55 +261,59 @@ def _rounds(courses: Sequence[Course], target: float) -> str:
 
 def of_runs(
     runs: Mapping[str, Sequence[pathlib.Path]],
+    setting: tables.Setting,
     sent: Callable[[str], Sent] = lambda row: Sent(),
 ) -> Progress | None:
   """Returns how fast the rows of a setting are, None without any curve.
 
   Args:
     runs: Row -> directories of its finished runs, one a seed.
+    setting: The setting, which says whose accuracy counts. Where no run has
+      measured that, it is that of whoever was measured.
     sent: What travels in a round of a row, of all clients, where its runs do
       not say it.
   """
-  rows: dict[str, list[Course]] = {}
-  left_out = {}
-  for row, paths in runs.items():
-    try:
-      rows[row] = [_course(path, sent(row)) for path in paths]
-    except _NoCourseError as why:
-      left_out[row] = str(why)
-  columns = [course.column for courses in rows.values() for course in courses]
-  for row, courses in list(rows.items()):
-    if any(course.column != columns[0] for course in courses):
-      left_out[row] = f'evaluated as {courses[0].column}'
-      del rows[row]
-  if not rows:
-    return None
-  finals = {
-      row: statistics.fmean(course.accuracies[-1] for course in courses)
-      for row, courses in rows.items()
+  metrics = {
+      row: list(map(results.read_metrics, paths)) for row, paths in runs.items()
   }
-  best = max(finals, key=lambda row: finals[row])
-  return Progress(best, finals[best], rows, left_out)
+  found = [n for of_row in metrics.values() for m in of_row for n in m or ()]
+  for column in on_the_way.columns(setting, found):
+    rows: dict[str, list[Course]] = {}
+    left_out = {}
+    for row, paths in runs.items():
+      try:
+        rows[row] = [
+            _course(path, of_run, column, sent(row))
+            for path, of_run in zip(paths, metrics[row], strict=True)
+        ]
+      except _NoCourseError as why:
+        left_out[row] = str(why)
+    if rows:
+      finals = {
+          row: statistics.fmean(course.accuracies[-1] for course in courses)
+          for row, courses in rows.items()
+      }
+      best = max(finals, key=lambda row: finals[row])
+      attention = on_the_way.attention(setting, column)
+      return Progress(best, finals[best], rows, left_out, column, attention)
+  return None
 
 
 class _NoCourseError(Exception):
   """A run has no evaluations on the way that say how fast it was."""
 
 
-def is_evaluation(column: str) -> bool:
-  """Returns whether a column of metrics.csv is of evaluations on the way."""
-  return column.split('/')[-1] == 'accuracy' and not column.startswith('train/')
-
-
-def _course(run: pathlib.Path, sent: Sent) -> Course:
-  """Reads a run's course."""
-  sha256 = results.sha256_of_table(run, 'metrics.csv')
-  if sha256 is None:
+def _course(
+    run: pathlib.Path,
+    metrics: Mapping[str, Sequence[float]] | None,
+    column: str,
+    sent: Sent,
+) -> Course:
+  """Returns a run's course, of a column of what its metrics.csv has."""
+  if metrics is None:
     raise _NoCourseError('its curve was not kept')
-  metrics = metric_writers.read_metrics(run / 'metrics.csv', sha256)
-  column = next(filter(is_evaluation, metrics), None)
-  if column is None:
-    raise _NoCourseError('not evaluated on the way')
+  if column not in metrics:
+    raise _NoCourseError(f'{column} was not measured on the way')
   pairs = zip(metrics['round'], metrics[column], strict=True)
   found = {int(r): value for r, value in pairs if not math.isnan(value)}
   if len(found) < 2:
@@ -265,12 +324,27 @@ def _course(run: pathlib.Path, sent: Sent) -> Course:
   summary = results.read_json(run / 'summary.json')
   return Course(
       int(tables.read(summary, 'seed') or 0),
-      column,
       rounds,
       list(found.values()),
       _seconds(run, summary, rounds),
       _sent(metrics, rounds, sent),
+      _signals(metrics, found),
   )
+
+
+def _signals(metrics, rounds) -> dict[str, dict[int, float]]:
+  """Returns column -> round, of some rounds -> what was measured there."""
+  return {
+      signal.column: {
+          int(r): value
+          for r, value in zip(
+              metrics['round'], metrics[signal.column], strict=True
+          )
+          if int(r) in rounds and not math.isnan(value)
+      }
+      for signal in on_the_way.SIGNALS
+      if signal.column in metrics
+  }
 
 
 def _seconds(run, summary, rounds) -> dict[int, float] | None:

@@ -155,8 +155,8 @@ def _per_client(run: pathlib.Path) -> list[pathlib.Path]:
 
 def _evaluations(run: pathlib.Path) -> bytes:
   """Returns the rows of metrics.csv that have an evaluation, if any have."""
-  if not (run / 'metrics.csv').exists():  # In a copy, where none had one.
-    return b''
+  if results.sha256_of_table(run, 'metrics.csv') is None:
+    return b''  # In a copy, where none had one.
   content = _read_table(run, 'metrics.csv').decode()
   reader = csv.DictReader(io.StringIO(content, newline=''))
   names = reader.fieldnames or ()

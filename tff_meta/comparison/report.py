@@ -261,6 +261,7 @@ class Comparison(Report):
     """Returns how fast the finished cells are."""
     return progress_lib.of_runs(
         runner.finished(root, self.cells, setting),
+        self.table.setting(setting),
         progress_lib.kept_traffic(root, setting),
     )
 
@@ -379,6 +380,8 @@ def markdown(
           '',
       ]
       lines += [*_table(found.grid()), '']
+      for sentence, grid in found.signals().items():
+        lines += [escapes.markdown_line(sentence), '', *_table(grid), '']
   if any(report.paired.values()):
     lines += [f'Paired differences: {cell_texts.PAIRS}', '']
   how = [(progress_lib.TITLE, progress_lib.WHAT_IT_IS)] if progress else []

@@ -10,8 +10,10 @@ from typing import Any
 
 from scipy import stats
 
+from tff_meta import plain_files
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
+from tff_meta.training import metric_writers
 from tff_meta.training import sealed_json
 
 
@@ -333,6 +335,28 @@ def sha256_of_table(run: pathlib.Path, name: str) -> str | None:
   """
   sha256 = read_sha256(run, name)
   return sha256 if sha256 or (run / name).exists() else None
+
+
+def read_metrics(run: pathlib.Path) -> dict[str, list[float]] | None:
+  """Returns the columns of a run's metrics.csv, None if it was not kept.
+
+  Args:
+    run: The run's directory.
+
+  Raises:
+    DamagedFileError: If it is lost, or not as it was written.
+    OSError: If it cannot be read.
+  """
+  path = run / 'metrics.csv'
+  sha256 = sha256_of_table(run, path.name)
+  if sha256 is None:
+    return None
+  if not path.exists():
+    raise plain_files.DamagedFileError(
+        f'Expected {path}, which the summary.json beside it names, found no'
+        ' such file. Tip: what --keep copies has a summary.json of its own.'
+    )
+  return metric_writers.read_metrics(path, sha256)
 
 
 def read_curve(run: pathlib.Path, section: str, protocol: str) -> list[float]:

@@ -207,7 +207,11 @@ def _flags(content) -> str:
   return ' '.join(f'--{name}={value}' for name, value in content.items())
 
 
-def settle(root: pathlib.Path, cells: Sequence[tables.Cell]) -> None:
+def settle(
+    root: pathlib.Path,
+    cells: Sequence[tables.Cell],
+    reported: tables.Table | None = None,
+) -> None:
   """Marks cells that a killed comparison left running as interrupted.
 
   And what was on its way back from another host is removed.
@@ -215,6 +219,8 @@ def settle(root: pathlib.Path, cells: Sequence[tables.Cell]) -> None:
   Args:
     root: The comparison's directory, locked by the caller.
     cells: All that are asked for now.
+    reported: Their table, if nothing is run but its report is written: then
+      they may differ in flags that change no number of it.
 
   Raises:
     ComparisonError: If one was run with other flags.
@@ -223,6 +229,9 @@ def settle(root: pathlib.Path, cells: Sequence[tables.Cell]) -> None:
     folder = CellFolder(root, cell)
     outcome = folder.outcome()
     wanted, found = map(tables.in_force, (cell.flags, outcome.flags))
+    if reported is not None:
+      setting = reported.setting(cell.setting)
+      wanted, found = (tables.of_the_end(setting, f) for f in (wanted, found))
     if outcome.state != 'not run' and found != wanted:
       raise ComparisonError(
           f'Expected {folder.path} to be a run with {_only_in(wanted, found)},'

@@ -18,6 +18,14 @@ from tff_meta import spelling
 
 SCALES = ('smoke', 'cpu', 'paper')
 SEED_PREFIX = 'seed_'  # Of the folders of a row's runs.
+# What is measured on the way, which changes nothing of the last model.
+_ON_THE_WAY = (
+    '--eval_every',
+    '--eval_from',
+    '--eval_new_clients',
+    '--validation_clients',
+    '--validation_groups',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -366,6 +374,23 @@ def in_force(flags: Sequence[str]) -> dict[str, str]:
     # --nocurve is a value of --curve.
     last[name if equals else name.replace('--no', '--', 1)] = flag
   return last
+
+
+def of_the_end(setting: Setting, flags: Mapping[str, str]) -> dict[str, str]:
+  """Returns flags without those on which no number of a setting depends.
+
+  That is those of evaluations on the way where all measures are of the last
+  model, and training is not ended by what is measured.
+
+  Args:
+    setting: The setting.
+    flags: From `in_force`.
+  """
+  depends = '--patience' in flags or any(
+      not measure.path.startswith('evaluation/') for measure in setting.measures
+  )
+  ignored = () if depends else _ON_THE_WAY
+  return {name: flag for name, flag in flags.items() if name not in ignored}
 
 
 def read(summary: Any, path: str) -> float | None:

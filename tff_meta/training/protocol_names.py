@@ -36,6 +36,12 @@ OF_GROUPS = (
     NEW_GROUPS_MIXED_IID,
 )
 WITH_GROUPS = (*OF_GROUPS, NEW_CLASS_CLIENTS)
+# Protocol -> who is tested on the way in its place, where there are some.
+VALIDATED_AS = {
+    KNOWN_CLIENTS: 'validation_clients',
+    NEW_CLASS_CLIENTS: 'validation_new_class_clients',
+    **dict.fromkeys(OF_GROUPS, 'validation_groups'),
+}
 
 
 def check(names: Sequence[str]) -> None:

@@ -292,7 +292,7 @@ class _NewGroups(_Drawn):
       return None
     draw = self._validation_draw()
     return (
-        'validation_groups/accuracy',
+        f'{protocol_names.VALIDATED_AS[self.name]}/accuracy',
         lambda model: self._evaluate(self._tests.own, model, draw),
     )
 
@@ -387,7 +387,7 @@ class _NewClassClients(_Drawn):
       return None
     draw = self._validation_draw()
     return (
-        'validation_new_class_clients/accuracy',
+        f'{protocol_names.VALIDATED_AS[self.name]}/accuracy',
         lambda model: self._evaluate(model, draw, is_final=False),
     )
 
@@ -490,7 +490,7 @@ class _KnownClients(_Dealt):
     if not self.has_use:
       return None
     if self._anybody_has('validation'):
-      column = 'validation_clients/accuracy'
+      column = f'{protocol_names.VALIDATED_AS[self.name]}/accuracy'
       draw = dataclasses.replace(draw, part='validation', support_fraction=None)
     elif self._config.training.select_best:
       raise ValueError(
