@@ -231,6 +231,16 @@ def test_files_by_client(tmp_path):
   _check(corpus, np.float32(_PIXELS / 255))
   np.testing.assert_array_equal(corpus.test.x, np.float32(_PIXELS / 255 + 1))
 
+  bob = _load(f'sqlite:{tmp_path}/a.sqlite', clients='b.b')
+  assert set(bob.writers) == set(bob.test_writers) == {'bob'}
+  np.testing.assert_array_equal(
+      bob.train.x, np.float32(flat[_OWNERS == 'bob'] / 255)
+  )
+  with pytest.raises(ValueError, match='of the form .b. in .*, found ann, bob'):
+    _load(f'sqlite:{tmp_path}/a.sqlite', clients='b')
+  with pytest.raises(ValueError, match='`clients` to be a regular expression'):
+    _load(f'sqlite:{tmp_path}/a.sqlite', clients='(')
+
 
 def _raises(problem, name, **options):
   with pytest.raises((ValueError, OSError), match=problem):

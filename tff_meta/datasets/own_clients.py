@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import glob
 import itertools
 import os
+import re
 import sqlite3
 from typing import Any
 
@@ -102,6 +103,7 @@ def sqlite(
     features: str = 'pixels',
     label: str = 'label',
     prefix: str = '',
+    clients: str = '',
     image_shape: tuple[int, ...] = (),
     scaling: own_parts.OwnScaling = 'auto',
 ) -> corpus_lib.Corpus:
@@ -114,6 +116,8 @@ def sqlite(
     label: The feature with its class, a whole number or a name.
     prefix: What the names of the splits begin with: `<prefix>train` is trained
       on, and `<prefix>test`, where there is one, tested on.
+    clients: A regular expression; only clients whose whole name is of this form
+      are read. '' reads all.
     image_shape: Height, width and channels if the numbers of an example are the
       pixels of an image, row by row; () if they are not.
     scaling: 'unit' divides by 255, 'standard' gives each number mean 0 and
@@ -135,8 +139,17 @@ def sqlite(
             path, 'SELECT split_name, client_id FROM client_metadata'
         )
     )
+    chosen = _chosen(path, [client for _, client in rows], clients)
     train, test = (
-        _read_split(path, f'{prefix}{part}', rows, features, label, image_shape)
+        _read_split(
+            path,
+            f'{prefix}{part}',
+            [client for split, client in rows if split == f'{prefix}{part}'],
+            chosen,
+            features,
+            label,
+            image_shape,
+        )
         for part in _PARTS
     )
   except sqlite3.Error as e:
@@ -153,11 +166,27 @@ def sqlite(
   return own_parts.to_corpus(os.path.basename(path), train, test, scaling, path)
 
 
+def _chosen(path: str, clients: Sequence[str], form: str) -> set[str]:
+  """Returns the clients whose whole name is of a form, '' for all."""
+  try:
+    chosen = {c for c in clients if not form or re.fullmatch(form, str(c))}
+  except re.error as e:
+    raise ValueError(
+        f'Expected `clients` to be a regular expression, found {form!r}: {e}'
+    ) from e
+  if clients and not chosen:
+    raise ValueError(
+        f'Expected clients of the form {form!r} in {path}, found'
+        f' {", ".join(map(str, clients[:3]))} and so on.'
+    )
+  return chosen
+
+
 def _read_split(
-    path, split, rows, features, label, image_shape
+    path, split, clients, chosen, features, label, image_shape
 ) -> own_parts.Part | None:
-  """Returns the examples of a split, None if there is no such split."""
-  clients = [client for of, client in rows if of == split]
+  """Returns the examples of a split, None if it has none of the clients."""
+  clients = [client for client in clients if client in chosen]
   if not clients:
     return None
   found = writer_files.query(
@@ -169,7 +198,8 @@ def _read_split(
   held: dict[str, list[Any]] = collections.defaultdict(list)
   while batch := list(itertools.islice(found, _BATCH_SIZE)):
     for client, example in batch:
-      held[client].append(_parse(example, features, label, client, path))
+      if client in chosen:
+        held[client].append(_parse(example, features, label, client, path))
 
   def of_client(client):
     def read(name):
