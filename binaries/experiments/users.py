@@ -260,7 +260,8 @@ class _Users:
     return (
         '--preset=demo',
         f'--dataset=sqlite:{self.file}',
-        f'--dataset_options=image_shape=(28,28,1),clients={clients}',
+        '--dataset_options=image_shape=(28,28,1),scaling=standard,'
+        f'clients={clients}',
         '--partition=by_writer',
         '--test_fraction=0.25',
         f'--num_clients={self.num_clients}',
@@ -353,6 +354,8 @@ def _table(users: _Users) -> tables.Table:
           ' adapts, and six configurations in the search; not the steps of'
           ' MetaVers, pFedGP, FedMeta and FedMeta-Per, which have few by'
           ' definition.',
+          'Pixels have mean 0 and variance 1 over all clients: without that'
+          ' linear classifiers stayed at chance on Omniglot for 60 rounds.',
           'New clients adapt on three quarters of their examples, as known'
           ' clients train on, and are tested on the rest.',
           'All have the network lenet, but CAFeMe and its FedRep, which have'
