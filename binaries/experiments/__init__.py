@@ -20,6 +20,7 @@ from binaries.experiments import frl
 from binaries.experiments import metavers
 from binaries.experiments import presets
 from binaries.experiments import private
+from binaries.experiments import users
 from tff_meta import catalog
 from tff_meta import plugins
 from tff_meta import spelling
@@ -37,6 +38,7 @@ for _module in (
     presets,
     private,
     absences,
+    users,
 ):
   for _table in _module.TABLES:
     tables.register_table(_table)

@@ -1,15 +1,20 @@
 """The tables: every cell can be run, and is what its row and setting say."""
 
+import collections
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import json
 import pathlib
+import re
+import sqlite3
+import tempfile
 from typing import NamedTuple
 
 from absl import flags
 from absl.testing import flagsaver
 import pytest
+import tensorflow as tf
 
 from binaries import experiments
 from binaries import flag_files
@@ -32,12 +37,50 @@ _Flat = dataclasses.make_dataclass('_Flat', run_config.FIELDS)
 
 
 @functools.cache
+def _users():
+  """Returns a folder with the files of users, an image of each of few.
+
+  A configuration looks at data of one's own, which nobody else has here.
+  """
+  folder = tempfile.TemporaryDirectory()
+  files = {
+      'mnist_by_writer': ('f0001_mnisttrain', 'f0012_mnisttest'),
+      'omniglot_by_drawer': ('Greek_01', 'Latin_11'),
+  }
+  for name, clients in files.items():
+    with sqlite3.connect(f'{folder.name}/{name}.sqlite') as database:
+      database.execute(
+          'CREATE TABLE examples (split_name, client_id,'
+          ' serialized_example_proto)'
+      )
+      database.execute(
+          'CREATE TABLE client_metadata (client_id, split_name, num_examples)'
+      )
+      for client in clients:
+        database.execute(
+            "INSERT INTO client_metadata VALUES (?, 'train', 2)", (client,)
+        )
+        for label in range(2):
+          example = tf.train.Example()
+          held = example.features.feature
+          held['pixels'].float_list.value.extend([0.5] * 784)
+          held['label'].int64_list.value.append(label)
+          database.execute(
+              "INSERT INTO examples VALUES ('train', ?, ?)",
+              (client, example.SerializeToString()),
+          )
+  return folder
+
+
+@functools.cache
 def _config(cell):
   """Returns the fields of the `RunConfig` of a cell."""
   with flagsaver.flagsaver():
     # Nothing that depends on the number of rounds, but where a cell says so.
     arguments = ['train', '--eval_every=0', '--noeval_new_clients']
     arguments += flag_files.expand(cell.flags)
+    if any(flag.startswith('--dataset=sqlite:') for flag in cell.flags):
+      arguments.append(f'--data_dir={_users().name}')
     assert flags.FLAGS(arguments) == ['train']
     return _Flat(**train._config().flat())
 
@@ -87,11 +130,15 @@ def _check_reports(config, path):
   elif where == 'last_ten_evaluations_mean':
     validates = config.validation_fraction > 0
     assert parts[0] == f'{"validation" if validates else "known"}_clients'
-    assert config.eval_every == 1
-    assert config.eval_from <= max(config.rounds - 9, 0)
+    if config.eval_every != config.rounds:  # The last round alone.
+      assert config.eval_every == 1
+      assert config.eval_from <= max(config.rounds - 9, 0)
+  elif where == 'seconds_per_round_median':
+    assert config.clients_per_round == 10  # It is said to be of a client.
   elif where != 'best_round_validation':
     assert where in ('evaluation', 'evaluation_best')
-    assert parts[0] in (config.protocols or ('known_clients',))
+    assert parts[0] in (config.protocols or ('known_clients', 'new_clients'))
+    assert parts[0] != 'new_clients' or config.num_new_clients > 0
     assert config.curve or parts[-1] != 'curve_end_mean'
     assert config.nvar or parts[-1] != 'nvar'
 
@@ -152,6 +199,69 @@ def test_names_and_published_numbers(table):
 def test_digits_have_every_algorithm():
   rows = {cell.row for cell in _cells(experiments.get('digits'), 'cpu')}
   assert rows == set(registry.ALGORITHMS)
+
+
+def test_users_of_a_search_are_not_those_of_its_table():
+  for users in (experiments.users.WRITERS, experiments.users.DRAWERS):
+    of_table, of_search = (
+        experiments.get(name).flags
+        for name in (users.name, f'{users.name}_search')
+    )
+    assert any(flag.endswith(f'clients={users.clients}') for flag in of_table)
+    assert any(
+        flag.endswith(f'clients={users.clients_of_search}')
+        for flag in of_search
+    )
+  forms = [
+      (users.clients, users.clients_of_search)
+      for users in (experiments.users.WRITERS, experiments.users.DRAWERS)
+  ]
+  names = [
+      [f'f{number:04}_mnisttrain' for number in range(836)],
+      [f'{alphabet}_01' for alphabet in ('Greek', 'Latin', 'ULOG', 'Angelic')],
+  ]
+  for (one, other), clients in zip(forms, names, strict=True):
+    of_one, of_other = (
+        {name for name in clients if re.fullmatch(form, name)}
+        for form in (one, other)
+    )
+    assert of_one and of_other and not of_one & of_other
+
+
+def test_all_methods_on_users_have_a_row_and_as_many_candidates():
+  users = experiments.users
+  rows = {
+      row.name.split()[0] for row in experiments.get(users.WRITERS.name).rows
+  }
+  for name, spec in registry.ALGORITHMS.items():
+    assert (name in rows) == (
+        bool({'known_client', 'new_client'} & set(spec.uses))
+        and name not in users.PARTS
+    )
+  for name in (users.WRITERS.name, users.DRAWERS.name):
+    candidates = collections.Counter(
+        re.split(r' (?=\S+=)', row.name)[0]
+        for row in experiments.get(f'{name}_search').rows
+    )
+    assert set(candidates.values()) == {6}
+    searched = {
+        users.AS.get(row.name, row.name) for row in experiments.get(name).rows
+    }
+    assert set(candidates) == searched
+
+
+def test_what_a_search_of_users_found_is_read(tmp_path):
+  """Of methods all of whose candidates have run."""
+  rows = experiments.get(f'{experiments.users.WRITERS.name}_search').rows
+  entries = [
+      {'row': row.name, 'mean': 9.0 if 'rate=0.2' in row.name else 8.0}
+      for row in rows
+      if row.name.startswith('fed_avg learning')
+      or row.name == 'local learning_rate=0.2'
+  ]
+  (tmp_path / 'table.json').write_text(json.dumps({'entries': entries}))
+  said = experiments.users.found(str(tmp_path))
+  assert said.split() == "'fed_avg': {'learning_rate': 0.2},".split()
 
 
 def _hparams(*names):
@@ -295,6 +405,19 @@ _TRIALS = (
             table='frl_omniglot',
             row=lambda c: c.row.partition('=')[0].rpartition(' ')[0],
         ),
+    ),
+    *(
+        _Trial(
+            f'{name}_search',
+            {'dataset_options/clients', 'num_new_clients', 'rounds'}
+            | {'protocols', 'validation_fraction', 'eval_every'},
+            of=dict(
+                table=name,
+                row=lambda c: re.split(r' (?=\S+=)', c.row)[0],
+                setting='Known and new clients',
+            ),
+        )
+        for name in ('users_mnist_writers', 'users_omniglot_drawers')
     ),
     _Trial(
         'presets_cafeme_rmnist',

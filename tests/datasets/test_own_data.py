@@ -231,6 +231,24 @@ def test_files_by_client(tmp_path):
   _check(corpus, np.float32(_PIXELS / 255))
   np.testing.assert_array_equal(corpus.test.x, np.float32(_PIXELS / 255 + 1))
 
+  bob = _load(f'sqlite:{tmp_path}/a.sqlite', clients='b.b')
+  assert set(bob.writers) == set(bob.test_writers) == {'bob'}
+  np.testing.assert_array_equal(
+      bob.train.x, np.float32(flat[_OWNERS == 'bob'] / 255)
+  )
+  with sqlite3.connect(tmp_path / 'a.sqlite') as database:
+    for table in 'examples', 'client_metadata':
+      database.execute(f"UPDATE {table} SET client_id = 'c_' || client_id")
+  both = _load(f'sqlite:{tmp_path}/a.sqlite', clients='(c_).*')
+  assert set(both.writers) == set(both.test_writers) == {'c_'}
+  np.testing.assert_array_equal(both.train.x, np.float32(flat / 255))
+  with pytest.raises(
+      ValueError, match='of the form .b. in .*, found c_ann, c_bob'
+  ):
+    _load(f'sqlite:{tmp_path}/a.sqlite', clients='b')
+  with pytest.raises(ValueError, match='`clients` to be a regular expression'):
+    _load(f'sqlite:{tmp_path}/a.sqlite', clients='(')
+
 
 def _raises(problem, name, **options):
   with pytest.raises((ValueError, OSError), match=problem):

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import glob
 import itertools
 import os
+import re
 import sqlite3
 from typing import Any
 
@@ -102,6 +103,7 @@ def sqlite(
     features: str = 'pixels',
     label: str = 'label',
     prefix: str = '',
+    clients: str = '',
     image_shape: tuple[int, ...] = (),
     scaling: own_parts.OwnScaling = 'auto',
 ) -> corpus_lib.Corpus:
@@ -114,6 +116,9 @@ def sqlite(
     label: The feature with its class, a whole number or a name.
     prefix: What the names of the splits begin with: `<prefix>train` is trained
       on, and `<prefix>test`, where there is one, tested on.
+    clients: A regular expression; only clients whose whole name is of this form
+      are read. Where it has groups in parentheses, those with the same text in
+      them are one client, named by that. '' reads all as they are.
     image_shape: Height, width and channels if the numbers of an example are the
       pixels of an image, row by row; () if they are not.
     scaling: 'unit' divides by 255, 'standard' gives each number mean 0 and
@@ -135,8 +140,17 @@ def sqlite(
             path, 'SELECT split_name, client_id FROM client_metadata'
         )
     )
+    names = _names(path, [client for _, client in rows], clients)
     train, test = (
-        _read_split(path, f'{prefix}{part}', rows, features, label, image_shape)
+        _read_split(
+            path,
+            f'{prefix}{part}',
+            [client for split, client in rows if split == f'{prefix}{part}'],
+            names,
+            features,
+            label,
+            image_shape,
+        )
         for part in _PARTS
     )
   except sqlite3.Error as e:
@@ -153,11 +167,32 @@ def sqlite(
   return own_parts.to_corpus(os.path.basename(path), train, test, scaling, path)
 
 
+def _names(path: str, clients: Sequence[str], form: str) -> Mapping[str, str]:
+  """Returns what clients of a form are called here; '' takes all."""
+  try:
+    found = {c: re.fullmatch(form or '.*', str(c), re.DOTALL) for c in clients}
+  except re.error as e:
+    raise ValueError(
+        f'Expected `clients` to be a regular expression, found {form!r}: {e}'
+    ) from e
+  names = {
+      client: ''.join(text or '' for text in match.groups()) or client
+      for client, match in found.items()
+      if match
+  }
+  if clients and not names:
+    raise ValueError(
+        f'Expected clients of the form {form!r} in {path}, found'
+        f' {", ".join(map(str, clients[:3]))} and so on.'
+    )
+  return names
+
+
 def _read_split(
-    path, split, rows, features, label, image_shape
+    path, split, clients, names, features, label, image_shape
 ) -> own_parts.Part | None:
-  """Returns the examples of a split, None if there is no such split."""
-  clients = [client for of, client in rows if of == split]
+  """Returns the examples of a split, None if it has none of the clients."""
+  clients = dict.fromkeys(names[c] for c in clients if c in names)
   if not clients:
     return None
   found = writer_files.query(
@@ -169,7 +204,10 @@ def _read_split(
   held: dict[str, list[Any]] = collections.defaultdict(list)
   while batch := list(itertools.islice(found, _BATCH_SIZE)):
     for client, example in batch:
-      held[client].append(_parse(example, features, label, client, path))
+      if client in names:
+        held[names[client]].append(
+            _parse(example, features, label, client, path)
+        )
 
   def of_client(client):
     def read(name):

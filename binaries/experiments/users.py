@@ -1,0 +1,487 @@
+r"""Real users, one protocol: MNIST by its writers, and Omniglot by its drawers.
+
+Nobody published these numbers. What is held equal between the methods of a
+table: the clients and their examples, the network (but where a method needs
+another), the rounds, ten clients a round, minibatches of 10, one pass over a
+client's examples each time that it trains, and five passes where it adapts
+before a test. Methods that train two models, or the head first, make a pass
+with each. MetaVers, pFedGP, FedMeta and FedMeta-Per make few steps of many
+examples instead, as they are defined. Six configurations of each method were
+tried. What a method costs beyond that is in the columns for bytes and time.
+
+Files are those of `tff.simulation.datasets.SqlClientData` with the features
+`pixels` [784] and `label`, in `--data_dir`:
+
+* `mnist_by_writer.sqlite`: MNIST with the writers that NIST tells, 836 clients
+  `f0000_mnisttrain` and so on. Every tenth number that ends in 1, 4 or 7 is for
+  the table, in 2, 5 or 8 for the search. All have the same ten classes, and
+  differ in their hands.
+* `omniglot_by_drawer.sqlite`: Omniglot by alphabet and drawer, 1,000 clients
+  `Greek_01` and so on. A drawer has drawn every character of one alphabet
+  **once**, so that a drawer alone has no class to train on and be tested on.
+  Here nine or ten drawers of an alphabet share a client (01 to 09, and 10
+  to 19): a school class that practises a script. Alphabets from A to J are for
+  the table, from K on for the search. Labels are the characters, so clients
+  have 14 to 55 of some 850 classes, all of one alphabet: the common model has
+  to tell them all apart, and personalization pays.
+
+The searches have users of their own, none of whom is in the table, and count
+validation examples of known clients; nothing of theirs is tested. `found` says
+what a finished search has found, for `_FOUND`.
+"""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+
+from tff_meta import registry
+from tff_meta.comparison import searches
+from tff_meta.comparison import tables
+
+_CLIENTS_PER_ROUND = 10  # So that 1/100 of a round's time is in ms a client.
+_PASSES = 5  # Of a client that adapts.
+_SHARE_OF_ROUNDS = 3  # A search takes one of so many rounds.
+
+# Parts and doubles of other methods, which have no row: MetaVers with one of
+# its losses, FedEC with another constraint or none, FedAvg and FedPer as
+# FedMeta-Per's paper tests them.
+PARTS = (
+    'metavers_ce',
+    'metavers_triplet',
+    'fedec_wo',
+    'fedec_l2',
+    'fed_avg_meta',
+    'fed_per_meta',
+)
+# All others for single clients, in the order in which they are run.
+_ALGORITHMS = (
+    'fed_avg',
+    'fed_avg_ft',
+    'local',
+    'fed_rep',
+    'metavers',
+    'cafeme',
+    'fed_babu',
+    'ditto',
+    'per_fed_avg',
+    'fed_prox',
+    'fed_bn',
+    'fed_rod',
+    'fed_ala',
+    'scaffold',
+    'fed_per',
+    'fedec',
+    'fedmeta_per',
+    'fedmeta',
+    'apfl',
+    'pfedme',
+    'ifca',
+    'ifca_ft',
+    'lg_fed_avg',
+    'l2gd',
+    'knn_per',
+    'fed_proto',
+    'pfedhn',
+    'pfedgp',
+    'cafeme_fed_rep',
+    'fed_avg_proto',
+    'fed_rep_proto',
+    'fed_babu_proto',
+    'pfedgp_proto',
+)
+# FedAvg with the network of FedBN, to compare that with.
+_NORM_CNN = 'fed_avg norm_cnn'
+_MODELS = {
+    'fed_bn': 'norm_cnn',
+    _NORM_CNN: 'norm_cnn',
+    'cafeme': 'modulated_cnn',
+    'cafeme_fed_rep': 'cafeme_base',
+}
+# They train as another method does, whose rates they have.
+AS = {
+    'fed_avg_proto': 'fed_avg',
+    'fed_rep_proto': 'fed_rep',
+    'fed_babu_proto': 'fed_babu',
+    'pfedgp_proto': 'pfedgp',
+}
+# Hyperparameters of all methods that have one of the name.
+_ALIKE = {
+    'batch_size': 10,
+    'deployment_batch_size': 10,
+    'inner_batch_size': 10,
+    'fine_tuning_batch_size': 10,
+    'momentum': 0.5,
+    'epochs': 1,
+    'head_epochs': 1,
+    'body_epochs': 1,
+    'tau': 1,
+    'fine_tuning_epochs': _PASSES,
+    'new_client_epochs': _PASSES,
+}
+# Those that are counted in steps, of which a pass has a number.
+_PASS = ('local_steps', 'local_rounds', 'head_steps', 'base_steps')
+_ADAPTATION = 'fine_tuning_steps'
+_OWN = {
+    'metavers': {'warm_up_rounds': 20},
+    'fed_per': {'fine_tuning_epochs': 0},
+    'per_fed_avg': {'fine_tuning_steps': 1},
+    'lg_fed_avg': {'averaged_rounds': 20},
+    'fed_avg': {'fine_tuning_steps': 0},
+    'fed_avg_ft': {'fine_tuning_steps': 0},
+}
+
+
+def _grid(**values: tuple[float, ...]) -> list[dict[str, float]]:
+  """Returns every combination of values, the first ones first."""
+  return [
+      dict(zip(values, chosen, strict=True))
+      for chosen in itertools.product(*values.values())
+  ]
+
+
+_RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+_THREE = (0.03, 0.1, 0.3)
+_ONE_RATE = _grid(learning_rate=_RATES)
+# Method -> the six that are tried.
+_CANDIDATES = {
+    'fed_avg': _ONE_RATE,
+    'fed_avg_ft': _grid(
+        learning_rate=_THREE, deployment_learning_rate=(0.01, 0.1)
+    ),
+    'local': _ONE_RATE,
+    'fed_rep': _ONE_RATE,
+    'metavers': [
+        {'shots': images, 'queries': images, 'learning_rate': rate}
+        for images, rate in itertools.product((5, 2), (0.001, 0.003, 0.01))
+    ],
+    'cafeme': [
+        {
+            'inner_learning_rate': rate,
+            'fine_tuning_learning_rate': rate,
+            'outer_learning_rate': outer,
+        }
+        for rate, outer in itertools.product(_THREE, (0.001, 0.003))
+    ],
+    'fed_babu': _grid(
+        learning_rate=_THREE, fine_tuning_learning_rate=(0.01, 0.1)
+    ),
+    'ditto': [
+        {
+            'learning_rate': rate,
+            'personal_learning_rate': rate,
+            'fine_tuning_learning_rate': rate,
+            'proximal_weight': weight,
+        }
+        for rate, weight in itertools.product(_THREE, (0.1, 1.0))
+    ],
+    'per_fed_avg': [
+        {
+            'inner_learning_rate': rate,
+            'fine_tuning_learning_rate': rate,
+            'outer_learning_rate': outer,
+        }
+        for rate, outer in itertools.product(_THREE, (0.03, 0.1))
+    ],
+    'fed_prox': _grid(learning_rate=_THREE, proximal_weight=(0.01, 0.1)),
+    'fed_bn': _ONE_RATE,
+    _NORM_CNN: _ONE_RATE,
+    'fed_rod': _ONE_RATE,
+    'fed_ala': _ONE_RATE,
+    'scaffold': _ONE_RATE,
+    'fed_per': _ONE_RATE,
+    'fedec': _grid(inner_learning_rate=_THREE, constraint_weight=(0.1, 1.0)),
+    'fedmeta_per': _grid(
+        inner_learning_rate=_THREE, outer_learning_rate=(0.3, 1.0)
+    ),
+    'fedmeta': _grid(
+        inner_learning_rate=_THREE, outer_learning_rate=(0.3, 1.0)
+    ),
+    'apfl': _grid(learning_rate=_THREE, mixing=(0.5, 0.75)),
+    # Larger ones are refused at its proximal weight of 15.
+    'pfedme': _grid(
+        personal_learning_rate=(0.02, 0.05, 0.1), learning_rate=(0.03, 0.06)
+    ),
+    'ifca': _grid(learning_rate=_THREE, clusters=(2, 4)),
+    'ifca_ft': _grid(
+        learning_rate=_THREE, fine_tuning_learning_rate=(0.01, 0.1)
+    ),
+    'lg_fed_avg': _ONE_RATE,
+    'l2gd': _grid(learning_rate=_THREE, averaging_probability=(0.2, 0.5)),
+    'knn_per': _grid(learning_rate=_THREE, scale=(1.0, 10.0)),
+    'fed_proto': _grid(learning_rate=_THREE, prototype_weight=(0.1, 1.0)),
+    'pfedhn': _grid(learning_rate=_THREE, server_learning_rate=(0.01, 0.03)),
+    'pfedgp': _grid(learning_rate=(0.02, 0.05, 0.2), inner_steps=(1, 5)),
+    'cafeme_fed_rep': _grid(
+        learning_rate=(0.0003, 0.001, 0.003),
+        fine_tuning_learning_rate=(0.001, 0.01),
+    ),
+}
+
+# Name of a table -> method -> the best of its search, from `found`.
+_FOUND: dict[str, dict[str, dict[str, float]]] = {
+    'users_mnist_writers': {},
+    'users_omniglot_drawers': {},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Users:
+  """A data set.
+
+  Attributes:
+    name: Of its table.
+    title: Of its table.
+    file: In `--data_dir`.
+    clients: Form of the names of the table's clients.
+    clients_of_search: Of those of the search, none of whom is of the table.
+    num_clients: That train.
+    num_new_clients: Beside them.
+    steps: Minibatches of a pass over a client's examples.
+    rounds: Of a run.
+    notes: Of its table.
+    hours: On two cores, of a seed of the table and of the search.
+  """
+
+  name: str
+  title: str
+  file: str
+  clients: str
+  clients_of_search: str
+  num_clients: int
+  num_new_clients: int
+  steps: int
+  rounds: int
+  notes: tuple[str, ...]
+  hours: tuple[float | None, float | None] = (None, None)
+
+  def flags(self, clients: str, rounds: int) -> tuple[str, ...]:
+    """Returns those of all runs with some of the clients."""
+    return (
+        '--preset=demo',
+        f'--dataset=sqlite:{self.file}',
+        '--dataset_options=image_shape=(28,28,1),scaling=standard,'
+        f'clients={clients}',
+        '--partition=by_writer',
+        '--test_fraction=0.25',
+        f'--num_clients={self.num_clients}',
+        f'--clients_per_round={_CLIENTS_PER_ROUND}',
+        f'--rounds={rounds}',
+    )
+
+  def row(self, method: str) -> tables.Row:
+    """Returns a method as it is before its rates are searched."""
+    algorithm = method.split()[0]
+    steps = dict.fromkeys(_PASS, self.steps) | {
+        _ADAPTATION: _PASSES * self.steps
+    }
+    all_values = _ALIKE | steps | _OWN.get(algorithm, {})
+    names = registry.get(algorithm).hparam_names()
+    hparams = {name: all_values[name] for name in names if name in all_values}
+    flags = (
+        f'--algorithm={algorithm}',
+        f'--model={_MODELS.get(method, "lenet")}',
+    )
+    return tables.Row(method, searches.with_hparams(flags, hparams))
+
+  def found_row(self, method: str) -> tables.Row:
+    """Returns a method with what was found for it, if it was searched."""
+    row = self.row(method)
+    best = _FOUND[self.name].get(AS.get(method, method), {})
+    return dataclasses.replace(
+        row, flags=searches.with_hparams(row.flags, best)
+    )
+
+
+_ON = 'Known and new clients'
+
+
+def _measures(protocol: str, who: str) -> tuple[tables.Measure, ...]:
+  at = f'evaluation/{protocol}'
+  return (
+      tables.Measure(
+          f'{who} clients',
+          f'{at}/accuracy_mean',
+          f'{at}/accuracy_std',
+          'std over clients',
+      ),
+      tables.Measure(f'{who}: micro', f'{at}/accuracy_micro'),
+      *tables.further_measures(('worst_decile',), at, f'{who}: '),
+  )
+
+
+def _table(users: _Users) -> tables.Table:
+  methods = (*_ALGORITHMS, _NORM_CNN)
+  found = _FOUND[users.name]
+  unsearched = [m for m in methods if AS.get(m, m) not in found]
+  return tables.Table(
+      name=users.name,
+      title=users.title,
+      source='ours',
+      settings=(
+          tables.Setting(
+              _ON,
+              measures=(
+                  *_measures('known_clients', 'Known'),
+                  *_measures('new_clients', 'New'),
+                  tables.Measure(
+                      "A client's ms a round",
+                      'seconds_per_round_median',
+                      lower_is_better=True,
+                  ),
+              ),
+          ),
+      ),
+      rows=tuple(users.found_row(method) for method in methods),
+      scales={
+          'smoke': tables.Scale(
+              seeds=(0,),
+              flags=('--rounds=4', '--num_clients=20', '--num_new_clients=5'),
+              changes='4 rounds, 20 known clients and 5 new ones.',
+          ),
+          'cpu': tables.Scale(seeds=(0, 1, 2), hours=users.hours[0]),
+      },
+      flags=(
+          *users.flags(users.clients, users.rounds),
+          f'--num_new_clients={users.num_new_clients}',
+          '--eval_every=0',
+      ),
+      notes=(
+          'Nobody published these numbers, so there is no paper scale. Equal'
+          ' for all methods are clients, rounds, clients of a round,'
+          ' minibatches of 10, one pass over the examples of a client that'
+          ' trains (with each model, where there are two) and five of one that'
+          ' adapts, and six configurations in the search; not the steps of'
+          ' MetaVers, pFedGP, FedMeta and FedMeta-Per, which have few by'
+          ' definition.',
+          'Pixels have mean 0 and variance 1 over all clients: without that'
+          ' linear classifiers stayed at chance on Omniglot for 60 rounds.',
+          'New clients adapt on three quarters of their examples, as known'
+          ' clients train on, and are tested on the rest.',
+          'All have the network lenet, but CAFeMe and its FedRep, which have'
+          ' those of their paper, and FedBN, which needs batch normalisation'
+          ' and is to be compared with fed_avg norm_cnn.',
+          'Time is the median wall clock of a round, server included, divided'
+          ' by its ten clients, on a machine that may have had other work.',
+          'FedPAC is not in the library. FedProto has nothing for new clients.'
+          ' FRL, Personalized FL and one-shot fine-tuning are for groups.',
+          *users.notes,
+          *(
+              [
+                  'Not searched for yet, with the rates of the demonstration:'
+                  f' {", ".join(unsearched)}.'
+              ]
+              if unsearched
+              else []
+          ),
+      ),
+  )
+
+
+def _search(users: _Users) -> tables.Table:
+  rounds = users.rounds // _SHARE_OF_ROUNDS
+  on = searches.of_clients(rounds)
+  return tables.Table(
+      name=f'{users.name}_search',
+      title=f'The search for the rates: {users.title}',
+      source='ours',
+      settings=(
+          tables.Setting(
+              'Validation examples',
+              measures=(tables.Measure('After the last round', on.path),),
+          ),
+      ),
+      rows=tuple(
+          searches.candidate_row(users.row(method), hparams)
+          for method, candidates in _CANDIDATES.items()
+          for hparams in candidates
+      ),
+      scales={
+          'smoke': tables.Scale(
+              seeds=(0,),
+              flags=('--rounds=4', '--eval_every=4', '--num_clients=20'),
+              changes='4 rounds, 20 clients.',
+          ),
+          'cpu': tables.Scale(seeds=(0,), hours=users.hours[1]),
+      },
+      flags=(
+          *users.flags(users.clients_of_search, rounds),
+          '--num_new_clients=0',
+          *on.flags[:1],  # The fraction; once, since some adapt for long.
+          f'--eval_every={rounds}',
+          '--protocol=none',
+      ),
+      notes=(
+          'Mean accuracy of known clients on a fifth of their training'
+          ' examples, which they do not train on here, after a third of the'
+          ' rounds. The users are none of those of the table, and nothing is'
+          ' measured on test examples. The table has the best row of each'
+          ' method, the first of several.',
+      ),
+  )
+
+
+def found(folder: str) -> str:
+  """Returns what a search has found, as it stands in `_FOUND`.
+
+  Args:
+    folder: Of the comparison, with its `table.json`.
+  """
+  content = json.loads((pathlib.Path(folder) / 'table.json').read_text())
+  measured = {e['row']: e['mean'] for e in content['entries']}
+  best = {}
+  for method, candidates in _CANDIDATES.items():
+    of_method = [
+        (measured[name], hparams)
+        for hparams in candidates
+        for name in [searches.row_name(method, hparams)]
+        if measured.get(name) is not None
+    ]
+    if len(of_method) == len(candidates):
+      best[method] = max(of_method, key=lambda pair: pair[0])[1]
+  return ''.join(f'        {m!r}: {h!r},\n' for m, h in best.items())
+
+
+WRITERS = _Users(
+    name='users_mnist_writers',
+    title='All methods on MNIST, whose clients are its writers',
+    file='mnist_by_writer.sqlite',
+    clients=r'f\d\d\d[147]_.*',
+    clients_of_search=r'f\d\d\d[258]_.*',
+    num_clients=100,
+    num_new_clients=50,
+    steps=6,
+    rounds=100,
+    notes=(
+        'MNIST by the writers that NIST tells: a seed draws 100 known and 50'
+        ' new ones of 251, with about 63 images to train on and 21 to be tested'
+        ' on each. All have the same ten classes.',
+        'A known client trains in ten rounds on average.',
+    ),
+)
+DRAWERS = _Users(
+    name='users_omniglot_drawers',
+    title='All methods on Omniglot, by alphabet and half of its drawers',
+    file='omniglot_by_drawer.sqlite',
+    clients=r'([A-J].*_[01])\d',
+    clients_of_search=r'([K-Z].*_[01])\d',
+    num_clients=44,
+    num_new_clients=12,
+    steps=24,
+    rounds=60,
+    notes=(
+        'Omniglot by its drawers, nine or ten of an alphabet to a client, since'
+        ' one has drawn each character once: 44 known and 12 new clients of 28'
+        ' alphabets, with 14 to 55 of all classes each, and about 7 drawings of'
+        ' a character to train on and 2 to be tested on. The other half of the'
+        ' drawers of an alphabet is another client.',
+        'A known client trains in 14 rounds on average.',
+    ),
+)
+
+TABLES = (
+    _table(WRITERS),
+    _search(WRITERS),
+    _table(DRAWERS),
+    _search(DRAWERS),
+)
