@@ -11,7 +11,8 @@ nvar: how widely classes spread by their distance (MetaVers, Table 4).
 embedding_map: test examples in a plane (MetaVers, Fig. 2).
 group_map: one client of a new group, with and without GPAL (FRL, Fig. 3).
 trajectory: how clients move from update to update (FedEC, Fig. 2).
-inversion: an image guessed from its gradient (MetaVers, Fig. 3); needs no run.
+inversion: images guessed from what clients send (MetaVers, Fig. 3); needs no
+  run, and goes on with a study that is in OUTPUT_DIR.
 theory: Lemmas 1 and 2 and Theorem 1 of FRL on random problems; needs no run.
 
 Prints numbers and writes them to OUTPUT_DIR/ANALYSIS.json, a picture beside it.
@@ -86,28 +87,25 @@ CLIENTS = flag_kinds.define_whole_number(
     least=1,
 )
 DATASET = flags.DEFINE_string(
-    'dataset', 'digits', 'inversion: where the image is from.'
+    'dataset', 'digits', 'inversion: where the images are from.'
 )
-IMAGE_INDEX = flag_kinds.define_whole_number(
-    'image_index', 0, 'inversion: which image, train part first.'
+IMAGES = flag_kinds.define_whole_number(
+    'images', 20, 'inversion: how many, drawn by the seed.', least=1
 )
 LOCAL_CLASSES = flag_kinds.define_whole_number(
-    'local_classes', 2, "inversion: MetaVers' classes.", least=2
+    'local_classes', 2, 'inversion: classes with prototypes.', least=2
 )
 SHOTS = flag_kinds.define_whole_number(
     'shots', 20, 'inversion: images behind a prototype.', least=1
 )
 ITERATIONS = flag_kinds.define_whole_number(
-    'iterations',
-    300,
-    'inversion: from each start; one is up to 20 of L-BFGS, as in the code of'
-    ' DLG.',
-    least=1,
+    'iterations', 500, 'inversion: of L-BFGS, from each start.', least=1
 )
 RESTARTS = flag_kinds.define_whole_number(
     'restarts',
-    1,
-    'inversion: random starts; the one whose gradient matches best counts.',
+    3,
+    'inversion: random starts; the one counts that explains best what was'
+    ' sent.',
     least=1,
 )
 PROBLEMS = flag_kinds.define_whole_number(
@@ -120,6 +118,8 @@ flags.declare_key_flag('data_dir')
 flags.declare_key_flag('device')
 flags.declare_key_flag('plugins')
 
+
+_PICTURED = 6  # Images of inversion.
 
 # Analyses that need no run, and what they draw in its place.
 _WITHOUT_RUN = {'inversion': 'its weights', 'theory': 'its problems'}
@@ -360,54 +360,46 @@ def _trajectory(root):
 
 
 def _inversion(root):
-  """Attacks all victims; draws, prints and returns what was found."""
-  from tff_meta.analyses import inversion
+  """Attacks all images in all cases; draws, prints and returns what leaks."""
+  from tff_meta.analyses import inversion_study
   from tff_meta.analyses import pictures
-  from tff_meta.analyses import smooth_lenet
 
   corpus = datasets.load_corpus(DATASET.value, flag_groups.DATA_DIR.value)
-  scene = inversion.draw_scene(
-      corpus,
-      IMAGE_INDEX.value,
+  settings = inversion_study.Settings(
+      DATASET.value,
       LOCAL_CLASSES.value,
       SHOTS.value,
+      ITERATIONS.value,
+      RESTARTS.value,
       SEED.value,
   )
-  model = smooth_lenet.build_smooth_lenet(scene.image.shape)
-  images, titles, cases = [scene.image], ['original'], {}
-  victims = inversion.build_victims(model, scene, SEED.value)
-  for case, victim in victims.items():
-    found = inversion.invert(
-        victim,
-        scene.image.shape,
-        iterations=ITERATIONS.value,
-        restarts=RESTARTS.value,
-        seed=SEED.value,
-    )
-    cases[case] = numbers = inversion.measure(found, victim, scene)
-    psnr = 'inf' if numbers['psnr'] is None else f'{numbers["psnr"]:.1f}'
-    images.append(found.image)
-    titles.append(f'{case.replace("_", " ")}\nPSNR {psnr} dB')
+  rows = inversion_study.run(
+      corpus, settings, IMAGES.value, root, command_line.report
+  )
+  cases = inversion_study.summarize(rows)
+  for case, numbers in cases.items():
     print(
-        f'{case}: MSE {numbers["mse"]:.3g}, PSNR {psnr} dB, gradient match'
-        f' {numbers["gradient_match"]:.3g} of'
-        f' {numbers["gradient_squared_norm"]:.3g}',
-        flush=True,
+        f'{case}: PSNR {_with_interval(numbers["psnr"], 1)} dB, SSIM'
+        f' {_with_interval(numbers["ssim"], 3)}, recognised'
+        f' {numbers["recognised"]} of {numbers["images"]}'
     )
-  pictures.write_images(root / 'inversion.png', images, titles)
+  pictures.write_images(
+      root / 'inversion.png',
+      *inversion_study.read_pictures(root, rows, _PICTURED),
+  )
   return {
-      'dataset': DATASET.value,
-      'image_index': IMAGE_INDEX.value,
-      'class': scene.label,
-      'local_classes': LOCAL_CLASSES.value,
-      'shots': SHOTS.value,
-      'iterations': ITERATIONS.value,
-      'restarts': RESTARTS.value,
-      'seed': SEED.value,
-      'model': model.name,
-      'prototypes': "constants in the victim's gradient",
+      **dataclasses.asdict(settings),
+      'images': [row.image_index for row in rows if row.case == 'grey'],
+      'recognised_from_psnr': inversion_study.RECOGNISED,
       'cases': cases,
   }
+
+
+def _with_interval(numbers, digits):
+  """Returns a mean and, if it is known, half of its interval."""
+  half_width = numbers['half_width_95']
+  text = f'{numbers["mean"]:.{digits}f}'
+  return text + (f' +- {half_width:.{digits}f}' if half_width else '')
 
 
 def _theory(root):

@@ -1,17 +1,24 @@
-"""Gradient inversion: the objective, its derivative, and what leaks."""
+"""Gradient inversion: what is sent, the objective, what leaks, the study."""
 
-import dataclasses
+import json
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tff_meta import datasets
+from tff_meta import episodes
+from tff_meta import optimizers
 from tff_meta.analyses import inversion
+from tff_meta.analyses import inversion_study
 from tff_meta.analyses import smooth_lenet
+from tff_meta.learners import classifiers
+from tff_meta.learners import few_round
+from tff_meta.losses import prototypical
 
 SHAPE = (4, 4, 1)
 MODEL = smooth_lenet.build_smooth_lenet(SHAPE)
+CASES = inversion.build_cases(MODEL, num_classes=3)
 
 
 @pytest.fixture(scope='module')
@@ -28,87 +35,142 @@ def scene():
 
 @pytest.fixture(scope='module')
 def victims(scene):
-  return inversion.build_victims(MODEL, scene, seed=0)
+  return inversion.build_victims(MODEL, CASES, scene, seed=(0, 0))
 
 
-def truth(attack, victim, scene, prototypes):
+@pytest.fixture(scope='module')
+def attacks():
+  return {name: inversion.Attack(case) for name, case in CASES.items()}
+
+
+def truth(case, victim, scene, prototypes):
   """The unknowns of the victim itself; a label as sure as float64 allows."""
-  label = np.full(victim.num_classes, -60.0)
-  label[victim.label] = 60.0
-  parts = [scene.image.ravel(), label]
-  if victim.hidden_prototypes is not None:
-    parts.append(prototypes.ravel())
-  unknowns = np.concatenate(parts)
-  assert len(unknowns) == attack.num_unknowns
-  return unknowns
+  basis = inversion.to_picture(
+      tf.reshape(tf.eye(16, dtype=tf.float64), [16, *SHAPE])
+  )
+  basis = basis.numpy().reshape(16, 16) - 0.5
+  label = np.full(
+      victim.truth['label'].shape[1] if 'label' in victim.truth else 0, -60.0
+  )
+  if len(label):
+    label[victim.label] = 60.0
+  parts = {'label': label, 'points': prototypes.numpy().ravel()}
+  return np.concatenate(
+      [
+          np.linalg.solve(basis.T, scene.image.ravel() - 0.5),
+          *(parts[name] for name in case.guessed),
+      ]
+  )
 
 
-@pytest.mark.parametrize(
-    'case',
-    [
-        inversion.CLASSIFIER,
-        inversion.HIDDEN_PROTOTYPES,
-        inversion.LEAKED_PROTOTYPES,
-    ],
-)
+@pytest.mark.parametrize('name', CASES)
 def test_the_victim_itself_matches_and_the_derivative_is_right(
-    victims, scene, case
+    victims, attacks, scene, name
 ):
-  victim = victims[case]
-  leaked = victims[inversion.LEAKED_PROTOTYPES].prototypes.numpy()
-  attack = inversion.Attack(victim, SHAPE)
-  exact, slope = attack(truth(attack, victim, scene, leaked))
+  victim, attack = victims[name], attacks[name]
+  prototypes = victims[inversion.LEAKED_PROTOTYPES].truth['points']
+  exact, slope = attack(victim, truth(CASES[name], victim, scene, prototypes))
   assert exact < 1e-25
   assert np.abs(slope).max() < 1e-10
 
   rng = np.random.default_rng(3)
-  point = rng.standard_normal(attack.num_unknowns)
-  value, gradient = attack(point)
-  assert value > 1e-3
+  point = attack.start(victim, rng)
+  value, gradient = attack(victim, point)
+  assert value > 1e-5  # Embeddings differ little before training.
   for _ in range(3):
     way = rng.standard_normal(len(point))
     way *= 1e-4 / np.linalg.norm(way)
-    rise = attack(point + way)[0] - attack(point - way)[0]
-    np.testing.assert_allclose(rise, 2 * gradient @ way, rtol=1e-5)
+    rise = attack(victim, point + way)[0] - attack(victim, point - way)[0]
+    np.testing.assert_allclose(rise, 2 * gradient @ way, rtol=1e-4)
 
 
-def test_metavers_loss_is_that_of_one_query(scene, victims):
+def test_metavers_gradient_is_that_of_one_query(scene, victims):
   """Eq. 2 by hand: d(e, c_1) + log sum_l exp(-d(e, c_l)), d squared."""
   victim = victims[inversion.LEAKED_PROTOTYPES]
   body = victim.weights['body']
   c = [MODEL.embed(body, tf.constant(x)).numpy().mean(0) for x in scene.support]
-  e = MODEL.embed(body, tf.constant(scene.image[np.newaxis])).numpy()[0]
-  d = np.array([((e - row) ** 2).sum() for row in c])
-  found = victim.loss(
-      victim.weights,
-      tf.constant(scene.image[np.newaxis]),
-      tf.constant([[0.0, 1.0]], tf.float64),
-      victim.prototypes,
+  with tf.GradientTape() as tape:
+    tape.watch(body)
+    e = MODEL.embed(body, tf.constant(scene.image[np.newaxis]))
+    d = tf.stack([tf.reduce_sum((e - row) ** 2) for row in c])
+    loss = d[1] + tf.reduce_logsumexp(-d)
+  for expected, found in zip(
+      tape.gradient(loss, body).values(),
+      victim.sent[0]['body'].values(),
+      strict=True,
+  ):
+    np.testing.assert_allclose(found, expected, atol=1e-10)
+
+
+def test_a_client_with_one_image_sends_this_in_few_round_learning(
+    scene, victims
+):
+  """The library's own round: a step against global prototypes, and a mean."""
+  victim = victims[inversion.UPDATE_AND_PROTOTYPE]
+  points = victim.truth['points']
+  classifier = classifiers.DistanceClassifier(
+      MODEL, 2, local_weight=0.75, aux_weight=0.25
   )
-  np.testing.assert_allclose(found, d[1] + np.log(np.exp(-d).sum()), rtol=1e-10)
+  settings = few_round.RoundSettings(
+      optimizers.build_optimizer('sgd', 0.5), 60, prototype_source='downloaded'
+  )
+  weights = tf.nest.map_structure(
+      lambda w: tf.cast(w, tf.float32), dict(victim.weights, head={})
+  )
+  image = episodes.Examples(
+      tf.constant(scene.image[np.newaxis], tf.float32),
+      tf.constant([scene.local_label]),
+      tf.ones([1]),
+  )
+
+  def step(present):
+    prototypes = prototypical.Prototypes(tf.cast(points, tf.float32), present)
+    upload = few_round.client_round(
+        classifier, settings, weights, prototypes, image, tf.constant([0, 0])
+    )
+    change = tf.nest.map_structure(
+        lambda a, b: (a - b) / (0.5 * 0.25), weights, upload.weights
+    )
+    return change['body'], upload.prototypes
+
+  gradient, prototypes = step(tf.ones([2]))
+  for name, expected in victim.sent[0]['body'].items():
+    np.testing.assert_allclose(gradient[name], expected, atol=1e-4)
+  np.testing.assert_array_equal(prototypes.present, [0, 1])
+  np.testing.assert_allclose(prototypes.means[1:], victim.sent[1], rtol=1e-5)
+  # In the first round there are no global prototypes, and nothing is learned.
+  gradient, _ = step(tf.zeros([2]))
+  assert all((g.numpy() == 0).all() for g in gradient.values())
 
 
-def test_fed_avg_and_leaked_prototypes_give_the_image_away(victims, scene):
-  results = {
-      case: inversion.measure(
-          inversion.invert(victim, SHAPE, iterations=5, restarts=1, seed=0),
-          victim,
-          scene,
+def test_gradients_give_the_image_away_unless_prototypes_are_guessed(
+    victims, attacks, scene
+):
+  found = {
+      name: inversion.invert(
+          attacks[name], victim, iterations=100, restarts=1, seed=(0,)
       )
-      for case, victim in victims.items()
+      for name, victim in victims.items()
   }
-  for case in (inversion.CLASSIFIER, inversion.LEAKED_PROTOTYPES):
-    assert results[case]['psnr'] > 60
-    assert results[case]['label'] == results[case]['true_label']
-  hidden = results[inversion.HIDDEN_PROTOTYPES]
-  # Sixteen pixels may leak even so, but not faster than with prototypes known.
-  leaked = results[inversion.LEAKED_PROTOTYPES]
-  assert hidden['gradient_match'] > leaked['gradient_match']
-  assert 0 < hidden['gradient_match'] < hidden['gradient_squared_norm']
-  assert hidden['lbfgs_iterations'] == 100
+  psnr = {
+      name: inversion_study.measure(scene.image, guess.image)[1]
+      for name, guess in found.items()
+  }
+  hidden = inversion.HIDDEN_PROTOTYPES
+  for name in set(CASES) - {hidden, inversion.PROTOTYPE_ONLY}:
+    assert psnr[name] > 60, name
+    assert found[name].label in (None, victims[name].label)
+  assert psnr[hidden] < 30
+  # Of sixteen pixels. What matters is that it is no easier to explain.
+  assert (
+      found[hidden].mismatch > 100 * found[inversion.LEAKED_PROTOTYPES].mismatch
+  )
+  assert found[hidden].lbfgs_iterations == 100
 
 
-def test_the_start_is_chosen_by_the_gradient_alone(victims, monkeypatch):
+def test_the_start_is_chosen_by_the_mismatch_alone(
+    victims, attacks, monkeypatch
+):
   """Whatever the images are like: the attacker does not know the true one."""
   found = iter([3.0, 1.0, 2.0])
 
@@ -116,30 +178,101 @@ def test_the_start_is_chosen_by_the_gradient_alone(victims, monkeypatch):
     del kwargs
     value = next(found)
     return inversion.optimize.OptimizeResult(
-        x=np.full(len(start), value), fun=value, nit=int(value)
+        x=np.zeros(len(start)), fun=value, nit=int(value)
     )
 
   monkeypatch.setattr(inversion.optimize, 'minimize', minimize)
+  name = inversion.CLASSIFIER
   best = inversion.invert(
-      victims[inversion.CLASSIFIER], SHAPE, iterations=1, restarts=3, seed=0
+      attacks[name], victims[name], iterations=1, restarts=3, seed=(0,)
   )
-  assert (best.gradient_match, best.lbfgs_iterations) == (1.0, 1)
-  np.testing.assert_array_equal(best.image, np.full(SHAPE, 1.0))
+  assert (best.mismatch, best.lbfgs_iterations) == (1.0, 1)
+  np.testing.assert_allclose(best.image, np.full(SHAPE, 0.5))
 
 
-def test_measures_are_of_the_image_cut_off(victims, scene):
-  victim = victims[inversion.CLASSIFIER]
+def test_random_pictures_have_the_stated_mean_and_contrast():
+  coefficients = np.random.default_rng(0).standard_normal((4000, 6, 8, 1))
+  pictures = inversion.to_picture(tf.constant(coefficients)).numpy()
+  assert pictures.mean() == pytest.approx(0.5, abs=0.01)
+  assert pictures.std() == pytest.approx(0.25, abs=0.005)
+  # Neighbours are alike.
+  assert np.diff(pictures, axis=1).std() < 0.25
+
+
+def test_measures_are_of_the_image_cut_off(scene):
   off = np.zeros(SHAPE)
   off[0, 0] = 0.4 if scene.image[0, 0, 0] < 0.5 else -0.4
-  found = inversion.Reconstruction(scene.image + off, 0, 0.5, 9)
-  numbers = inversion.measure(found, victim, scene)
-  assert numbers['mse'] == pytest.approx(0.01)
-  assert numbers['psnr'] == pytest.approx(20.0)
-  white = dataclasses.replace(victim)
-  scene = scene._replace(image=np.ones(SHAPE))
-  found = found._replace(image=np.full(SHAPE, 7.0))
-  numbers = inversion.measure(found, white, scene)
-  assert (numbers['mse'], numbers['psnr']) == (0.0, None)
+  mse, psnr, ssim = inversion_study.measure(scene.image, scene.image + off)
+  assert (mse, psnr) == (pytest.approx(0.01), pytest.approx(20.0))
+  assert 0 < ssim < 1
+  white = np.ones(SHAPE), np.full(SHAPE, 7.0)
+  assert inversion_study.measure(*white) == (0.0, 120.0, 1.0)
+
+
+def test_a_study_goes_on_and_ends_with_the_same_bytes(tmp_path, monkeypatch):
+  """Attacks are of random guesses here; the program's test has real ones."""
+
+  def guess(attack, victim, *, iterations, restarts, seed):
+    del attack, restarts
+    rng = np.random.default_rng(seed)
+    image = rng.uniform(size=victim.truth['image'].shape[1:])
+    return inversion.Reconstruction(image, 0, rng.uniform(), iterations)
+
+  monkeypatch.setattr(inversion, 'invert', guess)
+  corpus = datasets.load_corpus('digits')
+  settings = inversion_study.Settings('digits', 2, 3, 4, 2, 7)
+
+  def run(root, num_images, settings=settings):
+    lines = []
+    rows = inversion_study.run(corpus, settings, num_images, root, lines.append)
+    summary = json.dumps(inversion_study.summarize(rows))
+    files = {p.name: p.read_bytes() for p in root.rglob('*') if p.is_file()}
+    return files, summary, len(lines)
+
+  whole, cut = tmp_path / 'whole', tmp_path / 'cut'
+  files, summary, attacked = run(whole, 2)
+  assert attacked == 2 and len(files) == 3
+  assert files['inversion.csv'].count(b'\n') == 1 + 2 * 7
+  assert run(cut, 1)[2] == 1
+  assert run(cut, 2) == (files, summary, 1)
+  assert run(cut, 2) == (files, summary, 0)
+  assert json.loads(run(cut, 1)[1])['grey']['images'] == 1
+  with pytest.raises(ValueError, match="'seed': '8'.*'seed': '7'.*output_dir"):
+    run(cut, 2, inversion_study.Settings('digits', 2, 3, 4, 2, 8))
+  with pytest.raises(ValueError, match='`images` of at most 1797, all of'):
+    run(cut, 1798)
+  assert run(cut, 2) == (files, summary, 0)
+
+
+def test_a_summary_by_hand():
+  def row(index, case, psnr, label=None, mismatch=None):
+    return inversion_study.Row(
+        index, 0, case, 0.1, psnr, psnr / 100, mismatch, 9, label, 1
+    )
+
+  summary = inversion_study.summarize(
+      [
+          row(4, 'classifier', 30.0, 1, 0.5),
+          row(4, 'grey', 10.0),
+          row(2, 'classifier', 18.0, 0, 0.1),
+          row(2, 'grey', 12.0),
+      ]
+  )
+  # Student's t of one degree of freedom: 12.706 s / sqrt(2), s = 12 / sqrt(2).
+  assert summary['classifier'] == {
+      'images': 2,
+      'psnr': {'mean': 24.0, 'half_width_95': pytest.approx(76.237, abs=0.001)},
+      'ssim': {'mean': 0.24, 'half_width_95': pytest.approx(0.76237, abs=1e-5)},
+      'recognised': 1,
+      'right_labels': 1,
+      'median_mismatch': 0.3,
+  }
+  grey = summary['grey']
+  assert grey['psnr_difference']['mean'] == -13.0
+  assert grey['psnr_difference']['half_width_95'] == pytest.approx(
+      12.706 * 7, abs=0.01
+  )
+  assert (grey['recognised'], grey['right_labels']) == (0, None)
 
 
 def test_a_scene_has_the_image_among_others_of_its_class():

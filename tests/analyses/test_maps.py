@@ -201,7 +201,7 @@ def test_pictures_of_many_panels_and_classes(tmp_path):
   assert path.read_bytes().startswith(b'\x89PNG')
   path = tmp_path / 'images.png'
   images = [RNG.uniform(-1, 2, (4, 4, channels)) for channels in (1, 3)]
-  pictures.write_images(path, images, ['grey', 'colour'])
+  pictures.write_images(path, [images], [['grey', 'colour']])
   assert path.read_bytes().startswith(b'\x89PNG')
   with pytest.raises(ValueError):
-    pictures.write_images(path, images, ['too few'])
+    pictures.write_images(path, [images], [['too few']])

@@ -61,7 +61,13 @@ def test_analyses_write_numbers_and_a_picture(call, tmp_path):
           '--clients=2',
           '--projection=pca',
       ],
-      ['--analysis=inversion', '--iterations=2', '--restarts=1', '--shots=3'],
+      [
+          '--analysis=inversion',
+          '--images=2',
+          '--iterations=2',
+          '--restarts=1',
+          '--shots=3',
+      ],
       ['--analysis=trajectory', f'--run_dir={runs["fedec"]}', '--rounds=5'],
       ['--analysis=nvar', f'--run_dir={runs["fedec"]},{runs["frl"]}'],
       ['--analysis=group_map', f'--run_dir={runs["fedec"]}'],
@@ -111,8 +117,26 @@ def _check_files(output):
   (run,) = found['trajectory']['runs']
   assert len(run['clients']) == 2 and run['mean_step_length'] > 0
   cases = found['inversion']['cases']
-  assert list(cases) == ['classifier', 'hidden_prototypes', 'leaked_prototypes']
-  assert all(case['mse'] > 0 for case in cases.values())
+  assert list(cases)[0] == 'classifier' and len(cases) == 7
+  assert all(case['psnr']['half_width_95'] > 0 for case in cases.values())
+
+
+@pytest.mark.ci
+def test_a_study_of_inversion_goes_on_with_the_same_bytes(tmp_path):
+  whole, cut = tmp_path / 'whole', tmp_path / 'cut'
+  flags = ('--analysis=inversion', '--iterations=5', '--restarts=2')
+  calls = (whole, 2), (cut, 1), (cut, 2)
+  found = program_calls.call_all(
+      'analyze',
+      [(*flags, f'--images={n}', f'--output_dir={root}') for root, n in calls],
+  )
+  assert [code for code, _, _ in found] == [0, 0, 0], found
+  assert [err.count('PSNR') for _, _, err in found] == [2, 1, 1]
+  assert found[0][1].splitlines()[:-1] == found[2][1].splitlines()[:-1]
+  files = [path.relative_to(whole) for path in _contents(whole)]
+  assert len(files) == 5
+  for path in files:
+    assert (whole / path).read_bytes() == (cut / path).read_bytes()
 
 
 @pytest.mark.ci
@@ -136,6 +160,8 @@ _PROBLEMS = {
     ('--analysis=inversion', '--dataset=x'): "found 'x'",
     ('--analysis=umap',): 'value should be one of',
     ('--analysis=inversion', '--restarts=0'): 'flag --restarts=0',
+    ('--analysis=inversion', '--images=0'): 'flag --images=0',
+    ('--analysis=inversion', '--local_classes=1'): 'flag --local_classes=1',
 }
 
 

@@ -1,28 +1,59 @@
-"""Gradient inversion (DLG): an image guessed from the gradient that it gave.
+"""Gradient inversion (DLG): an image guessed from what a client sent of it.
 
-An attacker who knows the weights theta and the gradient g that a client shared
-for one image looks for a dummy image x' and a soft label softmax(y') with
+An attacker, such as a server, knows the weights theta and what a client sent
+after it had computed on one image. It looks for a dummy image x' and whatever
+else it does not know, so that the client would have sent the same:
 
-  minimum of |grad_theta L(x', y') - g|^2 .
+  minimum of  sum over all that was sent  |found - sent|^2 / |sent|^2 ,
 
-Three victims: FedAvg, whose L is the cross-entropy of a linear classifier;
-MetaVers, whose L is the prototypical loss of one query among the client's
-classes and whose prototypes the attacker does not know, so that they become
-unknowns too; and MetaVers with prototypes that have leaked.
+where every thing that was sent (a gradient, a prototype) counts alike. DLG
+looks among pixels, from normal ones. Here x' is a sum of cosines whose standard
+deviations fall as 1 / (1 + frequency), as those of photographs do, and L-BFGS
+looks among their coefficients, from a faint random picture: what the network
+hardly sees, the finest detail, is not left as noise. The minimum sought is the
+same one and is found in a small part of the steps.
 
-Prototypes are constants: the victim's gradient does not flow through them. (In
-training it does; whether it does in the paper's experiment is not said.)
+A client sends, in these cases,
+
+* `classifier`: the gradient of the cross-entropy of a linear classifier
+  (FedAvg's). The label is guessed, too, as softmax(y').
+* `hidden_prototypes`: the gradient of the prototypical loss of one query among
+  the client's classes (MetaVers'). The attacker guesses the label and the
+  prototypes.
+* `leaked_prototypes`: the same; the attacker has the prototypes.
+* `hidden_prototypes_by_bias`: the same; the attacker has no prototypes and
+  needs none. The loss reaches the body through the embedding e alone, so that
+  the body's gradient is that of <u, e(x)> with u = dL/de. Where the last layer
+  of the body is affine, u is in plain sight: the gradient of its bias.
+* `update_and_prototype`: a step of local training and the class prototype, as
+  in FRL. The client's support set is the image. Alone in its class it has a
+  local loss of 0, so that the step is that of the loss against the global
+  prototypes, times a number known to the server; these are of the round before
+  and the server's own. The prototype is the mean embedding of the support set
+  at theta, here the image's embedding, and is sent under its label.
+* `prototype_only`: the class prototype, as in FedProto, of one image and under
+  its label. That the attacker knows theta is more than FedProto gives away: a
+  client's model never leaves it.
+
+Every client is at its weakest: it sends after one image. A gradient or a
+prototype of k images is a mean of k, which was not attacked. Prototypes are
+constants of a gradient, it does not flow through them. (In MetaVers' training
+it does; whether it does in the paper's experiment is not said.)
 
 Source: Zhu, Liu and Han 2019, "Deep Leakage from Gradients"; MetaVers (Lim et
-al., WACV 2024), Fig. 3.
+al., WACV 2024), Fig. 3; for `hidden_prototypes_by_bias` the known remark that a
+bias's gradient is that of its layer's output (Geiping et al. 2020, "Inverting
+Gradients", section 3); for the spectrum of photographs Field 1987, "Relations
+between the statistics of natural images and the response properties of cortical
+cells".
 """
 
-from collections.abc import Callable
-import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 import math
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import fft
 from scipy import optimize
 import tensorflow as tf
 
@@ -35,14 +66,17 @@ from tff_meta.models import model as model_lib
 CLASSIFIER = 'classifier'
 HIDDEN_PROTOTYPES = 'hidden_prototypes'
 LEAKED_PROTOTYPES = 'leaked_prototypes'
+HIDDEN_BY_BIAS = 'hidden_prototypes_by_bias'
+UPDATE_AND_PROTOTYPE = 'update_and_prototype'
+PROTOTYPE_ONLY = 'prototype_only'
 
-# As in DLG's code: of L-BFGS, and the most of its iterations in one of those
-# 300 that are told of.
-_HISTORY = 100
-_INNER_ITERATIONS = 20
-
-# x [1, ...], class probabilities [1, C] and prototypes [C, D] or None -> loss.
-LossFn = Callable[[Any, tf.Tensor, tf.Tensor, tf.Tensor | None], tf.Tensor]
+# The bias of the body's last layer, without an activation behind it.
+_LAST_BIAS = 'dense_bias'
+_HISTORY = 20  # Of L-BFGS.
+# Of the pixels of a random picture, in [0, 1].
+_MEAN = 0.5
+_STD = 0.25
+_START = 0.1  # How much of such a picture's contrast a start has.
 
 
 class Scene(NamedTuple):
@@ -122,28 +156,36 @@ def draw_scene(
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class Victim:
-  """What a client computed, and what of it an attacker knows.
+class Victim(NamedTuple):
+  """What a client has and what it sent.
 
   Attributes:
-    loss: `(weights, x, probabilities, prototypes) -> scalar`; prototypes are
-      None for a classifier without.
     weights: theta, float64.
-    gradient: g, like `weights`.
-    label: The true class, which the attacker does not know.
-    num_classes: Of the soft label.
-    prototypes: float64 [C, D] if the attacker knows them, or else None.
-    hidden_prototypes: Shape [C, D] of those that it has to guess, or None.
+    truth: `image` [1, ...]; where there are any, `label` (probabilities
+      [1, C]); and `points`, the prototypes [C, D] or u [1, D].
+    sent: The list of what it sent.
+    label: The true class, among those of the soft label.
   """
 
-  loss: LossFn
   weights: Any
-  gradient: Any
+  truth: Mapping[str, tf.Tensor]
+  sent: Sequence[Any]
   label: int
-  num_classes: int
-  prototypes: tf.Tensor | None = None
-  hidden_prototypes: tuple[int, int] | None = None
+
+
+class Case(NamedTuple):
+  """What clients send, and what an attacker has to guess.
+
+  Attributes:
+    message: `(weights, image, label, points) -> sent`; what there is not of
+      `Victim.truth` is None.
+    guessed: Which entries of `Victim.truth`, after the image.
+    finds_label: Whether the attacker ends up with a label.
+  """
+
+  message: Callable[[Any, Any, Any, Any], Sequence[Any]]
+  guessed: tuple[str, ...] = ()
+  finds_label: bool = True
 
 
 class Reconstruction(NamedTuple):
@@ -151,57 +193,82 @@ class Reconstruction(NamedTuple):
 
   Attributes:
     image: float64, of the shape of an example; not cut off at 0 and 1.
-    label: The class of the largest probability.
-    gradient_match: The objective that was reached.
+    label: The class of the largest probability, or None.
+    mismatch: The objective that was reached; a guess that sends zeros has 1 for
+      each thing that was sent.
     lbfgs_iterations: Of the start that was chosen.
   """
 
   image: np.ndarray
-  label: int
-  gradient_match: float
+  label: int | None
+  mismatch: float
   lbfgs_iterations: int
 
 
-def classifier_loss(model: model_lib.Model) -> LossFn:
-  """Returns softmax cross-entropy of a network with a classifier."""
-
-  def loss(weights, x, probabilities, prototypes):
-    del prototypes  # A linear classifier has none.
-    log_p = tf.nn.log_softmax(model.logits(weights, x))
-    return -tf.reduce_mean(tf.reduce_sum(probabilities * log_p, 1))
-
-  return loss
-
-
-def query_loss(model: model_lib.Model) -> LossFn:
-  """Returns MetaVers' L_S of queries, with soft labels (eq. 2)."""
-
-  def loss(weights, x, probabilities, prototypes):
-    embeddings = model.embed(weights['body'], x, None)
-    distances = prototypical.squared_distances(embeddings, prototypes)
-    log_p = tf.nn.log_softmax(-distances)
-    return -tf.reduce_mean(tf.reduce_sum(probabilities * log_p, 1))
-
-  return loss
-
-
-def build_victims(
-    model: model_lib.Model, scene: Scene, seed: int
-) -> dict[str, Victim]:
-  """Lets a client compute its gradient of one image in all cases.
+def build_cases(model: model_lib.Model, num_classes: int) -> dict[str, Case]:
+  """Returns name -> case.
 
   Args:
     model: The network, without a head; the same body in all cases.
+    num_classes: Of the whole problem, which a classifier tells apart.
+  """
+  network = model.with_head(num_classes)
+
+  def cross_entropy(logits, label):
+    return -tf.reduce_sum(label * tf.nn.log_softmax(logits))
+
+  def classifier_loss(weights, image, label, points):
+    del points  # A linear classifier has none.
+    return cross_entropy(network.logits(weights, image), label)
+
+  def query_loss(weights, image, label, points):
+    """MetaVers' L_S of a query (eq. 2), and FRL's L_aux of an image (eq. 3)."""
+    return cross_entropy(
+        -prototypical.squared_distances(embed(weights, image), points), label
+    )
+
+  def output_loss(weights, image, label, points):
+    del label  # It has had its say in u.
+    return tf.reduce_sum(points * embed(weights, image))
+
+  def embed(weights, image, *_):
+    return model.embed(weights['body'], image, None)
+
+  def gradient_of(loss):
+    return lambda *args: [_gradient(loss, *args)]
+
+  return {
+      CLASSIFIER: Case(gradient_of(classifier_loss), ('label',)),
+      HIDDEN_PROTOTYPES: Case(gradient_of(query_loss), ('label', 'points')),
+      LEAKED_PROTOTYPES: Case(gradient_of(query_loss), ('label',)),
+      HIDDEN_BY_BIAS: Case(gradient_of(output_loss), finds_label=False),
+      UPDATE_AND_PROTOTYPE: Case(
+          lambda *args: [_gradient(query_loss, *args), embed(*args)]
+      ),
+      PROTOTYPE_ONLY: Case(lambda *args: [embed(*args)]),
+  }
+
+
+def build_victims(
+    model: model_lib.Model,
+    cases: Mapping[str, Case],
+    scene: Scene,
+    seed: Sequence[int],
+) -> dict[str, Victim]:
+  """Lets a client compute what it sends in all cases.
+
+  Args:
+    model: The network, without a head.
+    cases: From `build_cases`.
     scene: What the client has.
-    seed: Of the weights.
+    seed: Two numbers, of the weights.
 
   Returns:
     Case -> victim.
   """
   network = model.with_head(scene.num_classes)
   weights = tf.nest.map_structure(
-      lambda w: tf.cast(w, tf.float64),
-      network.initialize(tf.constant([0, seed])),
+      lambda w: tf.cast(w, tf.float64), network.initialize(tf.constant(seed))
   )
   body = {'body': weights['body']}
   prototypes = tf.stack(
@@ -211,181 +278,186 @@ def build_victims(
       ]
   )
 
-  def victim(loss, weights, label, num_classes, prototypes, is_known):
-    gradient = _gradient(
-        loss,
-        weights,
-        tf.constant(scene.image[np.newaxis]),
-        tf.one_hot([label], num_classes, dtype=tf.float64),
-        prototypes,
-    )
-    return Victim(
-        loss,
-        weights,
-        gradient,
-        label,
-        num_classes,
-        prototypes if is_known else None,
-        None if is_known else tuple(prototypes.shape),
-    )
+  def victim(case, weights, label, num_classes, points=None):
+    truth = {
+        'image': tf.constant(scene.image[np.newaxis]),
+        'label': tf.one_hot([label], num_classes, dtype=tf.float64),
+    }
+    if points is not None:
+      truth['points'] = points
+    return Victim(weights, truth, _send(cases[case], weights, truth), label)
 
-  by_prototypes = (
-      query_loss(model),
-      body,
-      scene.local_label,
-      len(scene.support),
-  )
-  return {
-      CLASSIFIER: victim(
-          classifier_loss(network),
-          weights,
-          scene.label,
-          scene.num_classes,
-          None,
-          is_known=True,
-      ),
-      HIDDEN_PROTOTYPES: victim(*by_prototypes, prototypes, is_known=False),
-      LEAKED_PROTOTYPES: victim(*by_prototypes, prototypes, is_known=True),
+  local = scene.local_label, len(scene.support)
+  victims = {
+      CLASSIFIER: victim(CLASSIFIER, weights, scene.label, scene.num_classes)
   }
+  for case in HIDDEN_PROTOTYPES, LEAKED_PROTOTYPES, UPDATE_AND_PROTOTYPE:
+    victims[case] = victim(case, body, *local, prototypes)
+  victims[PROTOTYPE_ONLY] = victim(PROTOTYPE_ONLY, body, *local)
+  hidden = victims[HIDDEN_PROTOTYPES]
+  u = hidden.sent[0]['body'][_LAST_BIAS]
+  victims[HIDDEN_BY_BIAS] = hidden._replace(
+      truth={'image': hidden.truth['image'], 'points': u[tf.newaxis]}
+  )
+  return {case: victims[case] for case in cases}
 
 
 class Attack:
-  """The attacker's objective as a function of one flat vector."""
+  """A case's objective as a function of one flat vector, compiled once.
 
-  def __init__(self, victim: Victim, input_shape: tuple[int, ...]):
-    """Lays out the unknowns: image, label and, where hidden, prototypes."""
-    self._victim = victim
-    self._shapes = [(1, *input_shape), (1, victim.num_classes)]
-    if victim.hidden_prototypes is not None:
-      self._shapes.append(victim.hidden_prototypes)
-    self._sizes = [math.prod(shape) for shape in self._shapes]
-    self._compiled = tf.function(self._value_and_gradient, autograph=False)
+  The vector has the coefficients of the image, then all else that is guessed;
+  of the label the logits.
+  """
 
-  @property
-  def num_unknowns(self) -> int:
-    """The length of the vector."""
-    return sum(self._sizes)
+  def __init__(self, case: Case):
+    """Takes the case."""
+    self._case = case
+    self._value = tf.function(self._value_and_gradient, autograph=False)
 
-  def unpack(self, unknowns: Any) -> list[tf.Tensor]:
-    """Returns x' [1, ...], y' [1, C] and, where hidden, prototypes [C, D]."""
-    parts = tf.split(unknowns, self._sizes)
-    return [
-        tf.reshape(part, shape)
-        for part, shape in zip(parts, self._shapes, strict=True)
-    ]
+  def start(self, victim: Victim, rng: np.random.Generator) -> np.ndarray:
+    """Returns a random vector: a faint picture, and normal numbers."""
+    image, *others = map(math.prod, self._shapes(victim.truth))
+    picture = _START * rng.standard_normal(image)
+    return np.concatenate([picture, rng.standard_normal(sum(others))])
 
-  def __call__(self, unknowns: np.ndarray) -> tuple[float, np.ndarray]:
-    """Returns how badly gradients match, and the derivative by the unknowns.
+  def guess(
+      self, victim: Victim, unknowns: np.ndarray
+  ) -> tuple[np.ndarray, int | None]:
+    """Returns an image, and the class that is found if any is.
 
     Args:
-      unknowns: float64 [num_unknowns].
+      victim: Whom to attack.
+      unknowns: float64, like `start`.
+    """
+    truth = self._truth(tf.constant(unknowns), victim.truth)
+    label = int(np.argmax(truth['label'])) if self._case.finds_label else None
+    return truth['image'].numpy()[0], label
+
+  def __call__(
+      self, victim: Victim, unknowns: np.ndarray
+  ) -> tuple[float, np.ndarray]:
+    """Returns how badly a guess explains what was sent, and the derivative.
+
+    Args:
+      victim: Whom to attack.
+      unknowns: float64, like `start`.
 
     Returns:
-      |grad_theta L(x', y') - g|^2, and float64 [num_unknowns].
+      The objective, and its derivative float64, like `start`.
     """
-    value, gradient = self._compiled(tf.constant(unknowns, tf.float64))
+    value, gradient = self._value(
+        tf.constant(unknowns),
+        victim.weights,
+        dict(victim.truth),
+        list(victim.sent),
+    )
     return float(value), gradient.numpy()
 
-  def _value_and_gradient(self, unknowns):
-    victim = self._victim
+  def _shapes(self, truth):
+    names = 'image', *self._case.guessed
+    return [tuple(truth[name].shape) for name in names]
+
+  def _truth(self, unknowns, truth):
+    """Returns what is known, with guesses in place of what is not."""
+    shapes = self._shapes(truth)
+    parts = tf.split(unknowns, [math.prod(shape) for shape in shapes])
+    image, *guesses = (
+        tf.reshape(part, shape)
+        for part, shape in zip(parts, shapes, strict=True)
+    )
+    guessed = dict(zip(self._case.guessed, guesses, strict=True))
+    if 'label' in guessed:
+      guessed['label'] = tf.nn.softmax(guessed['label'])
+    return truth | guessed | {'image': to_picture(image)}
+
+  def _value_and_gradient(self, unknowns, weights, truth, sent):
     with tf.GradientTape() as tape:
       tape.watch(unknowns)
-      x, y, *hidden = self.unpack(unknowns)
-      found = _gradient(
-          victim.loss,
-          victim.weights,
-          x,
-          tf.nn.softmax(y),
-          hidden[0] if hidden else victim.prototypes,
-      )
-      value = weights_lib.squared_norm(
-          weights_lib.subtract(found, victim.gradient)
+      found = _send(self._case, weights, self._truth(unknowns, truth))
+      value = sum(
+          weights_lib.squared_norm(weights_lib.subtract(a, b))
+          / weights_lib.squared_norm(b)
+          for a, b in zip(found, sent, strict=True)
       )
     return value, tape.gradient(value, unknowns)
 
 
+def to_picture(coefficients: tf.Tensor) -> tf.Tensor:
+  """Returns pictures of these coefficients, both [n, height, width, channels].
+
+  Of independent standard normal coefficients they are random pictures, whose
+  pixels have the mean 0.5 and, on average over the picture, the standard
+  deviation 0.25.
+  """
+  _, height, width, _ = coefficients.shape
+  rows, columns = (
+      fft.idct(np.eye(n), axis=0, norm='ortho') for n in (height, width)
+  )
+  frequency = np.hypot(np.arange(height)[:, np.newaxis], np.arange(width))
+  std = 1 / (1 + frequency)
+  std *= _STD / np.sqrt(np.mean(std**2))
+  return _MEAN + tf.einsum(
+      'hu,wv,nuvc->nhwc', rows, columns, std[..., np.newaxis] * coefficients
+  )
+
+
 def invert(
+    attack: Attack,
     victim: Victim,
-    input_shape: tuple[int, ...],
     *,
     iterations: int,
     restarts: int,
-    seed: int,
+    seed: Sequence[int],
 ) -> Reconstruction:
-  """Attacks a victim by L-BFGS from standard normal starts.
+  """Attacks a victim by L-BFGS from random starts.
 
   Args:
+    attack: Of the victim's case.
     victim: The victim.
-    input_shape: Shape of its image.
-    iterations: From each start, as DLG counts them: of up to 20 iterations of
-      L-BFGS each.
+    iterations: Of L-BFGS, at most, from each start.
     restarts: Number of starts, at least 1.
-    seed: Of the starts.
+    seed: Of the starts; with the same one all cases start from the same images.
 
   Returns:
-    The reconstruction whose gradient matches best, which the attacker can tell;
-    how like the image it is, which the attacker cannot, does not matter.
+    The reconstruction with the least mismatch, which the attacker can tell; how
+    like the image it is, which the attacker cannot, does not matter.
   """
-  attack = Attack(victim, input_shape)
-  rng = np.random.default_rng(seed)
   found = []
-  for _ in range(restarts):
+  for start in range(restarts):
+    rng = np.random.default_rng([*seed, start])
     result = optimize.minimize(
-        attack,
-        rng.standard_normal(attack.num_unknowns),
+        lambda unknowns: attack(victim, unknowns),
+        attack.start(victim, rng),
         jac=True,
         method='L-BFGS-B',
         # Never content before the last iteration, unless nothing moves.
         options={
-            'maxiter': _INNER_ITERATIONS * iterations,
-            'maxfun': 2 * _INNER_ITERATIONS * iterations,
+            'maxiter': iterations,
+            'maxfun': 2 * iterations,
             'maxcor': _HISTORY,
             'ftol': 0.0,
             'gtol': 0.0,
         },
     )
-    x, y, *_ = attack.unpack(tf.constant(result.x))
+    image, label = attack.guess(victim, result.x)
     found.append(
-        Reconstruction(
-            x.numpy()[0], int(np.argmax(y)), float(result.fun), int(result.nit)
-        )
+        Reconstruction(image, label, float(result.fun), int(result.nit))
     )
-  return min(found, key=lambda r: r.gradient_match)
+  return min(found, key=lambda r: r.mismatch)
 
 
-def measure(
-    reconstruction: Reconstruction, victim: Victim, scene: Scene
-) -> dict[str, Any]:
-  """Returns how well an attack went, for JSON.
-
-  Args:
-    reconstruction: What it found, cut off at 0 and 1 before it is compared.
-    victim: Whom it attacked.
-    scene: What the victim has.
-
-  Returns:
-    `mse`; `psnr` in dB, None without any error; `gradient_match`, reached from
-    zero gradient's `gradient_squared_norm`; `lbfgs_iterations`; and the `label`
-    found beside the `true_label`, both local ones with MetaVers.
-  """
-  image = scene.image
-  mse = float(np.mean((np.clip(reconstruction.image, 0, 1) - image) ** 2))
-  return {
-      'mse': mse,
-      'psnr': -10 * math.log10(mse) if mse else None,
-      'gradient_match': reconstruction.gradient_match,
-      'gradient_squared_norm': float(weights_lib.squared_norm(victim.gradient)),
-      'lbfgs_iterations': reconstruction.lbfgs_iterations,
-      'label': reconstruction.label,
-      'true_label': victim.label,
-  }
+def _send(case, weights, truth):
+  """Returns what a client with this truth sends."""
+  return case.message(
+      weights, truth['image'], truth.get('label'), truth.get('points')
+  )
 
 
-def _gradient(loss, weights, x, probabilities, prototypes):
-  """Returns the gradient of a loss by the weights, prototypes constant."""
+def _gradient(loss, weights, *args):
+  """Returns the gradient of a loss by the weights, all else constant."""
   with tf.GradientTape() as tape:
     tape.watch(weights)
-    value = loss(weights, x, probabilities, prototypes)
+    value = loss(weights, *args)
   return tape.gradient(
       value, weights, unconnected_gradients=tf.UnconnectedGradients.ZERO
   )

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 import io
+import itertools
 import math
 import pathlib
 from typing import NamedTuple
@@ -85,30 +86,34 @@ def write_panels(
 
 
 def write_images(
-    path: pathlib.Path, images: Sequence[np.ndarray], titles: Sequence[str]
+    path: pathlib.Path,
+    images: Sequence[Sequence[np.ndarray]],
+    titles: Sequence[Sequence[str]],
 ) -> None:
-  """Draws images side by side.
+  """Draws images in rows.
 
   Args:
     path: The PNG to write (atomically).
-    images: float [height, width, 1 or 3] each, 0 black and 1 white; what lies
-      outside is cut off.
+    images: Rows of equal length of float [height, width, 1 or 3], 0 black and 1
+      white; what lies outside is cut off.
     titles: One each.
   """
   plt = _pyplot()
   figure, grid = plt.subplots(
-      1,
       len(images),
+      len(images[0]),
       squeeze=False,
-      figsize=(2.6 * len(images), 3.3),
+      figsize=(1.6 * len(images[0]), 2.0 * len(images)),
       layout='constrained',
   )
-  for axes, image, title in zip(grid.flat, images, titles, strict=True):
+  chain = itertools.chain.from_iterable
+  flat = zip(chain(images), chain(titles), strict=True)
+  for axes, (image, title) in zip(grid.flat, flat, strict=True):
     pixels = np.clip(image, 0, 1)
     pixels = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
     axes.imshow(pixels, cmap='gray', vmin=0, vmax=1, interpolation='nearest')
     axes.set(xticks=[], yticks=[])
-    axes.set_title(escapes.picture_text(title), fontsize='small')
+    axes.set_title(escapes.picture_text(title), fontsize='xx-small')
   _save(plt, figure, path)
 
 
