@@ -445,6 +445,54 @@ def _nvar() -> str:
   return _markdown(['', *titles.values()], rows)
 
 
+def _inversion() -> str:
+  """What clients' messages give away of 20 images."""
+  titles = {
+      'classifier': 'FedAvg: gradient',
+      'hidden_prototypes': 'MetaVers: gradient; prototypes are guessed',
+      'leaked_prototypes': 'MetaVers: gradient; prototypes are known',
+      'hidden_prototypes_by_bias': (
+          'MetaVers: gradient; prototypes are not needed'
+      ),
+      'update_and_prototype': 'FRL: step and prototype',
+      'prototype_only': 'FedProto: prototype',
+      'grey': 'nothing: mid-grey is guessed',
+  }
+  path = _RESULTS / 'analyses' / 'inversion_cifar10' / 'inversion.json'
+  cases = json.loads(path.read_text())['cases']
+
+  def interval(entry, form):
+    if entry is None:
+      return _NONE
+    return f'{entry["mean"]:{form}} ± {entry["half_width_95"]:{form[-3:]}}'
+
+  rows = []
+  for case, title in titles.items():
+    entry = cases[case]
+    right = entry['right_labels']
+    rows.append(
+        [
+            title,
+            interval(entry['psnr'], '.1f'),
+            interval(entry.get('psnr_difference'), '+.1f'),
+            interval(entry['ssim'], '.2f'),
+            interval(entry.get('ssim_difference'), '+.2f'),
+            str(entry['recognised']),
+            _NONE if right is None else str(right),
+        ]
+    )
+  header = [
+      'What the attacker has',
+      'PSNR, dB',
+      'minus FedAvg',
+      'SSIM',
+      'minus FedAvg',
+      'images of 20 dB or more',
+      'right labels',
+  ]
+  return _markdown(header, rows)
+
+
 def _headline() -> str:
   """One number of every kept table of a paper, with its page."""
   rows = []
@@ -904,6 +952,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     'first command': _first_command,
     'privacy': _privacy,
     'nvar': _nvar,
+    'inversion': _inversion,
     'pairs': _pairs,
     'claims': _claims,
     'claims overview': _claims_overview,
