@@ -718,25 +718,29 @@ def _todo(work: _Work) -> list[tables.Cell]:
   ]
 
 
-def _write_report(work: _Work) -> None:
+def _comparison(work: _Work):
+  """Returns what is reported of the cells that are finished."""
   from tff_meta.comparison import provenance
   from tff_meta.comparison import report
   from tff_meta.comparison import results
 
   shown = work.shown()
-  report.write(
-      work.root,
-      report.Comparison(
-          work.table,
-          work.scale,
-          shown,
-          results.collect(work.root, work.table, shown),
-          results.provenance(work.root, shown),
-          work.command,
-          _shown_program(work.command),
-          provenance.notes(work.root, shown),
-      ),
+  return report.Comparison(
+      work.table,
+      work.scale,
+      shown,
+      results.collect(work.root, work.table, shown),
+      results.provenance(work.root, shown),
+      work.command,
+      _shown_program(work.command),
+      provenance.notes(work.root, shown),
   )
+
+
+def _write_report(work: _Work) -> None:
+  from tff_meta.comparison import report
+
+  report.write(work.root, _comparison(work))
 
 
 def _run_search(work: _Work, running) -> _Work:
@@ -830,6 +834,8 @@ def main() -> int:
         command_line.report(f'Nothing was copied to {kept}.')
       elif kept:
         record.keep(work.root, work.table, work.scale, work.shown(), kept)
+        # What stands there is what the copies say.
+        report.write_tables(kept, _comparison(work))
       complete = REPORT_ONLY.value or all(
           results.is_complete(work.root, cell) for cell in work.cells
       )

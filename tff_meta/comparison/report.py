@@ -303,6 +303,18 @@ def write(root: pathlib.Path, report: Report) -> None:
     report: What to write.
   """
   html = page.render(root, report)  # First: here something may fail.
+  write_tables(root, report)
+  atomic_files.write_bytes(root / 'report.html', html.encode())
+
+
+def write_tables(root: pathlib.Path, report: Report) -> None:
+  """Writes `table.md`, `table.csv` and `table.json`.
+
+  Args:
+    root: The directory. How fast a comparison's rows are is read there: kept
+      copies of its runs have no seconds of single rounds.
+    report: What to write.
+  """
   progress = _progress(root, report)
   text = markdown(report, progress)
   atomic_files.write_bytes(root / 'table.md', text.encode())
@@ -323,7 +335,6 @@ def write(root: pathlib.Path, report: Report) -> None:
           'progress': {name: p.to_json() for name, p in progress.items()},
       },
   )
-  atomic_files.write_bytes(root / 'report.html', html.encode())
 
 
 def stored_command(root: pathlib.Path) -> str | None:
