@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from tff_meta.comparison import figures
 from tff_meta.comparison import on_the_way
 from tff_meta.comparison import progress
 from tff_meta.comparison import tables
@@ -196,3 +197,15 @@ def test_new_clients_are_shown_where_they_were_tested_or_it_says_so(tmp_path):
   assert found.left_out == {
       'a': 'new_clients/accuracy_micro was not measured on the way'
   }
+
+
+def test_a_picture_in_place_of_another_says_whose_it_is():
+  rounds = {'round': [1, 2]}
+  names = ['known_clients/accuracy', 'new_clients/accuracy']
+  metrics = {'a': [rounds | dict.fromkeys(names, [0.2, 0.5])]}
+  setting = _setting('evaluation/new_groups/accuracy_mean')
+  styles = figures.row_styles(['a'])
+  for name, picture in zip(
+      names, figures._accuracy_curves(metrics, setting, styles), strict=True
+  ):
+    assert picture.caption.endswith(f'this is {name}.')

@@ -270,11 +270,11 @@ def _which(protocol: str, suffix: str) -> str:
 def _accuracy_curves(metrics, setting, styles) -> Iterator[Picture | None]:
   """Yields those of all who were tested, those of the setting first."""
   found = [name for of_row in metrics.values() for m in of_row for name in m]
-  attention = None
-  for column in on_the_way.columns(setting, found):
+  columns = on_the_way.columns(setting, found)
+  lacks_own = bool(columns and on_the_way.attention(setting, columns[0]))
+  for column in columns:
     curves, _ = _columns(metrics, column)
-    if attention is None:
-      attention = on_the_way.attention(setting, column)
+    attention = on_the_way.attention(setting, column) if lacks_own else ''
     yield _lines(
         curves,
         styles,
