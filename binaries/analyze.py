@@ -399,7 +399,7 @@ def _with_interval(numbers, digits):
   """Returns a mean and, if it is known, half of its interval."""
   half_width = numbers['half_width_95']
   text = f'{numbers["mean"]:.{digits}f}'
-  return text + (f' +- {half_width:.{digits}f}' if half_width else '')
+  return text + ('' if half_width is None else f' +- {half_width:.{digits}f}')
 
 
 def _theory(root):

@@ -21,6 +21,7 @@ from typing import Any
 from binaries import experiments
 from binaries.experiments import claims
 from tff_meta import registry
+from tff_meta.analyses import inversion
 from tff_meta.comparison import cell_texts
 from tff_meta.comparison import pairs
 from tff_meta.comparison import progress
@@ -447,13 +448,12 @@ def _nvar() -> str:
 
 def _inversion() -> str:
   """What clients' messages give away of 20 images."""
+  metavers = "MetaVers' query loss, prototypes constant"
   titles = {
       'classifier': 'FedAvg: gradient',
-      'hidden_prototypes': 'MetaVers: gradient; prototypes are guessed',
-      'leaked_prototypes': 'MetaVers: gradient; prototypes are known',
-      'hidden_prototypes_by_bias': (
-          'MetaVers: gradient; prototypes are not needed'
-      ),
+      'hidden_prototypes': f'{metavers}: guessed',
+      'leaked_prototypes': f'{metavers}: known',
+      'hidden_prototypes_by_bias': f'{metavers}: not needed, by the last bias',
       'update_and_prototype': 'FRL: step and prototype',
       'prototype_only': 'FedProto: prototype',
       'grey': 'nothing: mid-grey is guessed',
@@ -469,7 +469,9 @@ def _inversion() -> str:
   rows = []
   for case, title in titles.items():
     entry = cases[case]
-    right = entry['right_labels']
+    right = (
+        'given' if case in inversion.LABEL_IS_SENT else entry['right_labels']
+    )
     rows.append(
         [
             title,

@@ -250,12 +250,18 @@ _METAVERS_CLAIMS = (
         ' FedAvg, unless its prototypes leak, too.',
         'Figure 3',
         evidence=(
-            'Of one image, contradicted: all of 20 come out [without any'
+            'In the reading in which gradients stop at prototypes, and of one'
+            ' image, contradicted: all of 20 come out [without any'
             ' prototypes](analyses.md#images-from-what-clients-send), as well'
-            " as FedAvg's, by an attack that is not the paper's. Where"
-            ' prototypes are guessed, as there, 9 of 20 do.'
+            " as FedAvg's, by an attack on the last bias that is not the"
+            " paper's. Where prototypes are guessed, as there, 9 of 20 do. This"
+            " library's MetaVers differentiates through prototypes: the"
+            " bias's gradient is 0, and that attack gets nothing from it."
         ),
-        needs="The paper's images and network, and episodes of many images.",
+        needs=(
+            "The paper's images and network, and an attack on the gradient of"
+            ' an episode, which has not been made.'
+        ),
     ),
     Claim(
         'MetaVers',

@@ -18,13 +18,14 @@ A client sends, in these cases,
 * `classifier`: the gradient of the cross-entropy of a linear classifier
   (FedAvg's). The label is guessed, too, as softmax(y').
 * `hidden_prototypes`: the gradient of the prototypical loss of one query among
-  the client's classes (MetaVers'). The attacker guesses the label and the
-  prototypes.
+  the client's classes (MetaVers' L_S), with prototypes constant. The attacker
+  guesses the label and the prototypes.
 * `leaked_prototypes`: the same; the attacker has the prototypes.
 * `hidden_prototypes_by_bias`: the same; the attacker has no prototypes and
   needs none. The loss reaches the body through the embedding e alone, so that
   the body's gradient is that of <u, e(x)> with u = dL/de. Where the last layer
-  of the body is affine, u is in plain sight: the gradient of its bias.
+  of the body is affine, u is in plain sight: the gradient of its bias. With
+  constant prototypes only, see below.
 * `update_and_prototype`: a step of local training and the class prototype, as
   in FRL. The client's support set is the image. Alone in its class it has a
   local loss of 0, so that the step is that of the loss against the global
@@ -35,10 +36,19 @@ A client sends, in these cases,
   its label. That the attacker knows theta is more than FedProto gives away: a
   client's model never leaves it.
 
-Every client is at its weakest: it sends after one image. A gradient or a
+Every client sends after one image. A gradient or a
 prototype of k images is a mean of k, which was not attacked. Prototypes are
-constants of a gradient, it does not flow through them. (In MetaVers' training
-it does; whether it does in the paper's experiment is not said.)
+constants of a gradient, it does not flow through them.
+
+MetaVers as this library trains it sends none of the three messages above that
+have its loss. They are a reading of the paper's experiment, which does not say
+whether gradients stop at prototypes. In training they flow through prototypes
+and centroids: a message is of all images of an episode, and of gamma L_S +
+(1 - gamma) L_T, whose L_T no case has. Both losses depend on differences of
+embeddings alone. A shift of all embeddings changes nothing, so that the
+gradient of the last bias, the sum of all dL/de, is 0 whatever the images are,
+and `hidden_prototypes_by_bias` gets nothing from it. An attack on a real
+episode's gradient has not been made.
 
 Source: Zhu, Liu and Han 2019, "Deep Leakage from Gradients"; MetaVers (Lim et
 al., WACV 2024), Fig. 3; for `hidden_prototypes_by_bias` the known remark that a
@@ -69,6 +79,9 @@ LEAKED_PROTOTYPES = 'leaked_prototypes'
 HIDDEN_BY_BIAS = 'hidden_prototypes_by_bias'
 UPDATE_AND_PROTOTYPE = 'update_and_prototype'
 PROTOTYPE_ONLY = 'prototype_only'
+
+# Cases in which the label need not be found, since the client sends it.
+LABEL_IS_SENT = UPDATE_AND_PROTOTYPE, PROTOTYPE_ONLY
 
 # The bias of the body's last layer, without an activation behind it.
 _LAST_BIAS = 'dense_bias'
@@ -180,7 +193,7 @@ class Case(NamedTuple):
     message: `(weights, image, label, points) -> sent`; what there is not of
       `Victim.truth` is None.
     guessed: Which entries of `Victim.truth`, after the image.
-    finds_label: Whether the attacker ends up with a label.
+    finds_label: Whether the attacker ends up with a label, guessed or sent.
   """
 
   message: Callable[[Any, Any, Any, Any], Sequence[Any]]
@@ -222,7 +235,7 @@ def build_cases(model: model_lib.Model, num_classes: int) -> dict[str, Case]:
     return cross_entropy(network.logits(weights, image), label)
 
   def query_loss(weights, image, label, points):
-    """MetaVers' L_S of a query (eq. 2), and FRL's L_aux of an image (eq. 3)."""
+    """L_S of MetaVers of a query (eq. 2), L_aux of FRL of an image (eq. 3)."""
     return cross_entropy(
         -prototypical.squared_distances(embed(weights, image), points), label
     )

@@ -64,7 +64,7 @@ class Row(NamedTuple):
     ssim: See `measure`.
     mismatch: See `inversion.Reconstruction`; None of grey.
     lbfgs_iterations: Of the start that was chosen.
-    label: That was found, or None.
+    label: That the attacker ends up with, guessed or sent; or None.
     true_label: Of the same classes.
   """
 
@@ -94,7 +94,7 @@ def run(
     settings: What to attack, and how hard.
     num_images: At least 1; those of fewer are the first of those of more.
     root: Where the table and the pictures are. Images of the table that is
-      there are not attacked again.
+      there are not attacked again, unless their picture is lost.
     report: Called with a line for every image.
 
   Returns:
@@ -111,10 +111,15 @@ def run(
         f' {num_images}.'
     )
   table = root / _TABLE
-  rows = _read(table, settings)
+  rows = [
+      row
+      for row in _read(table, settings)
+      if _strip(root, row.image_index).exists()
+  ]
   done = {row.image_index for row in rows}
   order = np.random.default_rng(settings.seed).permutation(size)
-  indices = [int(index) for index in order[:num_images]]
+  place = {index: i for i, index in enumerate(order.tolist())}
+  indices = list(place)[:num_images]
   attacker = None
   for number, index in enumerate(indices, 1):
     if index in done:
@@ -126,7 +131,7 @@ def run(
     found, images = attacker.attack(scene, index)
     plain_files.make_directory(root / _PICTURES, parents=True)
     atomic_files.write_bytes(_strip(root, index), _to_png(images))
-    rows += found
+    rows = sorted([*rows, *found], key=lambda row: place[row.image_index])
     atomic_files.write_bytes(table, _to_csv(rows, settings))
     psnrs = ', '.join(f'{row.case} {row.psnr:.1f}' for row in found)
     report(f'Image {number} of {num_images}, PSNR in dB: {psnrs}.')
@@ -213,8 +218,9 @@ def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     Case -> number of `images`, `psnr` and `ssim` as `mean` and `half_width_95`
     (Student's t over images; None of one), the same of `psnr_difference` and
     `ssim_difference` from the case `classifier` image by image, how many images
-    are `recognised` (a PSNR of at least 20 dB), how many labels are right
-    (`right_labels`, None where none is found), and the median `mismatch`.
+    are `recognised` (a PSNR of at least 20 dB), how many guessed labels are
+    right (`right_labels`, None where none is guessed), and the median
+    `mismatch`.
   """
   by_case: dict[str, list[Row]] = {}
   for row in rows:
@@ -231,9 +237,13 @@ def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
       if case != inversion.CLASSIFIER:
         entry[f'{name}_difference'] = _interval(values - first)
     entry['recognised'] = sum(row.psnr >= RECOGNISED for row in own)
-    finds_label = own[0].label is not None
+    guesses_label = (
+        own[0].label is not None and case not in inversion.LABEL_IS_SENT
+    )
     entry['right_labels'] = (
-        sum(row.label == row.true_label for row in own) if finds_label else None
+        sum(row.label == row.true_label for row in own)
+        if guesses_label
+        else None
     )
     entry['median_mismatch'] = (
         None
@@ -308,10 +318,13 @@ def _read(table, settings):
   rows = []
   for values in csv.DictReader(io.StringIO(content.decode())):
     found = {name: values.get(name) for name in fixed}
-    if found != fixed:
+    differing = [name for name in fixed if found[name] != fixed[name]]
+    if differing:
+      wanted = ', '.join(f'{name}={fixed[name]}' for name in differing)
+      there = ', '.join(f'{name}={found[name]}' for name in differing)
       raise ValueError(
-          f'Expected {table} to be of {fixed}, found {found}. Tip: give another'
-          ' --output_dir.'
+          f'Expected {table} to be of {wanted}, found {there}. Tip: give'
+          ' another --output_dir.'
       )
     rows.append(Row(*(_PARSERS[name](values[name]) for name in Row._fields)))
   return rows
