@@ -1,7 +1,7 @@
 """What a paper's text gives, beside what its released code does.
 
-Where both differ the presets `paper` and `release` have one each. That
-published numbers come of the code there is evidence for of FedMeta-Per alone.
+Where both differ the presets `paper` and `release` have one each. Only of
+FedMeta-Per is there evidence that published numbers come of the code.
 Here both meet the same data, clients, rounds and rates: those of the tables of
 the papers, or of Omniglot, which is ours. CAFeMe has its three kinds of gates
 beside them. Nobody published these numbers.

@@ -252,6 +252,23 @@ def test_all_methods_on_users_have_a_row_and_as_many_candidates():
     assert set(candidates) == searched
 
 
+@pytest.mark.parametrize('users', ['WRITERS', 'DRAWERS'])
+@pytest.mark.parametrize('ending', ['', '_search'])
+def test_methods_on_users_have_rounds_of_each_phase_and_one_pass(users, ending):
+  of = getattr(experiments.users, users)
+  hparams = {}
+  for cell in _cells(experiments.get(f'{of.name}{ending}'), 'cpu'):
+    config = _config(cell)
+    own = hparams[config.algorithm] = dataclasses.asdict(config.hparams)
+    for phase in ('warm_up_rounds', 'averaged_rounds'):
+      assert own.get(phase, 1) in range(1, config.rounds // 2)
+    assert own.get('fine_tuning_decay', 1) == 1
+  cafeme = hparams['cafeme']
+  assert cafeme['inner_steps'] + cafeme['query_batches'] == of.steps
+  of_per_fed_avg = 3 * hparams['per_fed_avg']['local_steps']
+  assert of.steps - 3 < of_per_fed_avg <= of.steps
+
+
 def test_what_a_search_of_users_found_is_read(tmp_path):
   """Of methods all of whose candidates have run."""
   rows = experiments.get(f'{experiments.users.WRITERS.name}_search').rows
