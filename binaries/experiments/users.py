@@ -405,9 +405,9 @@ def _table(users: _Users) -> tables.Table:
       notes=(
           'Nobody published these numbers, so there is no paper scale.',
           *_BUDGETS,
-          'Pixels have mean 0 and variance 1 over the train part of the file,'
-          ' as far as it is of clients of this form, known, new and neither,'
-          ' and with the examples that they are tested on.',
+          'Pixels have mean 0 and variance 1 over the train split of the file,'
+          ' of all clients whose names are of the form: known ones, new ones'
+          ' and those not drawn. Some of these examples are tested on.',
           'New clients adapt on three quarters of their examples, as known'
           ' clients train on, and are tested on the rest.',
           'All have the network lenet, but CAFeMe and its FedRep, which have'
