@@ -117,10 +117,11 @@ def test_every_cell_can_be_run(table):
       references = table.name in ('digits', 'privacy_mnist')
       assert ('--references' in cell.flags) == references
       for measure in table.setting(cell.setting).measures:
-        _check_reports(config, measure.path)
+        _check_reports(config, measure)
 
 
-def _check_reports(config, path):
+def _check_reports(config, measure):
+  path = measure.path
   where, *parts = path.split('/')
   if where in ('evaluation_best', 'best_round_validation'):
     assert config.select_best and config.eval_every <= config.rounds
@@ -134,7 +135,8 @@ def _check_reports(config, path):
       assert config.eval_every == 1
       assert config.eval_from <= max(config.rounds - 9, 0)
   elif where == 'seconds_per_round_median':
-    assert config.clients_per_round == 10  # It is said to be of a client.
+    # The time of a round is said to be that of a client, in ms.
+    assert measure.factor == 1000 / config.clients_per_round
   elif where != 'best_round_validation':
     assert where in ('evaluation', 'evaluation_best')
     assert parts[0] in (config.protocols or ('known_clients', 'new_clients'))
@@ -248,6 +250,23 @@ def test_all_methods_on_users_have_a_row_and_as_many_candidates():
         users.AS.get(row.name, row.name) for row in experiments.get(name).rows
     }
     assert set(candidates) == searched
+
+
+@pytest.mark.parametrize('users', ['WRITERS', 'DRAWERS'])
+@pytest.mark.parametrize('ending', ['', '_search'])
+def test_methods_on_users_have_rounds_of_each_phase_and_one_pass(users, ending):
+  of = getattr(experiments.users, users)
+  hparams = {}
+  for cell in _cells(experiments.get(f'{of.name}{ending}'), 'cpu'):
+    config = _config(cell)
+    own = hparams[config.algorithm] = dataclasses.asdict(config.hparams)
+    for phase in ('warm_up_rounds', 'averaged_rounds'):
+      assert own.get(phase, 1) in range(1, config.rounds // 2)
+    assert own.get('fine_tuning_decay', 1) == 1
+  cafeme = hparams['cafeme']
+  assert cafeme['inner_steps'] + cafeme['query_batches'] == of.steps
+  of_per_fed_avg = 3 * hparams['per_fed_avg']['local_steps']
+  assert of.steps - 3 < of_per_fed_avg <= of.steps
 
 
 def test_what_a_search_of_users_found_is_read(tmp_path):
@@ -410,7 +429,8 @@ _TRIALS = (
         _Trial(
             f'{name}_search',
             {'dataset_options/clients', 'num_new_clients', 'rounds'}
-            | {'protocols', 'validation_fraction', 'eval_every'},
+            | {'protocols', 'validation_fraction', 'eval_every'}
+            | _hparams('warm_up_rounds', 'averaged_rounds'),
             of=dict(
                 table=name,
                 row=lambda c: re.split(r' (?=\S+=)', c.row)[0],

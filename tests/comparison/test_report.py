@@ -178,6 +178,22 @@ def test_numbers_are_means_over_seeds_beside_the_published(comparison):
   assert entry.hours == pytest.approx(1.5)
 
 
+def test_a_measure_of_another_unit_is_shown_in_it(tmp_path):
+  measure = tables.Measure(
+      'ms', _MEASURES[1].path.replace('_best', ''), factor=50
+  )
+  table = dataclasses.replace(
+      _TABLE,
+      settings=(tables.Setting('50 clients', (_MEASURES[0], measure)),),
+  )
+  (cell, *_) = cells = tables.cells(table, 'cpu', rows=['Good'], seeds=[1])
+  _finish(tmp_path, cell, 0.75)
+  percent, ms = results.collect(tmp_path, table, cells)[:2]
+  assert (percent.mean, ms.mean) == (75.0, 37.5)
+  with pytest.raises(ValueError, match="first measure of 'Time' in percent"):
+    tables.Setting('Time', (measure,))
+
+
 def test_markdown_has_a_row_a_method_and_no_number_where_none_is(comparison):
   lines = report.markdown(comparison).split('\n')
   rows = [line for line in lines if line.startswith('| ')]

@@ -30,9 +30,9 @@ from tff_meta.training import atomic_files
 from tff_meta.training import sealed_json
 
 NUMBERS = (
-    'Numbers are percent: the mean over seeds, with its 95 % interval where'
-    ' there is more than one seed; in parentheses a spread within a run, as it'
-    ' says there'
+    'Numbers are percent where their column names no other unit: the mean over'
+    ' seeds, with its 95 % interval where there is more than one seed; in'
+    ' parentheses a spread within a run, as it says there'
 )
 
 

@@ -19,7 +19,7 @@ from tff_meta.training import sealed_json
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """A measure of a row in a setting, over seeds; all numbers in percent.
+  """A measure of a row in a setting, over seeds; numbers as they are shown.
 
   Attributes:
     row: Name of the row.
@@ -236,11 +236,11 @@ def of_row(
       if value is None:
         problems[seed] = f'its summary.json has no {measure.path}'
         continue
-      values[seed] = 100 * value
+      values[seed] = measure.factor * value
       if measure.spread_path is not None:
         spread = tables.read(summaries[seed], measure.spread_path)
         if spread is not None:
-          spreads.append(100 * spread)
+          spreads.append(measure.factor * spread)
     entries.append(
         Entry(
             row=row.name,

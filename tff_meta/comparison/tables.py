@@ -18,6 +18,7 @@ from tff_meta import spelling
 
 SCALES = ('smoke', 'cpu', 'paper')
 SEED_PREFIX = 'seed_'  # Of the folders of a row's runs.
+PERCENT = 100
 # What is measured on the way, which changes nothing of the last model.
 _ON_THE_WAY = (
     '--eval_every',
@@ -49,12 +50,13 @@ class Measure:
   Attributes:
     name: What it is called in tables.
     path: Where it is in summary.json: keys joined by `/`; keys may hold a `/`
-      themselves, see `read`. It holds a share, 0..1, or another number that is
-      shown in percent.
+      themselves, see `read`.
     spread_path: Where the spread is that the paper prints beside it (also a
       share), or None.
     spread_name: What that spread is.
     lower_is_better: Whether the least number is the best one.
+    factor: Of what summary.json has, and of the spread, to what is shown: that
+      of shares, 0..1, to percent. With another one the name says the unit.
   """
 
   name: str
@@ -62,6 +64,7 @@ class Measure:
   spread_path: str | None = None
   spread_name: str = 'std over clients'
   lower_is_better: bool = False
+  factor: float = PERCENT
 
 
 # What accuracy does not tell: name -> what it is called in tables, its key in
@@ -126,13 +129,22 @@ class Setting(_Checked):
 
   Attributes:
     name: What it is called in tables.
-    measures: What is read of its runs, the most important first.
+    measures: What is read of its runs, the most important first, which is in
+      percent.
     flags: Of `binaries.train`, added for this setting.
   """
 
   name: str
   measures: tuple[Measure, ...]
   flags: tuple[str, ...] = ()
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.measures and self.measures[0].factor != PERCENT:
+      raise ValueError(
+          f'Expected the first measure of {self.name!r} in percent, found'
+          f' {self.measures[0]}.'
+      )
 
 
 @dataclasses.dataclass(frozen=True)
