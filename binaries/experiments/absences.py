@@ -39,7 +39,7 @@ TABLE = tables.Table(
         'smoke': tables.Scale(
             seeds=(0,), flags=('--rounds=4',), changes='4 rounds.'
         ),
-        'cpu': tables.Scale(seeds=(0,)),
+        'cpu': tables.Scale(seeds=(0,), hours=0.3),
     },
     flags=('--preset=demo', '--rounds=100', '--eval_every=0'),
     notes=(

@@ -41,6 +41,7 @@ def _table(
     *,
     settings: tuple[str, ...],
     seeds: tuple[int, ...],
+    hours: float | None = None,
     notes: tuple[str, ...] = (),
 ) -> tables.Table:
   """Returns a table with the settings and flags of another."""
@@ -54,7 +55,7 @@ def _table(
           'smoke': dataclasses.replace(
               of.scale('smoke'), rows=None, settings=settings[:1]
           ),
-          'cpu': tables.Scale(seeds=seeds),
+          'cpu': tables.Scale(seeds=seeds, hours=hours),
       },
       flags=of.flags,
       notes=(*_NOTES, *notes),
@@ -147,6 +148,7 @@ FEDMETA_PER = _table(
     ),
     settings=('Known clients', 'New clients'),
     seeds=(1, 2, 3),
+    hours=0.2,
     notes=(
         "Rates are those of the paper's table of rates. The step of the code's"
         ' outer Adam is about the rate itself, that of the plain gradient in'
