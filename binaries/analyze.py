@@ -96,7 +96,7 @@ LOCAL_CLASSES = flag_kinds.define_whole_number(
     'local_classes', 2, 'inversion: classes with prototypes.', least=2
 )
 SHOTS = flag_kinds.define_whole_number(
-    'shots', 20, 'inversion: images behind a prototype.', least=1
+    'shots', 20, 'inversion: images behind a prototype.', least=2
 )
 ITERATIONS = flag_kinds.define_whole_number(
     'iterations', 500, 'inversion: of L-BFGS, from each start.', least=1

@@ -470,7 +470,7 @@ def _inversion() -> str:
   for case, title in titles.items():
     entry = cases[case]
     right = (
-        'given' if case in inversion.LABEL_IS_SENT else entry['right_labels']
+        'given' if case in inversion.LABEL_IS_GIVEN else entry['right_labels']
     )
     rows.append(
         [

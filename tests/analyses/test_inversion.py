@@ -1,5 +1,6 @@
 """Gradient inversion: what is sent, the objective, what leaks, the study."""
 
+import dataclasses
 import json
 import shutil
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from tff_meta import datasets
 from tff_meta import episodes
+from tff_meta import method
 from tff_meta import optimizers
 from tff_meta.algorithms import metavers
 from tff_meta.analyses import inversion
@@ -32,6 +34,7 @@ def scene():
       num_classes=3,
       support=rng.uniform(size=(2, 5, *SHAPE)),
       local_label=1,
+      classes=np.array([0, 2]),
   )
 
 
@@ -45,21 +48,24 @@ def attacks():
   return {name: inversion.Attack(case) for name, case in CASES.items()}
 
 
-def truth(case, victim, scene, prototypes):
+def truth(case, victim, prototypes):
   """The unknowns of the victim itself; a label as sure as float64 allows."""
   basis = inversion.to_picture(
       tf.reshape(tf.eye(16, dtype=tf.float64), [16, *SHAPE])
   )
   basis = basis.numpy().reshape(16, 16) - 0.5
   label = np.full(
-      victim.truth['label'].shape[1] if 'label' in victim.truth else 0, -60.0
+      victim.truth['label'].shape[1] if 'label' in case.guessed else 0, -60.0
   )
   if len(label):
     label[victim.label] = 60.0
   parts = {'label': label, 'points': prototypes.numpy().ravel()}
   return np.concatenate(
       [
-          np.linalg.solve(basis.T, scene.image.ravel() - 0.5),
+          *(
+              np.linalg.solve(basis.T, image.ravel() - 0.5)
+              for image in victim.truth['image'].numpy()
+          ),
           *(parts[name] for name in case.guessed),
       ]
   )
@@ -67,18 +73,18 @@ def truth(case, victim, scene, prototypes):
 
 @pytest.mark.parametrize('name', CASES)
 def test_the_victim_itself_matches_and_the_derivative_is_right(
-    victims, attacks, scene, name
+    victims, attacks, name
 ):
   victim, attack = victims[name], attacks[name]
   prototypes = victims[inversion.LEAKED_PROTOTYPES].truth['points']
-  exact, slope = attack(victim, truth(CASES[name], victim, scene, prototypes))
+  exact, slope = attack(victim, truth(CASES[name], victim, prototypes))
   assert exact < 1e-25
   assert np.abs(slope).max() < 1e-10
 
   rng = np.random.default_rng(3)
   point = attack.start(victim, rng)
   value, gradient = attack(victim, point)
-  assert value > 1e-5  # Embeddings differ little before training.
+  assert value > 1e-6  # Embeddings differ little before training.
   for _ in range(3):
     way = rng.standard_normal(len(point))
     way *= 1e-4 / np.linalg.norm(way)
@@ -137,6 +143,43 @@ def test_training_hides_the_last_bias_which_is_attacked(
   assert share(sent) > 0.01
 
 
+def test_a_client_with_two_images_of_a_class_sends_this_in_metavers(victims):
+  """The library's own round; which is support of the two it draws itself."""
+  victim = victims[inversion.EPISODE]
+  trained = metavers.metavers(
+      MODEL, dataclasses.replace(metavers.PAPER, shots=1, queries=1), 2
+  )
+  images, labels = victim.truth['image'], victim.truth['label']
+  examples = episodes.Examples(
+      tf.cast(images, tf.float32),
+      tf.argmax(labels, 1, output_type=tf.int32),
+      tf.ones(4),
+  )
+  seed = tf.constant([1, 2])
+  sent = trained.client_update(
+      tf.nest.map_structure(lambda w: tf.cast(w, tf.float32), victim.weights),
+      method.ClientInput(
+          examples,
+          seed,
+          seed,
+          metavers.Message(tf.constant(0.0), tf.constant(False)),
+          (),
+      ),
+  ).update['body']
+  errors = []
+  for order in [0, 1, 2, 3], [2, 1, 0, 3], [0, 3, 2, 1], [2, 3, 0, 1]:
+    drawn = CASES[inversion.EPISODE].message(
+        victim.weights, tf.gather(images, order), labels, None
+    )[0]['body']
+    errors.append(
+        tf.linalg.global_norm(
+            [tf.cast(drawn[name], tf.float32) - sent[name] for name in drawn]
+        )
+    )
+  errors.sort()
+  assert errors[0] < 1e-3 * tf.linalg.global_norm([*sent.values()]) < errors[1]
+
+
 def test_a_client_with_one_image_sends_this_in_few_round_learning(
     scene, victims
 ):
@@ -181,19 +224,29 @@ def test_a_client_with_one_image_sends_this_in_few_round_learning(
 def test_gradients_give_the_image_away_unless_prototypes_are_guessed(
     victims, attacks, scene
 ):
+  of_several = inversion.EPISODE, inversion.MINIBATCH
   found = {
       name: inversion.invert(
-          attacks[name], victim, iterations=100, restarts=1, seed=(0,)
+          attacks[name],
+          victim,
+          iterations=500 if name in of_several else 100,
+          restarts=1,
+          seed=(0,),
       )
       for name, victim in victims.items()
   }
   psnr = {
-      name: inversion_study.measure(scene.image, guess.image)[1]
+      name: inversion_study.measure(
+          scene.image,
+          inversion_study.guess_of_the_first(
+              victims[name].truth['image'], guess.images
+          ),
+      )[1]
       for name, guess in found.items()
   }
   hidden = inversion.HIDDEN_PROTOTYPES
   for name in set(CASES) - {hidden, inversion.PROTOTYPE_ONLY}:
-    assert psnr[name] > 60, name
+    assert psnr[name] > (24 if name in of_several else 60), name
     if 'label' in CASES[name].guessed:
       assert found[name].label == victims[name].label
   assert psnr[hidden] < 30
@@ -223,7 +276,17 @@ def test_the_start_is_chosen_by_the_mismatch_alone(
       attacks[name], victims[name], iterations=1, restarts=3, seed=(0,)
   )
   assert (best.mismatch, best.lbfgs_iterations) == (1.0, 1)
-  np.testing.assert_allclose(best.image, np.full(SHAPE, 0.5))
+  np.testing.assert_allclose(best.images[0], np.full(SHAPE, 0.5))
+
+
+def test_each_guess_is_taken_for_another_image():
+  """By hand: the best guess of the first one is needed for the second."""
+  values = np.array([0.5, 0.9]), np.array([0.8, 0.1])
+  images, guesses = (
+      np.full((2, *SHAPE), v[:, None, None, None]) for v in values
+  )
+  found = inversion_study.guess_of_the_first(images, guesses)
+  np.testing.assert_array_equal(found, np.full(SHAPE, 0.1))
 
 
 def test_random_pictures_have_the_stated_mean_and_contrast():
@@ -251,8 +314,8 @@ def test_a_study_goes_on_and_ends_with_the_same_bytes(tmp_path, monkeypatch):
   def guess(attack, victim, *, iterations, restarts, seed):
     del attack, restarts
     rng = np.random.default_rng(seed)
-    image = rng.uniform(size=victim.truth['image'].shape[1:])
-    return inversion.Reconstruction(image, 0, rng.uniform(), iterations)
+    images = rng.uniform(size=victim.truth['image'].shape)
+    return inversion.Reconstruction(images, 0, rng.uniform(), iterations)
 
   monkeypatch.setattr(inversion, 'invert', guess)
   corpus = datasets.load_corpus('digits')
@@ -268,7 +331,7 @@ def test_a_study_goes_on_and_ends_with_the_same_bytes(tmp_path, monkeypatch):
   whole, cut = tmp_path / 'whole', tmp_path / 'cut'
   files, summary, attacked = run(whole, 2)
   assert attacked == 2 and len(files) == 3
-  assert files['inversion.csv'].count(b'\n') == 1 + 2 * 7
+  assert files['inversion.csv'].count(b'\n') == 1 + 2 * 9
   assert run(cut, 1)[2] == 1
   assert run(cut, 2) == (files, summary, 1)
   assert run(cut, 2) == (files, summary, 0)
@@ -344,6 +407,7 @@ def test_a_scene_has_the_image_among_others_of_its_class():
   ]
   assert all(len(set(row)) == 1 for row in labels)
   local = [row[0] for row in labels]
+  assert local == scene.classes.tolist()
   assert local == sorted(set(local)) and local[scene.local_label] == scene.label
   assert not (scene.support == scene.image).all((2, 3, 4)).any()
 
@@ -353,6 +417,7 @@ def test_a_scene_has_the_image_among_others_of_its_class():
     [
         ('digits', dict(index=1797), '`image_index` in 0..1796, found 1797'),
         ('digits', dict(ways=11), '`local_classes` in 1..10, found 11'),
+        ('digits', dict(shots=1), '`shots` in 2..1797, found 1'),
         ('digits', dict(shots=500), 'at least 500 further images of class'),
         ('synthetic', {}, r'pixels of .synthetic. in \[0, 1\]'),
     ],

@@ -1,8 +1,8 @@
-"""Gradient inversion (DLG): an image guessed from what a client sent of it.
+"""Gradient inversion (DLG): images guessed from what a client sent of them.
 
 An attacker, such as a server, knows the weights theta and what a client sent
-after it had computed on one image. It looks for a dummy image x' and whatever
-else it does not know, so that the client would have sent the same:
+after it had computed on one image, or on a few. It looks for dummy images x'
+and whatever else it does not know, so that the client would have sent the same:
 
   minimum of  sum over all that was sent  |found - sent|^2 / |sent|^2 ,
 
@@ -36,19 +36,25 @@ A client sends, in these cases,
   its label. That the attacker knows theta is more than FedProto gives away: a
   client's model never leaves it.
 
-Every client sends after one image. A gradient or a
-prototype of k images is a mean of k, which was not attacked. Prototypes are
-constants of a gradient, it does not flow through them.
+Prototypes are constants of all these gradients, which do not flow through them.
+So MetaVers as this library trains it sends none of the three messages that have
+its loss. They are a reading of the paper's experiment, which does not say
+whether gradients stop at prototypes. Two cases are of several images, one to be
+a query and one to be support of each of the client's classes:
 
-MetaVers as this library trains it sends none of the three messages above that
-have its loss. They are a reading of the paper's experiment, which does not say
-whether gradients stop at prototypes. In training they flow through prototypes
-and centroids: a message is of all images of an episode, and of gamma L_S +
-(1 - gamma) L_T, whose L_T no case has. Both losses depend on differences of
-embeddings alone. A shift of all embeddings changes nothing, so that the
-gradient of the last bias, the sum of all dL/de, is 0 whatever the images are,
-and `hidden_prototypes_by_bias` gets nothing from it. An attack on a real
-episode's gradient has not been made.
+* `episode`: what MetaVers sends in this library in the rounds of its warm-up
+  (`metavers.episode_loss`): the gradient of L_S, which flows through prototypes.
+  The attacker guesses all images. The prototypes follow from them, and which
+  class is which does not matter to the loss; how many images there are is
+  known, as ways, shots and queries are to a server. After the warm-up the
+  message is of gamma L_S + (1 - gamma) L_T, which was not attacked: where a
+  triplet begins or ceases to count the objective jumps, and L-BFGS stops there.
+  Both losses depend on differences of embeddings alone: a shift of all
+  embeddings changes nothing, so that the gradient of the last bias, the sum of
+  all dL/de, is 0 whatever the images are, and `hidden_prototypes_by_bias` would
+  get nothing from it.
+* `minibatch`: to compare that with, `classifier` of the mean over the same
+  images; the attacker has their labels.
 
 Source: Zhu, Liu and Han 2019, "Deep Leakage from Gradients"; MetaVers (Lim et
 al., WACV 2024), Fig. 3; for `hidden_prototypes_by_bias` the known remark that a
@@ -68,6 +74,7 @@ from scipy import optimize
 import tensorflow as tf
 
 from tff_meta import weights as weights_lib
+from tff_meta.algorithms import metavers
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import groups as groups_lib
 from tff_meta.losses import prototypical
@@ -79,9 +86,12 @@ LEAKED_PROTOTYPES = 'leaked_prototypes'
 HIDDEN_BY_BIAS = 'hidden_prototypes_by_bias'
 UPDATE_AND_PROTOTYPE = 'update_and_prototype'
 PROTOTYPE_ONLY = 'prototype_only'
+EPISODE = 'episode'
+MINIBATCH = 'minibatch'
 
-# Cases in which the label need not be found, since the client sends it.
-LABEL_IS_SENT = UPDATE_AND_PROTOTYPE, PROTOTYPE_ONLY
+# Cases in which the label need not be found, since the client sends it or the
+# attacker is given it.
+LABEL_IS_GIVEN = UPDATE_AND_PROTOTYPE, PROTOTYPE_ONLY, MINIBATCH
 
 # The bias of the body's last layer, without an activation behind it.
 _LAST_BIAS = 'dense_bias'
@@ -99,8 +109,9 @@ class Scene(NamedTuple):
     image: float64, in [0, 1].
     label: Its class in the whole problem.
     num_classes: Of the whole problem.
-    support: Images of the client's classes, float64 [N, k, ...].
+    support: Images of the client's classes, float64 [N, k, ...], k at least 2.
     local_label: Which of these classes the image is of.
+    classes: int [N], the client's classes in the whole problem.
   """
 
   image: np.ndarray
@@ -108,6 +119,7 @@ class Scene(NamedTuple):
   num_classes: int
   support: np.ndarray
   local_label: int
+  classes: np.ndarray
 
 
 def draw_scene(
@@ -119,7 +131,7 @@ def draw_scene(
     corpus: Of pixels that are in [0, 1] when preprocessed.
     index: Row of the image in the pool: the train part, then the test part.
     ways: N, classes of the client; that of the image is one of them.
-    shots: Support images of each; the image is none of them.
+    shots: Support images of each, at least 2; the image is none of them.
     seed: Of the other classes and of the support images.
 
   Returns:
@@ -133,7 +145,7 @@ def draw_scene(
   for name, value, least, most in (
       ('image_index', index, 0, len(labels) - 1),
       ('local_classes', ways, 1, corpus.num_classes),
-      ('shots', shots, 1, len(labels)),
+      ('shots', shots, 2, len(labels)),  # An episode takes two of a class.
   ):
     if not least <= value <= most:
       raise ValueError(f'Expected `{name}` in {least}..{most}, found {value}.')
@@ -166,6 +178,7 @@ def draw_scene(
       corpus.num_classes,
       pixels[1:].reshape(ways, shots, *pixels.shape[1:]),
       classes.index(label),
+      np.array(classes),
   )
 
 
@@ -174,10 +187,11 @@ class Victim(NamedTuple):
 
   Attributes:
     weights: theta, float64.
-    truth: `image` [1, ...]; where there are any, `label` (probabilities
-      [1, C]); and `points`, the prototypes [C, D] or u [1, D].
+    truth: `image` [n, ...], of which the first one is the image of the scene;
+      where there are any, `label` (probabilities [n, C]); and `points`, the
+      prototypes [C, D] or u [1, D].
     sent: The list of what it sent.
-    label: The true class, among those of the soft label.
+    label: The true class of the first one, among those of the soft label.
   """
 
   weights: Any
@@ -205,14 +219,14 @@ class Reconstruction(NamedTuple):
   """What an attack has found.
 
   Attributes:
-    image: float64, of the shape of an example; not cut off at 0 and 1.
-    label: The class of the largest probability, or None.
+    images: float64 [n, ...], in no particular order; not cut off at 0 and 1.
+    label: The class of the largest probability of the first one, or None.
     mismatch: The objective that was reached; a guess that sends zeros has 1 for
       each thing that was sent.
     lbfgs_iterations: Of the start that was chosen.
   """
 
-  image: np.ndarray
+  images: np.ndarray
   label: int | None
   mismatch: float
   lbfgs_iterations: int
@@ -232,7 +246,8 @@ def build_cases(model: model_lib.Model, num_classes: int) -> dict[str, Case]:
 
   def classifier_loss(weights, image, label, points):
     del points  # A linear classifier has none.
-    return cross_entropy(network.logits(weights, image), label)
+    total = cross_entropy(network.logits(weights, image), label)
+    return total / image.shape[0]
 
   def query_loss(weights, image, label, points):
     """L_S of MetaVers of a query (eq. 2), L_aux of FRL of an image (eq. 3)."""
@@ -243,6 +258,19 @@ def build_cases(model: model_lib.Model, num_classes: int) -> dict[str, Case]:
   def output_loss(weights, image, label, points):
     del label  # It has had its say in u.
     return tf.reduce_sum(points * embed(weights, image))
+
+  def episode_loss(weights, image, label, points):
+    del points  # They are made of the images.
+    ways = label.shape[1]
+    loss, _ = metavers.episode_loss(
+        embed(weights, image),
+        tf.argmax(label, 1, output_type=tf.int32),
+        tf.repeat(tf.constant([0.0, 1.0], tf.float64), ways),
+        metavers.Message(tf.constant(0.0), tf.constant(False)),
+        metavers.PAPER,
+        ways,
+    )
+    return loss
 
   def embed(weights, image, *_):
     return model.embed(weights['body'], image, None)
@@ -259,6 +287,8 @@ def build_cases(model: model_lib.Model, num_classes: int) -> dict[str, Case]:
           lambda *args: [_gradient(query_loss, *args), embed(*args)]
       ),
       PROTOTYPE_ONLY: Case(lambda *args: [embed(*args)]),
+      EPISODE: Case(gradient_of(episode_loss), finds_label=False),
+      MINIBATCH: Case(gradient_of(classifier_loss), finds_label=False),
   }
 
 
@@ -291,18 +321,22 @@ def build_victims(
       ]
   )
 
-  def victim(case, weights, label, num_classes, points=None):
+  images = scene.image[np.newaxis]
+
+  def victim(case, weights, labels, num_classes, points=None, images=images):
     truth = {
-        'image': tf.constant(scene.image[np.newaxis]),
-        'label': tf.one_hot([label], num_classes, dtype=tf.float64),
+        'image': tf.constant(images),
+        'label': tf.one_hot(labels, num_classes, dtype=tf.float64),
     }
     if points is not None:
       truth['points'] = points
-    return Victim(weights, truth, _send(cases[case], weights, truth), label)
+    return Victim(
+        weights, truth, _send(cases[case], weights, truth), int(labels[0])
+    )
 
-  local = scene.local_label, len(scene.support)
+  local = [scene.local_label], len(scene.support)
   victims = {
-      CLASSIFIER: victim(CLASSIFIER, weights, scene.label, scene.num_classes)
+      CLASSIFIER: victim(CLASSIFIER, weights, [scene.label], scene.num_classes)
   }
   for case in HIDDEN_PROTOTYPES, LEAKED_PROTOTYPES, UPDATE_AND_PROTOTYPE:
     victims[case] = victim(case, body, *local, prototypes)
@@ -311,6 +345,23 @@ def build_victims(
   u = hidden.sent[0]['body'][_LAST_BIAS]
   victims[HIDDEN_BY_BIAS] = hidden._replace(
       truth={'image': hidden.truth['image'], 'points': u[tf.newaxis]}
+  )
+  # A query of each class, the image itself first, and a support image of each.
+  others = np.delete(np.arange(len(scene.support)), scene.local_label)
+  classes = np.concatenate([local[0], others])
+  episode = np.concatenate(
+      [images, scene.support[others, 1], scene.support[classes, 0]]
+  )
+  local_labels = np.tile(classes, 2)
+  victims[EPISODE] = victim(
+      EPISODE, body, local_labels, len(classes), images=episode
+  )
+  victims[MINIBATCH] = victim(
+      MINIBATCH,
+      weights,
+      scene.classes[local_labels],
+      scene.num_classes,
+      images=episode,
   )
   return {case: victims[case] for case in cases}
 
@@ -336,7 +387,7 @@ class Attack:
   def guess(
       self, victim: Victim, unknowns: np.ndarray
   ) -> tuple[np.ndarray, int | None]:
-    """Returns an image, and the class that is found if any is.
+    """Returns the images [n, ...], and the class that is found if any is.
 
     Args:
       victim: Whom to attack.
@@ -344,7 +395,7 @@ class Attack:
     """
     truth = self._truth(tf.constant(unknowns), victim.truth)
     label = int(np.argmax(truth['label'])) if self._case.finds_label else None
-    return truth['image'].numpy()[0], label
+    return truth['image'].numpy(), label
 
   def __call__(
       self, victim: Victim, unknowns: np.ndarray
@@ -452,9 +503,9 @@ def invert(
             'gtol': 0.0,
         },
     )
-    image, label = attack.guess(victim, result.x)
+    images, label = attack.guess(victim, result.x)
     found.append(
-        Reconstruction(image, label, float(result.fun), int(result.nit))
+        Reconstruction(images, label, float(result.fun), int(result.nit))
     )
   return min(found, key=lambda r: r.mismatch)
 

@@ -14,6 +14,7 @@ import pathlib
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import optimize
 from scipy import stats
 import tensorflow as tf
 
@@ -163,12 +164,16 @@ class _Attacker:
         )
         for name, victim in victims.items()
     }
+    images = {
+        name: guess_of_the_first(victims[name].truth['image'], guess.images)
+        for name, guess in found.items()
+    }
     rows = [
         Row(
             index,
             scene.label,
             name,
-            *measure(scene.image, guess.image),
+            *measure(scene.image, images[name]),
             guess.mismatch,
             guess.lbfgs_iterations,
             guess.label,
@@ -180,7 +185,24 @@ class _Attacker:
     rows.append(
         Row(index, scene.label, GREY, *grey, None, 0, None, scene.label)
     )
-    return rows, [scene.image, *(guess.image for guess in found.values())]
+    return rows, [scene.image, *images.values()]
+
+
+def guess_of_the_first(images: np.ndarray, guesses: np.ndarray) -> np.ndarray:
+  """Returns the guess that is taken for the first of a client's images.
+
+  An attacker does not know which is which. Each guess is taken for another
+  image, so that the mean squared errors have the least sum.
+
+  Args:
+    images: In [0, 1], [n, height, width, channels].
+    guesses: The same, cut off at 0 and 1.
+  """
+  differences = np.clip(guesses, 0, 1) - np.expand_dims(images, 1)
+  _, chosen = optimize.linear_sum_assignment(
+      np.mean(differences**2, axis=(2, 3, 4))
+  )
+  return guesses[chosen[0]]
 
 
 def measure(image: np.ndarray, guess: np.ndarray) -> tuple[float, float, float]:
@@ -238,7 +260,7 @@ def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
         entry[f'{name}_difference'] = _interval(values - first)
     entry['recognised'] = sum(row.psnr >= RECOGNISED for row in own)
     guesses_label = (
-        own[0].label is not None and case not in inversion.LABEL_IS_SENT
+        own[0].label is not None and case not in inversion.LABEL_IS_GIVEN
     )
     entry['right_labels'] = (
         sum(row.label == row.true_label for row in own)
