@@ -318,6 +318,7 @@ _FED_AVG_ALONE = _hparams(
     'fine_tuning_decay',
     'fine_tuning_decay_steps',
 )
+_DRAWERS_A_CLIENT = {'dataset_options/clients', 'num_clients'}
 _TRIALS = (
     _Trial(
         'fedmeta_per_table3_mnist',
@@ -438,6 +439,17 @@ _TRIALS = (
             ),
         )
         for name in ('users_mnist_writers', 'users_omniglot_drawers')
+    ),
+    *(
+        _Trial(
+            f'{name}_forms',
+            {'dataset_options/scaling'} | more,
+            of=dict(table=f'{name}_search', setting='Validation examples'),
+        )
+        for name, more in (
+            ('users_mnist_writers', set()),
+            ('users_omniglot_drawers', _DRAWERS_A_CLIENT),
+        )
     ),
     _Trial(
         'presets_cafeme_rmnist',

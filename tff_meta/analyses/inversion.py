@@ -43,11 +43,11 @@ whether gradients stop at prototypes. Two cases are of several images, one to be
 a query and one to be support of each of the client's classes:
 
 * `episode`: what MetaVers sends in this library in the rounds of its warm-up
-  (`metavers.episode_loss`): the gradient of L_S, which flows through prototypes.
-  The attacker guesses all images. The prototypes follow from them, and which
-  class is which does not matter to the loss; how many images there are is
-  known, as ways, shots and queries are to a server. After the warm-up the
-  message is of gamma L_S + (1 - gamma) L_T, which was not attacked: where a
+  (`metavers.episode_loss`): the gradient of L_S, which flows through
+  prototypes. The attacker guesses all images. The prototypes follow from them,
+  and which class is which does not matter to the loss; how many images there
+  are is known, as ways, shots and queries are to a server. After the warm-up
+  the message is of gamma L_S + (1 - gamma) L_T, which was not attacked: where a
   triplet begins or ceases to count the objective jumps, and L-BFGS stops there.
   Both losses depend on differences of embeddings alone: a shift of all
   embeddings changes nothing, so that the gradient of the last bias, the sum of
