@@ -456,6 +456,8 @@ def _inversion() -> str:
       'hidden_prototypes_by_bias': f'{metavers}: not needed, by the last bias',
       'update_and_prototype': 'FRL: step and prototype',
       'prototype_only': 'FedProto: prototype',
+      'minibatch': 'FedAvg: gradient of four images',
+      'episode': 'MetaVers as trained here: gradient of an episode of the four',
       'grey': 'nothing: mid-grey is guessed',
   }
   path = _RESULTS / 'analyses' / 'inversion_cifar10' / 'inversion.json'
@@ -486,9 +488,9 @@ def _inversion() -> str:
   header = [
       'What the attacker has',
       'PSNR, dB',
-      'minus FedAvg',
+      'minus FedAvg of as many images',
       'SSIM',
-      'minus FedAvg',
+      'minus FedAvg of as many images',
       'images of 20 dB or more',
       'right labels',
   ]
@@ -650,7 +652,7 @@ def _claims(paper: str) -> str:
         )
         if part
     )
-    verdict = _counts(words) or ('not decided' if claim.evidence else 'not run')
+    verdict = _counts(words) or (claim.verdict if claim.evidence else 'not run')
     overview.append(
         [str(number), claim.text, claim.source, verdict, instead or _NONE]
     )

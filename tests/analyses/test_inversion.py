@@ -364,6 +364,10 @@ def test_a_summary_by_hand():
           row(2, 'grey', 12.0),
           row(4, 'prototype_only', 12.0, 1, 0.0),
           row(2, 'prototype_only', 12.0, 1, 0.0),
+          row(4, 'minibatch', 14.0),
+          row(2, 'minibatch', 16.0),
+          row(4, 'episode', 17.0),
+          row(2, 'episode', 19.0),
       ]
   )
   # Student's t of one degree of freedom: 12.706 s / sqrt(2), s = 12 / sqrt(2).
@@ -381,6 +385,8 @@ def test_a_summary_by_hand():
       12.706 * 7, abs=0.01
   )
   assert (grey['recognised'], grey['right_labels']) == (0, None)
+  # Against FedAvg's message of as many images.
+  assert summary['episode']['psnr_difference'] == dict(mean=3, half_width_95=0)
   # The label is sent.
   assert summary['prototype_only']['right_labels'] is None
   assert summary['prototype_only']['psnr']['half_width_95'] == 0

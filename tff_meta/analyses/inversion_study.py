@@ -28,6 +28,10 @@ GREY = 'grey'
 RECOGNISED = 20.0  # dB.
 _BEST_PSNR = 120.0  # dB; of an image without any error it would be infinite.
 _SSIM_WINDOW = 11  # Pixels, or the largest odd number of them that fits.
+# FedAvg's message of as many images, where that is not `classifier`.
+_COMPARED_WITH = dict.fromkeys(
+    (inversion.EPISODE, inversion.MINIBATCH), inversion.MINIBATCH
+)
 _TABLE = 'inversion.csv'
 _PICTURES = 'pictures'
 
@@ -239,10 +243,10 @@ def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
   Returns:
     Case -> number of `images`, `psnr` and `ssim` as `mean` and `half_width_95`
     (Student's t over images; None of one), the same of `psnr_difference` and
-    `ssim_difference` from the case `classifier` image by image, how many images
-    are `recognised` (a PSNR of at least 20 dB), how many guessed labels are
-    right (`right_labels`, None where none is guessed), and the median
-    `mismatch`.
+    `ssim_difference` image by image from FedAvg's case that it is
+    `compared_with` (but for these themselves), how many images are `recognised`
+    (a PSNR of at least 20 dB), how many guessed labels are right
+    (`right_labels`, None where none is guessed), and the median `mismatch`.
   """
   by_case: dict[str, list[Row]] = {}
   for row in rows:
@@ -250,14 +254,17 @@ def summarize(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
   summary = {}
   for case, own in by_case.items():
     entry: dict[str, Any] = {'images': len(own)}
+    other = _COMPARED_WITH.get(case, inversion.CLASSIFIER)
+    if case != other:
+      entry['compared_with'] = other
     for name in 'psnr', 'ssim':
-      values, first = (
+      values, others = (
           np.array([getattr(row, name) for row in part])
-          for part in (own, by_case[inversion.CLASSIFIER])
+          for part in (own, by_case[other])
       )
       entry[name] = _interval(values)
-      if case != inversion.CLASSIFIER:
-        entry[f'{name}_difference'] = _interval(values - first)
+      if case != other:
+        entry[f'{name}_difference'] = _interval(values - others)
     entry['recognised'] = sum(row.psnr >= RECOGNISED for row in own)
     guesses_label = (
         own[0].label is not None and case not in inversion.LABEL_IS_GIVEN
