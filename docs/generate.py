@@ -355,12 +355,12 @@ def _how_progress() -> str:
   return '\n'.join(f'* {sentence}' for sentence in progress.WHAT_IT_IS)
 
 
-def _margins(name: str) -> str:
+def _margins(name: str, of_row: str) -> str:
   """The margin of a round's clients on the way, the mean over seeds."""
   shown = (50, 250, 500, 750, 1000)
   rows = []
   for setting, row, folders in _runs(name):
-    if row != 'MetaVers':  # The ablations have no margin.
+    if row != of_row:
       continue
     curves = [
         dict(zip(_column(run, 'round'), _column(run, _MARGIN), strict=True))

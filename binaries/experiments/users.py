@@ -489,7 +489,7 @@ def _forms(users: _Users) -> tables.Table:
   return dataclasses.replace(
       search,
       name=f'{users.name}_forms',
-      title=f'FedAvg with other clients and pixels: {users.title}',
+      title=f'FedAvg with other pixels or clients, for {users.name}',
       settings=tuple(
           dataclasses.replace(
               search.settings[0],
