@@ -168,7 +168,7 @@ def episode_loss(
   class it is 0, and so is its gradient.
 
   Args:
-    e: Embeddings of the episode, float32 or float64 [n, D].
+    e: Embeddings of the episode, float32 [n, D].
     y: int32 [n], labels in 0..C-1.
     is_support: float32 [n], 1 for support and 0 for query.
     message: From the server.
@@ -206,7 +206,7 @@ def episode_loss(
   uploaded = margins_lib.Margin(own, has_margin)
   if config.loss == 'triplet':
     return triplet, uploaded
-  gamma = tf.cast(tf.where(message.is_hybrid, config.gamma, 1.0), e.dtype)
+  gamma = tf.where(message.is_hybrid, config.gamma, 1.0)
   return gamma * ce + (1 - gamma) * triplet, uploaded
 
 

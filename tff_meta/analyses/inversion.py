@@ -42,9 +42,9 @@ its loss. They are a reading of the paper's experiment, which does not say
 whether gradients stop at prototypes. Two cases are of several images, one to be
 a query and one to be support of each of the client's classes:
 
-* `episode`: what MetaVers sends in this library in the rounds of its warm-up
-  (`metavers.episode_loss`): the gradient of L_S, which flows through
-  prototypes. The attacker guesses all images. The prototypes follow from them,
+* `episode`: what MetaVers sends in this library in the rounds of its warm-up:
+  the gradient of L_S, which flows through prototypes (a test holds the two to
+  each other). The attacker guesses all images. The prototypes follow from them,
   and which class is which does not matter to the loss; how many images there
   are is known, as ways, shots and queries are to a server. After the warm-up
   the message is of gamma L_S + (1 - gamma) L_T, which was not attacked: where a
@@ -74,7 +74,6 @@ from scipy import optimize
 import tensorflow as tf
 
 from tff_meta import weights as weights_lib
-from tff_meta.algorithms import metavers
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import groups as groups_lib
 from tff_meta.losses import prototypical
@@ -261,16 +260,11 @@ def build_cases(model: model_lib.Model, num_classes: int) -> dict[str, Case]:
 
   def episode_loss(weights, image, label, points):
     del points  # They are made of the images.
-    ways = label.shape[1]
-    loss, _ = metavers.episode_loss(
-        embed(weights, image),
-        tf.argmax(label, 1, output_type=tf.int32),
-        tf.repeat(tf.constant([0.0, 1.0], tf.float64), ways),
-        metavers.Message(tf.constant(0.0), tf.constant(False)),
-        metavers.PAPER,
-        ways,
-    )
-    return loss
+    e, ways = embed(weights, image), label.shape[1]
+    y = tf.argmax(label, 1, output_type=tf.int32)
+    is_support = tf.repeat(tf.constant([0.0, 1.0], tf.float64), ways)
+    prototypes = prototypical.prototypes(e, y, is_support, ways)
+    return prototypical.prototypical_loss(e, y, 1 - is_support, prototypes)
 
   def embed(weights, image, *_):
     return model.embed(weights['body'], image, None)
