@@ -117,7 +117,7 @@ def _check_files(output):
   (run,) = found['trajectory']['runs']
   assert len(run['clients']) == 2 and run['mean_step_length'] > 0
   cases = found['inversion']['cases']
-  assert list(cases)[0] == 'classifier' and len(cases) == 7
+  assert list(cases)[0] == 'classifier' and len(cases) == 9
   assert all(case['psnr']['half_width_95'] > 0 for case in cases.values())
 
 
