@@ -199,8 +199,11 @@ def guess_of_the_first(images: np.ndarray, guesses: np.ndarray) -> np.ndarray:
   image, so that the mean squared errors have the least sum.
 
   Args:
-    images: In [0, 1], [n, height, width, channels].
-    guesses: The same, cut off at 0 and 1.
+    images: float64 in [0, 1], [n, height, width, channels].
+    guesses: The same, cut off at 0 and 1 where they are compared.
+
+  Returns:
+    One of `guesses`, as it is, [height, width, channels].
   """
   differences = np.clip(guesses, 0, 1) - np.expand_dims(images, 1)
   _, chosen = optimize.linear_sum_assignment(
