@@ -95,11 +95,17 @@ def _runner(root, hosts, program, environment, report=lambda line: None):
 
 
 def _files(root, cell):
+  """Returns name -> content; of the checkpoints, the last one.
+
+  A run that is stopped writes one of its round, whichever that is.
+  """
   run = runner.CellFolder(root, cell).run
+  earlier = sorted((run / 'checkpoints').iterdir())[:-1]
   return {
       file.name: (run / file.name).read_bytes()
       for file in hosted_program.files_of(run)
       if pathlib.Path(file.name).parts[0] not in _OF_ITS_OWN
+      and run / file.name not in earlier
   }
 
 
