@@ -5,6 +5,7 @@ as all cases of its image are, and a study that is started again goes on behind
 it. The case `grey` is no attack: a guess of mid-grey, for comparison.
 """
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 import csv
 import dataclasses
@@ -99,7 +100,8 @@ def run(
     settings: What to attack, and how hard.
     num_images: At least 1; those of fewer are the first of those of more.
     root: Where the table and the pictures are. Images of the table that is
-      there are not attacked again, unless their picture is lost.
+      there are not attacked again, unless their picture is lost, or rows of
+      cases that an earlier version did not have.
     report: Called with a line for every image.
 
   Returns:
@@ -115,24 +117,29 @@ def run(
         f'Expected `images` of at most {size}, all of {corpus.name!r}, found'
         f' {num_images}.'
     )
-  table = root / _TABLE
-  rows = [
-      row
-      for row in _read(table, settings)
-      if _strip(root, row.image_index).exists()
-  ]
-  done = {row.image_index for row in rows}
   order = np.random.default_rng(settings.seed).permutation(size)
   place = {index: i for i, index in enumerate(order.tolist())}
   indices = list(place)[:num_images]
-  attacker = None
+
+  def draw_scene(index):
+    return inversion.draw_scene(
+        corpus, index, settings.local_classes, settings.shots, settings.seed
+    )
+
+  table = root / _TABLE
+  rows = _read(table, settings)
+  attacker = _Attacker(draw_scene(indices[0]), settings)
+  cases = collections.Counter(row.image_index for row in rows)
+  done = {
+      index
+      for index, number in cases.items()
+      if number == attacker.num_rows and _strip(root, index).exists()
+  }
+  rows = [row for row in rows if row.image_index in done]
   for number, index in enumerate(indices, 1):
     if index in done:
       continue
-    scene = inversion.draw_scene(
-        corpus, index, settings.local_classes, settings.shots, settings.seed
-    )
-    attacker = attacker or _Attacker(scene, settings)
+    scene = draw_scene(index)
     found, images = attacker.attack(scene, index)
     plain_files.make_directory(root / _PICTURES, parents=True)
     atomic_files.write_bytes(_strip(root, index), _to_png(images))
@@ -153,6 +160,11 @@ class _Attacker:
     self._attacks = {
         name: inversion.Attack(case) for name, case in self._cases.items()
     }
+
+  @property
+  def num_rows(self):
+    """Of an image: one a case, and that of grey."""
+    return len(self._cases) + 1
 
   def attack(self, scene, index):
     """Returns the rows of an image, and it beside what was found."""
