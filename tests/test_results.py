@@ -15,6 +15,7 @@ import pytest
 
 from binaries import experiments
 from binaries.experiments import claims
+from binaries.experiments import users
 from tff_meta import registry
 from tff_meta.comparison import record
 from tff_meta.comparison import report
@@ -272,6 +273,24 @@ def test_rows_on_omniglot_have_what_the_search_found():
     rates = entry['row'].removeprefix(method).split()
     hparams = tables.in_force(rows[method].flags)['--hparams']
     assert hparams.endswith(','.join(rates)), method
+
+
+@pytest.mark.parametrize('on', [users.WRITERS, users.DRAWERS])
+def test_methods_on_users_have_what_the_search_found(on):
+  """And those of a search that has not run, the rates of the demonstration."""
+  search = _ROOT / 'results' / f'{on.name}_search'
+  best = _best(_whole_search(search.name)) if search.exists() else {}
+  for row in experiments.get(on.name).rows:
+    found, before = (
+        tables.in_force(flags)['--hparams'].removeprefix('--hparams=')
+        for flags in (row.flags, on.row(row.name, on.rounds).flags)
+    )
+    expected = dict(pair.split('=') for pair in before.split(','))
+    method = users.AS.get(row.name, row.name)
+    if method in best:
+      rates = best[method]['row'].removeprefix(method).split()
+      expected |= dict(pair.split('=') for pair in rates)
+    assert dict(pair.split('=') for pair in found.split(',')) == expected
 
 
 def test_the_scaling_of_mnist_is_what_the_search_found():

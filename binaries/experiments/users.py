@@ -397,6 +397,15 @@ def _table(users: _Users) -> tables.Table:
                       lower_is_better=True,
                       factor=1000 / _CLIENTS_PER_ROUND,
                   ),
+                  *(
+                      tables.Measure(
+                          f"A client's KB {way} a round",
+                          f'client_bytes_per_round/{way}',
+                          lower_is_better=True,
+                          factor=1 / 1000,
+                      )
+                      for way in ('down', 'up')
+                  ),
               ),
           ),
       ),
