@@ -356,7 +356,7 @@ def _how_progress() -> str:
 
 
 def _margins(name: str, of_row: str) -> str:
-  """The margin of a round's clients on the way, the mean over seeds."""
+  """The server's margin on the way, the mean over seeds."""
   shown = (50, 250, 500, 750, 1000)
   rows = []
   for setting, row, folders in _runs(name):

@@ -1,8 +1,7 @@
 """What a paper's text gives, beside what its released code does.
 
-Where both differ the presets `paper` and `release` have one each. Only of
-FedMeta-Per is there evidence that published numbers come of the code.
-Here both meet the same data, clients, rounds and rates: those of the tables of
+Where both differ the presets `paper` and `release` have one each. Here both
+meet the same data, clients, rounds and rates: those of the tables of
 the papers, or of Omniglot, which is ours. CAFeMe has its three kinds of gates
 beside them. Nobody published these numbers.
 """
@@ -83,6 +82,7 @@ METAVERS = _table(
     ),
     settings=tuple(_METAVERS_DATA),
     seeds=(0, 21, 42),
+    hours=0.8,
     notes=(
         'Shots, queries and gamma of a data set are those of the code in both'
         ' rows, because the text has no others.',

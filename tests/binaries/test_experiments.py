@@ -137,6 +137,9 @@ def _check_reports(config, measure):
   elif where == 'seconds_per_round_median':
     # The time of a round is said to be that of a client, in ms.
     assert measure.factor == 1000 / config.clients_per_round
+  elif where == 'client_bytes_per_round':
+    assert (parts, measure.factor) in ((['down'], 0.001), (['up'], 0.001))
+    assert f' KB {parts[0]} ' in measure.name
   elif where != 'best_round_validation':
     assert where in ('evaluation', 'evaluation_best')
     assert parts[0] in (config.protocols or ('known_clients', 'new_clients'))
@@ -320,6 +323,14 @@ _FED_AVG_ALONE = _hparams(
 )
 _DRAWERS_A_CLIENT = {'dataset_options/clients', 'num_clients'}
 _TRIALS = (
+    _Trial(
+        'presets_metavers_cifar10',
+        {'preset'}
+        | _hparams('triplet_variant', 'margin_rule', 'margin_stop_gradient')
+        | _hparams('fixed_margin', 'warm_up_rounds', 'weight_decay'),
+        row='paper',
+        of=dict(table='metavers_cifar10', row='MetaVers'),
+    ),
     _Trial(
         'fedmeta_per_table3_mnist',
         {'partition', 'partition_options/stride', 'new_clients'}

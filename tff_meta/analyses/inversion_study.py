@@ -5,7 +5,6 @@ as all cases of its image are, and a study that is started again goes on behind
 it. The case `grey` is no attack: a guess of mid-grey, for comparison.
 """
 
-import collections
 from collections.abc import Callable, Mapping, Sequence
 import csv
 import dataclasses
@@ -129,11 +128,13 @@ def run(
   table = root / _TABLE
   rows = _read(table, settings)
   attacker = _Attacker(draw_scene(indices[0]), settings)
-  cases = collections.Counter(row.image_index for row in rows)
+  cases: dict[int, set[str]] = {}
+  for row in rows:
+    cases.setdefault(row.image_index, set()).add(row.case)
   done = {
       index
-      for index, number in cases.items()
-      if number == attacker.num_rows and _strip(root, index).exists()
+      for index, names in cases.items()
+      if names == attacker.names and _strip(root, index).exists()
   }
   rows = [row for row in rows if row.image_index in done]
   for number, index in enumerate(indices, 1):
@@ -162,9 +163,9 @@ class _Attacker:
     }
 
   @property
-  def num_rows(self):
-    """Of an image: one a case, and that of grey."""
-    return len(self._cases) + 1
+  def names(self):
+    """What an image has a row of each."""
+    return {*self._cases, GREY}
 
   def attack(self, scene, index):
     """Returns the rows of an image, and it beside what was found."""

@@ -29,10 +29,10 @@ class Signal(NamedTuple):
 SIGNALS = (
     Signal(
         'client_work/signal/margin',
-        "mean margin of a round's clients",
-        'The margin between classes: the distance between the means of two'
-        " classes in a client's embedding, the mean over pairs of classes and"
-        " over a round's clients",
+        "the server's margin",
+        "The server's margin between classes: the distance between the means of"
+        " two classes in a client's embedding, the mean over pairs of classes"
+        " and clients, and over rounds by the algorithm's rule",
     ),
     Signal(
         'train/max_update_norm',
