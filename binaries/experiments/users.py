@@ -234,7 +234,57 @@ _CANDIDATES = {
 
 # Name of a table -> method -> the best of its search, from `found`.
 _FOUND: dict[str, dict[str, dict[str, float]]] = {
-    'users_mnist_writers': {},
+    'users_mnist_writers': {
+        'fed_avg': {'learning_rate': 0.1},
+        'fed_avg_ft': {'learning_rate': 0.06, 'deployment_learning_rate': 0.01},
+        'local': {'learning_rate': 0.1},
+        'fed_rep': {'learning_rate': 0.2},
+        'metavers': {'shots': 2, 'queries': 2, 'learning_rate': 0.001},
+        'cafeme': {
+            'inner_learning_rate': 0.02,
+            'fine_tuning_learning_rate': 0.02,
+            'outer_learning_rate': 0.001,
+        },
+        'fed_babu': {'learning_rate': 0.2, 'fine_tuning_learning_rate': 0.01},
+        'ditto': {
+            'learning_rate': 0.2,
+            'personal_learning_rate': 0.2,
+            'fine_tuning_learning_rate': 0.2,
+            'proximal_weight': 1.0,
+        },
+        'per_fed_avg': {
+            'inner_learning_rate': 0.02,
+            'fine_tuning_learning_rate': 0.02,
+            'outer_learning_rate': 0.1,
+        },
+        'fed_prox': {'learning_rate': 0.06, 'proximal_weight': 0.01},
+        'fed_bn': {'learning_rate': 0.1},
+        'fed_avg norm_cnn': {'learning_rate': 0.05},
+        'fed_rod': {'learning_rate': 0.1},
+        'fed_ala': {'learning_rate': 0.1},
+        'scaffold': {'learning_rate': 0.1},
+        'fed_per': {'learning_rate': 0.1},
+        'fedec': {'inner_learning_rate': 0.06, 'constraint_weight': 0.1},
+        'fedmeta_per': {
+            'inner_learning_rate': 0.02,
+            'outer_learning_rate': 0.3,
+        },
+        'fedmeta': {'inner_learning_rate': 0.02, 'outer_learning_rate': 0.3},
+        'apfl': {'learning_rate': 0.2, 'mixing': 0.5},
+        'pfedme': {'personal_learning_rate': 0.05, 'learning_rate': 0.06},
+        'ifca': {'learning_rate': 0.2, 'clusters': 4},
+        'ifca_ft': {'learning_rate': 0.2, 'fine_tuning_learning_rate': 0.1},
+        'lg_fed_avg': {'learning_rate': 0.1},
+        'l2gd': {'learning_rate': 0.06, 'averaging_probability': 0.2},
+        'knn_per': {'learning_rate': 0.2, 'scale': 1.0},
+        'fed_proto': {'learning_rate': 0.02, 'prototype_weight': 1.0},
+        'pfedhn': {'learning_rate': 0.06, 'server_learning_rate': 0.03},
+        'pfedgp': {'learning_rate': 0.05, 'inner_steps': 5},
+        'cafeme_fed_rep': {
+            'learning_rate': 0.001,
+            'fine_tuning_learning_rate': 0.01,
+        },
+    },
     'users_omniglot_drawers': {},
 }
 
