@@ -178,6 +178,11 @@ def _facts(name: str) -> str:
   return '\n'.join(f'* {line}' for line in lines if line.startswith(begins))
 
 
+def _notes(name: str) -> str:
+  """What the definition of a table says of it."""
+  return '\n'.join(f'* {note}' for note in experiments.get(name).notes)
+
+
 def _across(name: str, measure: str, *rows: str) -> str:
   """One measure of a kept table: a line a method, a column a setting."""
   entries = [e for e in _entries(name) if e['measure'] == measure]
@@ -945,6 +950,7 @@ def _presets(module: str) -> str:
 _KINDS: dict[str, Callable[..., str]] = {
     'table': _table,
     'facts': _facts,
+    'notes': _notes,
     'across': _across,
     'last ten tests': _last_ten,
     'steps': _steps,
