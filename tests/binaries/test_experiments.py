@@ -325,7 +325,10 @@ _DRAWERS_A_CLIENT = {'dataset_options/clients', 'num_clients'}
 _TRIALS = (
     _Trial(
         'presets_metavers_cifar10',
+        # References, which have the preset's rates, are not of the table.
         {'preset'}
+        | {'reference_hparams/learning_rate', 'reference_hparams/momentum'}
+        | {'reference_hparams/deployment_learning_rate'}
         | _hparams('triplet_variant', 'margin_rule', 'margin_stop_gradient')
         | _hparams('fixed_margin', 'warm_up_rounds', 'weight_decay'),
         row='paper',

@@ -302,7 +302,7 @@ def test_page_draws_margins_where_there_are_any(tmp_path, comparison):
     )
   report.write(tmp_path, comparison)
   page = (tmp_path / 'report.html').read_text()
-  assert 'The margin between classes: ' in page
+  assert ' margin between classes: ' in page
   assert 'Drift: ' not in page  # Nothing but zeros.
   assert 'How fast accuracy grows' not in page  # Nothing was evaluated.
 
