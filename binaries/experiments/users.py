@@ -577,9 +577,11 @@ def _forms(users: _Users) -> tables.Table:
       rows=tuple(
           row for row in search.rows if row.name.startswith('fed_avg learning')
       ),
-      scales=search.scales
-      | {
-          'cpu': dataclasses.replace(search.scales['cpu'], hours=users.hours[2])
+      scales={
+          **search.scales,
+          'cpu': dataclasses.replace(
+              search.scales['cpu'], hours=users.hours[2]
+          ),
       },
       notes=(
           'Mean accuracy of known clients on a fifth of their examples, as in'
@@ -634,7 +636,7 @@ WRITERS = _Users(
         'Scaled': (r'f\d\d\d[258]_.*', 100, 'standard'),
         'As they are': (r'f\d\d\d[258]_.*', 100, 'raw'),
     },
-    hours=(None, 0.9, 0.05),
+    hours=(1.2, 0.9, 0.05),
 )
 DRAWERS = _Users(
     name='users_omniglot_drawers',
