@@ -591,6 +591,14 @@ _OURS = {
             channels='class prototypes',
         ),
         AlgorithmSpec(
+            name='fed_pac',
+            summary='Aligned features, and heads combined for every client',
+            paper='Xu et al., ICLR 2023',
+            module_name='tff_meta.baselines.fed_pac',
+            uses=('known_client', 'new_client', 'new_class'),
+            channels='class prototypes and heads',
+        ),
+        AlgorithmSpec(
             name='pfedhn',
             summary="A hypernetwork makes the clients' models",
             paper='Shamsian et al., ICML 2021',

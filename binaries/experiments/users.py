@@ -99,6 +99,7 @@ _ALGORITHMS = (
     'l2gd',
     'knn_per',
     'fed_proto',
+    'fed_pac',
     'pfedhn',
     'pfedgp',
     'cafeme_fed_rep',
@@ -224,6 +225,7 @@ _CANDIDATES = {
     'l2gd': _grid(learning_rate=_THREE, averaging_probability=(0.2, 0.5)),
     'knn_per': _grid(learning_rate=_THREE, scale=(1.0, 10.0)),
     'fed_proto': _grid(learning_rate=_THREE, prototype_weight=(0.1, 1.0)),
+    'fed_pac': _grid(learning_rate=_THREE, head_learning_rate=(0.05, 0.2)),
     'pfedhn': _grid(learning_rate=_THREE, server_learning_rate=(0.01, 0.03)),
     'pfedgp': _grid(learning_rate=(0.02, 0.05, 0.2), inner_steps=(1, 5)),
     'cafeme_fed_rep': _grid(
@@ -371,6 +373,7 @@ class _Users:
             'query_batches': _QUERY_BATCHES,
         },
         'fed_per': {'fine_tuning_epochs': 0},
+        'fed_pac': {'known_client_epochs': _PASSES},
         # A step takes three minibatches.
         'per_fed_avg': {
             'local_steps': max(1, self.steps // 3),
@@ -497,8 +500,8 @@ def _table(users: _Users) -> tables.Table:
           ' averaged, IFCA models that a client has not trained.',
           'Time is the median wall clock of a round, server included, divided'
           ' by its ten clients, on a machine that may have had other work.',
-          'FedPAC is not in the library. FedProto has nothing for new clients.'
-          ' FRL, Personalized FL and one-shot fine-tuning are for groups.',
+          'FedProto has nothing for new clients. FRL, Personalized FL and'
+          ' one-shot fine-tuning are for groups.',
           *users.notes,
           *(
               [

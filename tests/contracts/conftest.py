@@ -137,6 +137,9 @@ _TOY_SETTINGS = {
     ),
     'knn_per': dict(learning_rate=0.3, batch_size=4),
     'fed_proto': dict(learning_rate=0.1, epochs=2),
+    'fed_pac': dict(
+        learning_rate=0.1, head_learning_rate=0.2, epochs=2, batch_size=4
+    ),
     'pfedgp': _PFEDGP,
     'pfedgp_proto': _PFEDGP,
     'ifca': _IFCA,

@@ -14,8 +14,8 @@ from tff_meta.training import checkpoints
 # They take a client's examples as they are; their papers augment nothing.
 _REFUSE = ('metavers', 'pfedgp')
 # They look at the images themselves for more than training: to choose the model
-# that they train, and to send class means beside what is trained.
-_ALSO_LOOK = ('ifca_ft', 'ifca', 'fed_proto')
+# or combine the head that they train, and to send class means beside it.
+_ALSO_LOOK = ('ifca_ft', 'ifca', 'fed_proto', 'fed_pac')
 
 
 def _build(subject, augment):

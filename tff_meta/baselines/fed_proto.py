@@ -95,12 +95,8 @@ def fed_proto(
     def loss(weights, batch):
       embeddings = model.embed(weights['body'], batch.x, batch.mask)
       logits = model.classify(weights['head'], embeddings)
-      distances = tf.reduce_mean(
-          (embeddings - tf.gather(prototypes.means, batch.y)) ** 2, axis=1
-      )
-      counted = batch.mask * tf.gather(prototypes.present, batch.y)
-      pull = tf.math.divide_no_nan(
-          tf.reduce_sum(counted * distances), tf.reduce_sum(batch.mask)
+      pull = prototypical.mean_squared_distance(
+          embeddings, batch.y, batch.mask, prototypes
       )
       return (
           cross_entropy.softmax_cross_entropy(logits, batch.y, batch.mask)
@@ -130,13 +126,6 @@ def fed_proto(
         memory=collections.OrderedDict(
             weights=trained, prototypes=client.message
         ),
-    )
-
-  def next_prototypes(old, sums):
-    new = prototypical.divide_prototypes(sums)
-    return prototypical.Prototypes(
-        tf.where(new.present[:, tf.newaxis] > 0, new.means, old.means),
-        tf.maximum(new.present, old.present),
     )
 
   def known_client():
@@ -175,7 +164,7 @@ def fed_proto(
       state=lambda seed: client_work.ClientWorkState(
           initialize=by_distance.no_prototypes,
           message=lambda prototypes: prototypes,
-          next=next_prototypes,
+          next=prototypical.newest,
       ),
       sends_updates=False,
       channels=(prototypes,),

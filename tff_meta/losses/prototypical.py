@@ -191,6 +191,35 @@ def nearest_prototype(e: tf.Tensor, prototypes: Prototypes) -> tf.Tensor:
   return tf.argmax(logits, 1, output_type=tf.int32)
 
 
+def mean_squared_distance(
+    embeddings: tf.Tensor,
+    y: tf.Tensor,
+    mask: tf.Tensor,
+    prototypes: Prototypes,
+) -> tf.Tensor:
+  """`mean_ij (e_ij - c_{y_i}j)^2`, over all examples and all D numbers.
+
+  Args:
+    embeddings: [n, D].
+    y: int32 [n], labels 0..C-1.
+    mask: [n], 1 for an example and 0 for padding.
+    prototypes: Of C classes; examples of a class without one are at no
+      distance.
+
+  Returns:
+    A scalar; 0 without examples.
+
+  Source: Tan et al., AAAI 2022 (FedProto), the second term of the local loss.
+  """
+  distances = tf.reduce_mean(
+      (embeddings - tf.gather(prototypes.means, y)) ** 2, axis=1
+  )
+  counted = mask * tf.gather(prototypes.present, y)
+  return tf.math.divide_no_nan(
+      tf.reduce_sum(counted * distances), tf.reduce_sum(mask)
+  )
+
+
 class PrototypeSums(NamedTuple):
   """What is summed over clients to average prototypes.
 
@@ -238,6 +267,20 @@ def divide_prototypes(sums: PrototypeSums, over: str = 'holders') -> Prototypes:
   )
   present = tf.cast(sums.class_weight > 0, sums.means.dtype)
   return Prototypes(means, present)
+
+
+def newest(old: Prototypes, sums: PrototypeSums) -> Prototypes:
+  """The prototypes of a round; of a class that nobody held, those of before.
+
+  Args:
+    old: Of the round before.
+    sums: As for `divide_prototypes`.
+  """
+  new = divide_prototypes(sums)
+  return Prototypes(
+      tf.where(new.present[:, tf.newaxis] > 0, new.means, old.means),
+      tf.maximum(new.present, old.present),
+  )
 
 
 def _member(e, y, mask, num_classes):
