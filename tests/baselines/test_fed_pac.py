@@ -18,10 +18,10 @@ from tff_meta.baselines import fed_rep
 from tff_meta.learners import head_combination
 
 CLIENTS = oracle.CLIENTS
-# The second client comes late, to heads of others alone. In the third round two
-# were there the round before, and one was not. In the second nobody holds class
-# 0. All of the last two are in the last.
-COHORTS = (CLIENTS[::2], CLIENTS[1:], CLIENTS, CLIENTS)
+# The first client comes late, to heads of others alone, and has a class without
+# a mean of all clients. In the third round nobody holds class 0, and a client
+# was not there the round before, as in the last.
+COHORTS = (CLIENTS[1:], CLIENTS[::2], CLIENTS[1:], CLIENTS)
 CONFIG = fed_pac.FedPacConfig(
     learning_rate=0.2,
     head_learning_rate=0.3,
@@ -63,22 +63,17 @@ def naive_statistics(w, pairs):
 
 
 def naive_weights(h, candidates):
-  """By another solver; without those below 0.001."""
+  """By an exact solver; without those below 0.001.
+
+  The least of `x P x / 2 - sum(x)` over x >= 0, divided by its sum.
+  """
   bias = np.stack([np.ravel(h - other) for other, _ in candidates])
-  error = np.diag([v for _, v in candidates]) + bias @ bias.T
-  error /= np.max(error)
-  num = len(candidates)
-  weights = optimize.minimize(
-      lambda w: w @ error @ w,
-      np.full(num, 1 / num),
-      jac=lambda w: 2 * error @ w,
-      bounds=[(0, 1)] * num,
-      constraints=dict(
-          type='eq', fun=lambda w: w.sum() - 1, jac=lambda w: np.ones(num)
-      ),
-      method='SLSQP',
-      options=dict(ftol=1e-15, maxiter=1000),
-  ).x
+  factor = np.linalg.cholesky(
+      np.diag([v for _, v in candidates]) + bias @ bias.T
+  )
+  ones = np.ones(len(candidates))
+  weights, _ = optimize.nnls(factor.T, np.linalg.solve(factor, ones))
+  weights /= weights.sum()
   weights = np.where(weights > 1e-3, weights, 0.0)
   return weights / weights.sum()
 
@@ -249,15 +244,23 @@ def test_without_heads_of_others_a_client_goes_on_with_its_own():
     )
 
 
-@pytest.mark.parametrize('num_heads, num_examples', [(2, 9), (11, 60), (21, 9)])
-def test_weights_of_heads_by_another_solver(num_heads, num_examples):
-  """Heads that are not there have none, whatever stands in their slot."""
+@pytest.mark.parametrize(
+    'num_heads, num_examples, num_own', [(2, 9, 5), (11, 60, 5), (21, 480, 2)]
+)
+def test_weights_of_heads_by_another_solver(num_heads, num_examples, num_own):
+  """Heads that are not there have none, whatever stands in their slot.
+
+  Of clients with some classes of five each.
+  """
   rng = np.random.default_rng(num_heads)
   centers = rng.normal(size=(5, 8))
   candidates = []
   for _ in range(num_heads):
-    y = rng.integers(5, size=num_examples)
-    e = centers[y] + rng.normal(size=(num_examples, 8)) + rng.normal(size=8)
+    y = rng.choice(
+        rng.choice(5, size=num_own, replace=False), size=num_examples
+    )
+    shift = 0.2 * rng.normal(size=8)
+    e = centers[y] + shift + rng.normal(size=(num_examples, 8))
     candidates.append(
         head_combination.statistics(
             tf.constant(e, tf.float32), tf.constant(y, tf.int32), 5
@@ -266,7 +269,10 @@ def test_weights_of_heads_by_another_solver(num_heads, num_examples):
   present = np.ones(num_heads, np.float32)
   if num_heads > 2:
     present[[1, 4]] = 0
-    candidates[4] = candidates[0]
+    candidates[1] = tf.nest.map_structure(
+        lambda leaf: leaf * np.nan, candidates[1]
+    )
+    candidates[4] = candidates[0]._replace(variance=tf.constant(1e6))
 
   weights = head_combination.combination(
       candidates[0].features,
@@ -284,7 +290,18 @@ def test_weights_of_heads_by_another_solver(num_heads, num_examples):
       ],
   )
   np.testing.assert_allclose(weights, expected, atol=2e-3)
-  assert 0 < np.sum(expected[1:] > 0.01)  # Others' heads take part.
+  assert np.sum(expected[1:] > 0.01) > 0  # Others' heads take part.
+
+
+def test_many_like_heads_have_like_weights():
+  """Although each is below the least weight that counts otherwise."""
+  statistics = head_combination.Statistics(
+      tf.zeros([2000, 2, 3]), tf.ones([2000])
+  )
+  weights = head_combination.combination(
+      tf.zeros([2, 3]), statistics, tf.ones([2000])
+  )
+  np.testing.assert_allclose(weights, 1 / 2000, rtol=1e-4)
 
 
 def test_without_examples_there_are_no_statistics():
@@ -294,18 +311,19 @@ def test_without_examples_there_are_no_statistics():
   assert not np.any(result.features) and result.variance == 0.0
 
 
-def test_a_client_without_examples_uploads_no_head():
-  process = build(dataclasses.replace(CONFIG, slots=3))
+@pytest.mark.parametrize(
+    'combines, client', [(True, personal.EMPTY_CLIENT), (False, CLIENTS[0])]
+)
+def test_who_has_no_head_for_others_uploads_none(combines, client):
+  process = build(dataclasses.replace(CONFIG, combines=combines))
   state = process.initialize()
-  output, _ = personal.next_with_memory(
-      process, state, [personal.EMPTY_CLIENT], {}
-  )
+  output, _ = personal.next_with_memory(process, state, [client], {})
   (_, shared), _ = output.state.client_work
   assert np.sum(shared.heads.number) == 0
 
 
 def test_what_is_shortened_keeps_its_means():
-  """A head that is cut is cut with its number, and restored in its size."""
+  """A head is cut with its number; its variance grows as if it were less."""
   method = fed_pac.fed_pac(oracle.build_model(), CONFIG, oracle.NUM_CLASSES)
   (channel,) = method.channels
   sums = tf.nest.map_structure(lambda spec: tf.ones(spec.shape), channel.summed)
@@ -315,8 +333,12 @@ def test_what_is_shortened_keeps_its_means():
     assert bool(cut) == is_cut
     restored = channel.bound.restore(shortened, limits, 0.0)
     heads = head_combination.means(restored.heads)
-    for leaf in tf.nest.flatten(heads.head):
+    for leaf in tf.nest.flatten((heads.head, heads.statistics.features)):
       np.testing.assert_allclose(leaf, 1.0, rtol=1e-5)
+    np.testing.assert_allclose(
+        heads.statistics.variance * restored.heads.number, 1.0, rtol=1e-5
+    )
+    assert bool(np.all(restored.heads.number < 1)) == is_cut
     silent = channel.bound.restore(shortened, limits, 2.0)
     assert np.sum(silent.heads.number) == 0  # May be noise alone.
 

@@ -41,8 +41,6 @@ from tff_meta.losses import cross_entropy
 from tff_meta.losses import prototypical
 from tff_meta.models import model as model_lib
 
-_NO_ROUND = -1
-
 
 @dataclasses.dataclass(frozen=True)
 class FedPacConfig(configurations.LocalTraining):
@@ -56,8 +54,8 @@ class FedPacConfig(configurations.LocalTraining):
     alignment_weight: lambda, of the distance to the class means; 0 is none.
     combines: Whether heads are combined; otherwise a client has its own alone.
     slots: Into which the heads of a round's clients are sorted, at least 1.
-      Those in one slot are averaged, so twice as many as clients of a round, or
-      more, keep most of them apart.
+      Those in one slot are averaged. With five slots for each client of a round
+      about 83 % of the heads have one to themselves.
     known_client_epochs: Epochs on its own head before a known client is tested.
     new_client_epochs: The same for a new client, whose head is random at first.
   """
@@ -71,7 +69,7 @@ class FedPacConfig(configurations.LocalTraining):
   head_epochs: int = 1
   alignment_weight: float = 1.0
   combines: bool = True
-  slots: int = 20
+  slots: int = 100
   known_client_epochs: int = 1
   new_client_epochs: int = 10
 
@@ -80,7 +78,8 @@ class FedPacConfig(configurations.LocalTraining):
     config_checks.check_at_least_one(self, 'slots')
 
 
-# The authors' code. The slots and the epochs before a test are ours.
+# The authors' code, for Fashion-MNIST; on CIFAR-10 it has a rate of 0.02. Slots
+# for its 20 clients and the epochs before a test are ours.
 PAPER = FedPacConfig()
 RELEASE = PAPER
 # For the demonstration on the embedded digits only.
@@ -90,7 +89,7 @@ DEMO = dataclasses.replace(
     head_learning_rate=0.3,
     batch_size=10,
     epochs=1,
-    weight_decay=0.0,
+    slots=50,
 )
 
 
@@ -166,32 +165,31 @@ def fed_pac(
     compares them with its features of then. One that has taken part in no round
     takes those of others alone.
     """
-    kept = memory.value
+    kept, others = memory.value, shared.heads
     was_there = memory.present & tf.equal(kept['round'], shared.num_rounds - 1)
-    slots = tf.one_hot(kept['slot'], config.slots) * tf.cast(
-        was_there, tf.float32
+    own = memory._replace(present=was_there, value=kept['statistics']).value_or(
+        own
     )
-    own = tf.nest.map_structure(
-        lambda then, now: tf.where(was_there, then, now),
-        kept['statistics'],
-        own,
-    )
-    is_own = tf.cast(memory.present, tf.float32)
-    present = tf.concat([[is_own], shared.heads.number * (1.0 - slots)], axis=0)
-    # Who has nobody's head begins with the initial one.
-    present += tf.one_hot(0, config.slots + 1) * tf.cast(
-        tf.equal(tf.reduce_sum(present), 0.0), tf.float32
+    # Where there is nobody's head it begins with the initial one.
+    has_own = memory.present | tf.equal(tf.reduce_sum(others.number), 0.0)
+    is_mine = was_there & tf.equal(tf.range(config.slots), kept['slot'])
+    present = tf.concat(
+        [
+            [tf.cast(has_own, tf.float32)],
+            tf.where(is_mine, 0.0, others.number),
+        ],
+        axis=0,
     )
 
     def with_own(mine, others):
       return tf.concat([mine[tf.newaxis], others], axis=0)
 
-    candidates = tf.nest.map_structure(with_own, own, shared.heads.statistics)
+    candidates = tf.nest.map_structure(with_own, own, others.statistics)
     weights = head_combination.combination(own.features, candidates, present)
     return tf.nest.map_structure(
         lambda mine, others: tf.tensordot(weights, with_own(mine, others), 1),
         kept['head'],
-        shared.heads.head,
+        others.head,
     )
 
   def train_head(num_epochs, weights, examples, seed):
@@ -265,9 +263,9 @@ def fed_pac(
     slot = tf.random.stateless_uniform(
         [], seeds[2], 0, config.slots, dtype=tf.int32
     )
-    place = tf.one_hot(slot, config.slots) * tf.cast(
-        tf.size(examples.y) > 0, tf.float32
-    )
+    # Nobody reads heads that are not combined.
+    uploads = (tf.size(examples.y) > 0) & config.combines
+    place = tf.one_hot(slot, config.slots) * tf.cast(uploads, tf.float32)
 
     def in_slot(leaf):
       return tf.tensordot(place, leaf, 0)
@@ -298,7 +296,7 @@ def fed_pac(
         head=head_of(seed),
         statistics=zeros(sizes),
         slot=tf.constant(0),
-        round=tf.constant(_NO_ROUND),
+        round=tf.constant(0),
     )
 
   def next_shared(shared, sums):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-_STEPS = 200
+_STEPS = 400  # Within 1e-3 of all weights, and most often far nearer.
 _SMALLEST = 1e-3  # A weight below it is none, as in the authors' code.
 
 
@@ -79,13 +79,14 @@ def combination(
     minimise sum_j w_j^2 V_j + |sum_j w_j (h - h_j)|^2
     over w_j >= 0 that add up to one
 
-  By accelerated projected gradient steps; weights below 0.001 become 0, as in
-  the authors' code.
+  By accelerated projected gradient steps, which begin anew where they would go
+  back. Weights below 0.001 become 0, as in the authors' code.
 
   Args:
     own_features: h, `[C, D]`.
     candidates: Of J heads.
-    present: `[J]`, above 0 for a head that is there; at least one.
+    present: `[J]`, above 0 for a head that is there; at least one. What stands
+      in the place of another is not read.
 
   Returns:
     `[J]`, weights.
@@ -93,33 +94,29 @@ def combination(
   Source: Xu et al. 2023, the problem of the optimal weights.
   """
   is_there = present > 0
-  shape = tf.shape(candidates.features)
-  bias = tf.reshape(own_features - candidates.features, [shape[0], -1])
+  bias = tf.reshape(own_features - candidates.features, [tf.size(present), -1])
   bias = tf.where(is_there[:, tf.newaxis], bias, 0.0)
-  # Noise makes it negative at times.
-  error = tf.linalg.diag(tf.nn.relu(candidates.variance))
-  error += tf.matmul(bias, bias, transpose_b=True)
+  # Noise makes a variance negative at times.
+  variance = tf.where(is_there, tf.nn.relu(candidates.variance), 0.0)
+  error = tf.linalg.diag(variance) + tf.matmul(bias, bias, transpose_b=True)
   # No eigenvalue is larger.
-  error = tf.math.divide_no_nan(
-      error, tf.reduce_max(tf.reduce_sum(tf.abs(error), axis=1))
-  )
-  uniform = tf.cast(is_there, error.dtype) / tf.reduce_sum(
-      tf.cast(is_there, error.dtype)
-  )
+  largest = tf.reduce_max(tf.reduce_sum(tf.abs(error), axis=1))
+  error = tf.math.divide_no_nan(error, largest)
+  uniform = tf.cast(is_there, error.dtype)
+  uniform /= tf.reduce_sum(uniform)
 
-  def step(i, weights, ahead):
+  def step(i, since, weights, ahead):
     moved = _on_simplex(ahead - tf.linalg.matvec(error, ahead), is_there)
-    i = i + 1
-    momentum = (i - 1.0) / (i + 2.0)
-    return i, moved, moved + momentum * (moved - weights)
+    goes_back = tf.reduce_sum((ahead - moved) * (moved - weights)) > 0
+    since = tf.where(goes_back, 0.0, since + 1.0)
+    momentum = since / (since + 3.0)
+    return i + 1, since, moved, moved + momentum * (moved - weights)
 
-  _, weights, _ = tf.while_loop(
-      lambda i, *_: i < _STEPS,
-      step,
-      (tf.constant(0.0), uniform, uniform),
-      maximum_iterations=_STEPS,
+  _, _, weights, _ = tf.while_loop(
+      lambda i, *_: i < _STEPS, step, (0, 0.0, uniform, uniform)
   )
-  weights = tf.where(weights > _SMALLEST, weights, 0.0)
+  least = tf.minimum(_SMALLEST, tf.reduce_max(weights))
+  weights = tf.where(weights >= least, weights, 0.0)
   return weights / tf.reduce_sum(weights)
 
 
