@@ -280,6 +280,7 @@ _FOUND: dict[str, dict[str, dict[str, float]]] = {
         'l2gd': {'learning_rate': 0.06, 'averaging_probability': 0.2},
         'knn_per': {'learning_rate': 0.2, 'scale': 1.0},
         'fed_proto': {'learning_rate': 0.02, 'prototype_weight': 1.0},
+        'fed_pac': {'learning_rate': 0.2, 'head_learning_rate': 0.05},
         'pfedhn': {'learning_rate': 0.06, 'server_learning_rate': 0.03},
         'pfedgp': {'learning_rate': 0.05, 'inner_steps': 5},
         'cafeme_fed_rep': {
@@ -642,7 +643,7 @@ WRITERS = _Users(
         'Scaled': (r'f\d\d\d[258]_.*', 100, 'standard'),
         'As they are': (r'f\d\d\d[258]_.*', 100, 'raw'),
     },
-    hours=(1.2, 0.9, 0.05),
+    hours=(1.8, 1.0, 0.05),
 )
 DRAWERS = _Users(
     name='users_omniglot_drawers',
