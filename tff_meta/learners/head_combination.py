@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-_STEPS = 400  # Within 1e-3 of all weights, and most often far nearer.
+_STEPS = 400  # Within 1e-3 of all weights in what was tried, mostly nearer.
 _SMALLEST = 1e-3  # A weight below it is none, as in the authors' code.
 
 
@@ -129,7 +129,14 @@ def _on_simplex(point, is_there):
 
 
 def means(sums: Heads) -> Heads:
-  """The means of the clients in a slot, and their variance."""
+  """The means of the clients in a slot, with the variance of such a mean.
+
+  Args:
+    sums: Of what the clients of each slot sent, V too.
+
+  Returns:
+    Heads like it; zeros in a slot without clients.
+  """
 
   def divided(total, by):
     by = tf.reshape(by, [-1] + [1] * (total.shape.rank - 1))

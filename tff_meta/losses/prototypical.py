@@ -273,8 +273,11 @@ def newest(old: Prototypes, sums: PrototypeSums) -> Prototypes:
   """The prototypes of a round; of a class that nobody held, those of before.
 
   Args:
-    old: Of the round before.
+    old: Of the round before, of C classes.
     sums: As for `divide_prototypes`.
+
+  Returns:
+    Means `[C, D]` and present `[C]`, 0/1.
   """
   new = divide_prototypes(sums)
   return Prototypes(
