@@ -28,7 +28,16 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _ONE_SHOT = 'Fine-tuning via one-shot FL'
 
 
-@pytest.fixture(scope='module', params=list(experiments.TABLES))
+@pytest.fixture(
+    scope='module',
+    params=[
+        # The noise for an epsilon takes seconds to find, for every cell.
+        pytest.param(
+            name, marks=[pytest.mark.ci] if name == 'privacy_mnist' else []
+        )
+        for name in experiments.TABLES
+    ],
+)
 def table(request):
   return experiments.get(request.param)
 

@@ -147,21 +147,24 @@ def test_a_run_leaves_everything_a_reader_needs(call, tmp_path, monkeypatch):
   config = run_config.from_json(content['config'])
   assert config.to_json() == content['config']
 
-  _check_tffs_worker(call, tmp_path / 'native', rows)
   _check_finished(call, directory)
   _check_evaluation(call, directory)
   _check_a_full_disk(call, directory, monkeypatch)
   _check_refusals(call, directory)
 
 
-def _check_tffs_worker(call, directory, rows):
-  """In it the run is the same to rounding."""
-  flags = ('--execution=native', '--protocol=none', '--rounds=2')
-  code, _, _ = call(train, *_TINY, *flags, f'--output_dir={directory}')
-  assert code == 0
-  losses = metric_writers.read_metrics(directory / 'metrics.csv')['train/loss']
-  expected = [float(row['train/loss']) for row in rows[:2]]
-  np.testing.assert_allclose(losses, expected, rtol=1e-5)
+@pytest.mark.ci
+def test_in_tffs_worker_a_run_is_the_same_to_rounding(call, tmp_path):
+  losses = []
+  for execution in ('native', 'in_process'):
+    directory = tmp_path / execution
+    flags = (f'--execution={execution}', '--protocol=none', '--rounds=2')
+    code, _, _ = call(train, *_TINY, *flags, f'--output_dir={directory}')
+    assert code == 0
+    read = metric_writers.read_metrics(directory / 'metrics.csv')
+    losses.append(read['train/loss'])
+  assert len(losses[0]) == 2
+  np.testing.assert_allclose(*losses, rtol=1e-5)
 
 
 def _check_finished(call, directory):
@@ -786,6 +789,7 @@ def test_the_algorithm_alone_is_enough(call, tmp_path, monkeypatch):
   assert content['config']['preset'] == 'demo'
 
 
+@pytest.mark.ci
 def test_few_round_learning_has_pairs_of_digits(call, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   flags = ('--algorithm=frl', '--rounds=4', '--eval_groups=2')

@@ -159,6 +159,7 @@ def test_killed_interrupted_and_continued_is_the_whole_run(whole, tmp_path):
   _assert_same_run(directory, whole)
 
 
+@pytest.mark.ci
 def test_killed_and_damaged_runs_end_as_the_whole_run(call, tmp_path):
   """What clients keep, too: their heads and rates, bit by bit."""
   whole, directory = tmp_path / 'whole', tmp_path / 'run'

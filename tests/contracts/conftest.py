@@ -1017,10 +1017,10 @@ def recalling_subject(request) -> Subject:
     ),
     ids=str,
 )
-def seeded_subject(request) -> Subject:
+def thriftiest_subject(request) -> Subject:
   """As `thrifty_subject`; of these all but one of each composition run in CI.
 
-  For what a process that is built again draws.
+  For what a process that is built again draws, and for TFF's own runtime.
   """
   return _subject(request.param)
 

@@ -182,8 +182,8 @@ def test_weights_that_are_set_are_got(subject):
   assert _all_finite(subject.one_round(changed, data)[0].state)
 
 
-def test_same_seed_same_states(seeded_subject):
-  subject = seeded_subject
+def test_same_seed_same_states(thriftiest_subject):
+  subject = thriftiest_subject
   rebuilt = subject.build(copy=1)
 
   assert rebuilt is not subject.process
@@ -197,8 +197,10 @@ def test_same_seed_same_states(seeded_subject):
     _assert_identical(output.metrics, expected.metrics)
 
 
-def test_native_and_in_process_execution_agree(thrifty_subject, native_context):
-  subject = thrifty_subject
+def test_native_and_in_process_execution_agree(
+    thriftiest_subject, native_context
+):
+  subject = thriftiest_subject
   with tff.framework.get_context_stack().install(native_context):
     outputs = subject.run(subject.cohort)
 
@@ -235,19 +237,21 @@ def test_every_client_that_took_part_keeps_something(stateful_subject):
       tree.assert_same_structure(memory, subject.process.initial_memory)
 
 
-def test_another_seed_draws_other_weights_and_other_rounds(seeded_subject):
-  other = seeded_subject.build(seed=8)
-  initial = seeded_subject.process.get_model_weights(seeded_subject.states[0])
+def test_another_seed_draws_other_weights_and_other_rounds(thriftiest_subject):
+  other = thriftiest_subject.build(seed=8)
+  initial = thriftiest_subject.process.get_model_weights(
+      thriftiest_subject.states[0]
+  )
   state = other.initialize()
 
-  assert _differ(seeded_subject.weights(state), initial.trainable)
+  assert _differ(thriftiest_subject.weights(state), initial.trainable)
   state = other.set_model_weights(state, initial)
-  outputs = seeded_subject.run(
-      seeded_subject.cohort, process=other, state=state
+  outputs = thriftiest_subject.run(
+      thriftiest_subject.cohort, process=other, state=state
   )
   assert _differ(
-      _learned(seeded_subject, outputs[-1]),
-      _learned(seeded_subject, seeded_subject.outputs[-1]),
+      _learned(thriftiest_subject, outputs[-1]),
+      _learned(thriftiest_subject, thriftiest_subject.outputs[-1]),
   )
 
 

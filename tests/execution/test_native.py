@@ -31,7 +31,9 @@ sys.stdin.readline()
 """
 
 
-@pytest.mark.parametrize('end', ['return', 'kill'])
+@pytest.mark.parametrize(
+    'end', ['return', pytest.param('kill', marks=pytest.mark.ci)]
+)
 def test_the_worker_computes_and_ends_with_its_parent(end):
   process = subprocess.Popen(
       [sys.executable, '-c', _SUM],
