@@ -661,6 +661,33 @@ def test_runs_of_several_codes_or_data_are_pointed_out(tmp_path, comparison):
   assert 'different data in 50 clients, seed 3' in found
 
 
+def test_fingerprints_of_two_rules_are_not_compared(tmp_path):
+  """Those of before 0.2.0 are of other examples of the same data."""
+  cells = [
+      tables.Cell(row, '50 clients', 1, ()) for row in ('Old', 'New', 'Other')
+  ]
+  for cell, version, fingerprint in zip(
+      cells,
+      ('0.1.0', '0.2.0', '0.1.0'),
+      ('old', 'new', 'other'),
+      strict=True,
+  ):
+    _finish(tmp_path, cell, 0.5)
+    config = {
+        'data': {'fingerprint': fingerprint},
+        'versions': {'tff_meta': version},
+    }
+    path = runner.CellFolder(tmp_path, cell).run / 'config.json'
+    path.write_text(json.dumps(config))
+  (_, of_two) = results.provenance(tmp_path, cells[:2])
+  *_, note = provenance.notes(tmp_path, cells[:2])
+  for said in (of_two, note.title):
+    assert 'Whether methods had the same data in 50 clients, seed 1' in said
+  assert 'version 0.2.0' in note.lines[-1]
+  *_, of_three = results.provenance(tmp_path, cells)
+  assert 'different data in 50 clients, seed 1' in of_three
+
+
 @pytest.mark.parametrize(
     'options, commit, cause',
     [

@@ -226,12 +226,12 @@ class RunsReport(report.Report):
     sentences += self._mixed_rows()
     fingerprints = collections.defaultdict(set)
     for run in self.runs:
-      data = dict(run_records.flatten(run.record)).get('data.fingerprint')
-      fingerprints[run.dataset, run.seed].add(json.dumps(data))
+      fingerprint = run_records.fingerprint(run.record)
+      fingerprints[run.dataset, run.seed].add(fingerprint)
     return sentences + [
         f'Attention: runs on {dataset} with seed {seed} had different data.'
         for (dataset, seed), found in fingerprints.items()
-        if len(found) > 1
+        if run_records.same_data(found) is False
     ]
 
   def _mixed_rows(self) -> list[str]:

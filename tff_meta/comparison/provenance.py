@@ -4,7 +4,7 @@ import collections
 from collections.abc import Mapping, Sequence
 import dataclasses
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tff_meta.comparison import results
 from tff_meta.comparison import run_records
@@ -12,8 +12,13 @@ from tff_meta.comparison import runner
 from tff_meta.comparison import tables
 from tff_meta.training import run_config
 
+_Value = TypeVar('_Value')
 _UNKNOWN = 'unknown'
 _SHORT = 12  # Characters of a commit that is named in full elsewhere.
+_OF_TWO_RULES = (
+    'Fingerprints are of all examples since version 0.2.0, and were of 64 of'
+    ' each part of a data set before: those of old and new runs differ anyway.'
+)
 
 
 class Note(NamedTuple):
@@ -76,27 +81,26 @@ def _data_facts(records) -> Note:
 
 def _data_notes(records) -> list[Note]:
   """Returns a note on data that agree, and one a seed where they do not."""
-  by_place: dict[tuple[str, int], dict[tables.Cell, str]]
+  by_place: dict[tuple[str, int], dict[tables.Cell, run_records.Fingerprint]]
   by_place = collections.defaultdict(dict)
   for cell, record in records.items():
-    if isinstance(record.get('data'), Mapping):
-      fingerprint = str(record['data'].get('fingerprint'))
+    if fingerprint := run_records.fingerprint(record):
       by_place[cell.setting, cell.seed][cell] = fingerprint
   agreeing, found = [], []
   for (setting, seed), fingerprints in by_place.items():
     groups = _grouped(fingerprints)
+    place = f'{setting}, seed {seed}'
     if len(groups) == 1:
-      agreeing.append(f'{setting}, seed {seed}: {next(iter(groups))}')
+      agreeing.append(f'{place}: {next(iter(groups)).digits}')
       continue
-    found.append(
-        Note(
-            f'Methods had different data in {setting}, seed {seed}',
-            [
-                *(f'{data}: {_rows(of)}' for data, of in groups.items()),
-                _cause([(of, records[of[0]]) for of in groups.values()]),
-            ],
-        )
-    )
+    lines = [f'{data.digits}: {_rows(of)}' for data, of in groups.items()]
+    if run_records.same_data(groups) is None:
+      title = f'Whether methods had the same data in {place} is not recorded'
+      cause = _OF_TWO_RULES
+    else:
+      title = f'Methods had different data in {place}'
+      cause = _cause([(of, records[of[0]]) for of in groups.values()])
+    found.append(Note(title, [*lines, cause]))
   if agreeing:
     found.append(Note('Fingerprints of data that all methods shared', agreeing))
   return found
@@ -148,9 +152,11 @@ def _commit(record: Mapping[str, Any]) -> str:
   return str(record.get('git_commit') or _UNKNOWN)
 
 
-def _grouped(of_cells: Mapping[tables.Cell, str]):
+def _grouped(
+    of_cells: Mapping[tables.Cell, _Value],
+) -> dict[_Value, list[tables.Cell]]:
   """Returns value -> the cells that have it."""
-  groups: dict[str, list[tables.Cell]] = collections.defaultdict(list)
+  groups: dict[_Value, list[tables.Cell]] = collections.defaultdict(list)
   for cell, value in of_cells.items():
     groups[value].append(cell)
   return groups

@@ -11,6 +11,7 @@ from typing import Any
 from scipy import stats
 
 from tff_meta import plain_files
+from tff_meta.comparison import run_records
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
 from tff_meta.training import metric_writers
@@ -387,9 +388,7 @@ def provenance(root: pathlib.Path, cells: Sequence[tables.Cell]) -> list[str]:
     if folder.outcome().state == 'finished':
       config = read_json(folder.run / 'config.json')
       commits.add(str(config.get('git_commit') or 'unknown'))
-      about_data = config.get('data')
-      if isinstance(about_data, Mapping):
-        fingerprint = str(about_data.get('fingerprint'))
+      if fingerprint := run_records.fingerprint(config):
         data[cell.setting, cell.seed].add(fingerprint)
   sentences = []
   if commits:
@@ -399,8 +398,13 @@ def provenance(root: pathlib.Path, cells: Sequence[tables.Cell]) -> list[str]:
         'Attention: the runs are of more than one version of the code.'
     )
   for (setting, seed), fingerprints in data.items():
-    if len(fingerprints) > 1:
+    same = run_records.same_data(fingerprints)
+    place = f'{setting}, seed {seed}'
+    if same is None:
       sentences.append(
-          f'Attention: methods had different data in {setting}, seed {seed}.'
+          f'Whether methods had the same data in {place} is not recorded:'
+          ' fingerprints of before version 0.2.0 are of fewer examples.'
       )
+    elif not same:
+      sentences.append(f'Attention: methods had different data in {place}.')
   return sentences

@@ -1,8 +1,9 @@
 """What config.json says of runs, whichever version wrote it, side by side."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import collections
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import contextlib
-from typing import Any
+from typing import Any, NamedTuple
 
 from tff_meta.training import run_config
 
@@ -21,6 +22,43 @@ def as_of_now(config: Mapping[str, Any]) -> dict[str, Any]:
     config = run_config.upgrade(config)
     config = run_config.from_json(config).to_json()
   return config
+
+
+class Fingerprint(NamedTuple):
+  """The fingerprint of a run's data; only those of one rule can be compared.
+
+  Attributes:
+    of_all: Whether it is of all examples, as since version 0.2.0; earlier ones
+      are of 64 examples of each part of a corpus, or of three clients.
+    digits: As recorded.
+  """
+
+  of_all: bool
+  digits: str
+
+
+def fingerprint(record: Mapping[str, Any]) -> Fingerprint | None:
+  """Returns the fingerprint of the data of a config.json, None without one."""
+  found = dict(flatten(record))
+  if 'data.fingerprint' not in found:
+    return None
+  version = str(found.get('versions.tff_meta', ''))
+  return Fingerprint(
+      not version.startswith('0.1.'), str(found['data.fingerprint'])
+  )
+
+
+def same_data(fingerprints: Iterable[Fingerprint | None]) -> bool | None:
+  """Returns whether runs had the same data; None if that cannot be told.
+
+  Args:
+    fingerprints: Of all of them.
+  """
+  found = set(fingerprints)
+  if len(found) < 2:
+    return True
+  of_a_rule = collections.Counter(f.of_all for f in found if f)
+  return False if max(of_a_rule.values()) > 1 else None
 
 
 def flatten(
