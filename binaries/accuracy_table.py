@@ -22,7 +22,7 @@ def format_table(evaluation: Mapping[str, Mapping[str, Any]]) -> str:
     )
     rows = {own: result, **result['references']}
     for row, values in rows.items():
-      line = f'  {protocols.LABELS[row]:24}' + _percent(
+      line = f'  {protocols.LABELS[row]:25}' + _percent(
           values['accuracy_mean'], values['accuracy_half_width_95']
       )
       if 'gain' in values:

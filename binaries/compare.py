@@ -439,6 +439,7 @@ def _start_elsewhere(cells: Sequence[tables.Cell]):
   if flag_groups.EXECUTION.value != 'ray':
     return None
   # Here, because they import TensorFlow.
+  from tff_meta import machine
   from tff_meta.comparison import remote_runs
   from tff_meta.execution import native
   from tff_meta.execution import ray_pool
@@ -446,7 +447,7 @@ def _start_elsewhere(cells: Sequence[tables.Cell]):
   options = flag_groups.ray_options('ray') | {'workers': PROCESSES.value}
   hosts = ray_pool.Hosts(ray_pool.Options(**options))
   native.call_before_end(hosts.close)
-  environment = {name: os.environ[name] for name in native.OF_RESULTS}
+  environment = {name: os.environ[name] for name in machine.OF_RESULTS}
   for name in ('OMP_NUM_THREADS', 'TF_NUM_INTEROP_THREADS'):
     environment[name] = str(options['worker_cpus'])
   if _plugins() or any(_values(cells, 'plugins')):

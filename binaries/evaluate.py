@@ -250,6 +250,7 @@ def _evaluate(stack):
       )
   print(f'After {models.rounds} rounds of {config.training.rounds}:')
   print(accuracy_table.format_table(results))
+  command_line.report(f'Written to {directory.evaluations}.')
 
 
 def main() -> int:

@@ -27,6 +27,7 @@ from tff_meta import installation
 from tff_meta import models
 from tff_meta import plain_files
 from tff_meta import registry
+from tff_meta import spelling
 from tff_meta.comparison import runner
 from tff_meta.training import hyperparameters
 from tff_meta.training import partitions
@@ -387,9 +388,9 @@ def _config(**changes):
     line = f'Describing the clients of {_dataset()}.'
   else:
     line = (
-        f'Training {ALGORITHM.value} on {_dataset()} for {ROUNDS.value} rounds'
-        f' with the preset {PRESET.value or dataset.preset}, written to'
-        f' {_output_dir()}.'
+        f'Training {ALGORITHM.value} on {_dataset()} for'
+        f' {spelling.counted(ROUNDS.value, "round")} with the preset'
+        f' {PRESET.value or dataset.preset}, written to {_output_dir()}.'
     )
   if is_new and 'tensorflow' in sys.modules:  # A plugin has imported it.
     command_line.report(line)

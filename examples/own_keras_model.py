@@ -6,9 +6,13 @@ the last, a Dense one, is the head. The programs take it by its name:
   python -m binaries.train --algorithm=fedmeta_per --model=own_keras_model:build
 """
 
-import tensorflow as tf
+import os
 
-import tff_meta
+os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')  # Read by the next import.
+
+import tensorflow as tf  # noqa: E402
+
+import tff_meta  # noqa: E402
 
 
 def build(input_shape: tuple[int, ...], num_classes: int) -> tf.keras.Model:

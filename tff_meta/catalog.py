@@ -12,7 +12,10 @@ from typing import TypeVar
 from tff_meta import spelling
 
 _T = TypeVar('_T')
-_TIP = ' Tip: --plugins=MODULE imports what a module of yours registers.'
+_TIP = (
+    ' Tip: --list says what there is, --plugins=MODULE imports what a module of'
+    ' yours registers.'
+)
 
 
 class UnknownNameError(ValueError):

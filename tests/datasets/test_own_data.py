@@ -82,6 +82,9 @@ def test_tables(tmp_path):
   scaled = corpus.preprocess(corpus.train.x)
   np.testing.assert_allclose(scaled.mean(axis=0), 0, atol=1e-5)
   np.testing.assert_allclose(scaled.std(axis=0), 1, rtol=1e-5)
+  _csv(tmp_path / 'a.csv', client=range(24))
+  with pytest.warns(UserWarning, match="'client'.* made up.*client=client"):
+    _load('csv:a.csv', data_dir=str(tmp_path))
   path = tmp_path / 'b.csv'
   # A byte-order mark, and names that pandas takes for missing values.
   frame = pd.DataFrame(dict(label=['NA', 'None'] * 9, a=7, b=range(18)))
@@ -140,6 +143,9 @@ def test_arrays(tmp_path):
   path = tmp_path / 'a.npz'
   np.savez(path, x=_PIXELS, y=_LABELS, who=_OWNERS)
   _check(_load(f'npz:{path}', client='who'), _PIXELS)
+  np.savez(path, x=_PIXELS, y=_LABELS, User=_OWNERS)
+  with pytest.warns(UserWarning, match="'User'.* made up.*client=User"):
+    assert _load(f'npz:{path}').writers is None
   # As Keras keeps MNIST: grey images, labels that are numbers.
   np.savez(
       path,

@@ -156,6 +156,27 @@ def test_tensorflow_has_onednn_then():
   assert program.stdout.split()[-1] == 'True'
 
 
+def test_tensorflow_that_came_first_without_onednn_is_told_of():
+  """And what is recorded is what it has, not what it would have been asked."""
+  script = (
+      'import os, tensorflow\n'
+      'del os.environ["TF_ENABLE_ONEDNN_OPTS"]\n'
+      'from tff_meta.execution import native\n'
+      'native.prepare_environment()\n'
+      'from tff_meta import machine\n'
+      'print(machine.in_effect()["TF_ENABLE_ONEDNN_OPTS"])\n'
+  )
+  program = subprocess.run(
+      [sys.executable, '-c', script],
+      env=os.environ | {'TF_ENABLE_ONEDNN_OPTS': '0'},
+      capture_output=True,
+      text=True,
+      check=True,
+  )
+  assert program.stdout.split()[-1] == '0'
+  assert 'set the environment variable TF_ENABLE_ONEDNN' in program.stderr
+
+
 def test_a_missing_worker_is_named(tmp_path):
   with pytest.raises(native.WorkerError, match='worker_binary'):
     native._start_worker(tmp_path, 1)

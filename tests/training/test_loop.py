@@ -392,7 +392,7 @@ def test_every_reason_not_to_train_is_reported_once(
 
   monkeypatch.setattr(metric_writers, 'flatten_metrics', flatten_metrics)
   lines = []
-  lacks = {'3/3': 'it lacks a class'}
+  lacks = {'3/3': ' It lacks a class.'}
   _train(
       process,
       tmp_path / 'run',
@@ -403,7 +403,7 @@ def test_every_reason_not_to_train_is_reported_once(
       'Warning: 2 clients of round 2 sent numbers',
       'Warning: 1 client of round 2 had no examples',
       'Warning: 1 client of round 3 had examples, but learned nothing from'
-      ' them, it lacks a class.',
+      ' them. It lacks a class.',
       'Warning: 4 clients of round 4 had examples, but learned nothing from'
       ' them.',
   )

@@ -630,7 +630,12 @@ def by_writer(writers: np.ndarray, num_clients: int, seed: Seed) -> Partition:
     (FEMNIST); CAFeMe takes 100 random writers.
   """
   own = list(_rows_by_label(writers).values())
-  _check_enough(len(own), num_clients, 'clients', 'writers')
+  _check_enough(
+      len(own),
+      num_clients,
+      'clients, new ones among them,',
+      'clients that the data tell of',
+  )
   chosen = _generator(seed).permutation(len(own))[:num_clients]
   return [own[writer] for writer in chosen]
 

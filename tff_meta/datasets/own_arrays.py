@@ -63,6 +63,9 @@ def npz(
       is_split = f'{features}{_TEST}' in held
       for name in names if is_split else ():
         own_parts.check_has(f'{name}{_TEST}', held, 'array', path)
+      own_parts.warn_of_clients(
+          client, [name.removesuffix(_TRAIN) for name in held], path
+      )
       train = _npz_part(archive, names, suffix, path)
       test = _npz_part(archive, names, _TEST, path) if is_split else None
   except (OSError, EOFError, zipfile.BadZipFile) as e:

@@ -5,6 +5,7 @@ import difflib
 import os
 import pathlib
 from typing import Literal, NamedTuple
+import warnings
 
 import numpy as np
 
@@ -16,6 +17,10 @@ from tff_meta.datasets import scalings
 
 OwnScaling = Literal['auto', 'unit', 'standard', 'raw']
 
+_CALLED_CLIENTS = (
+    *('client', 'client_id', 'clients', 'user', 'user_id', 'users'),
+    *('writer', 'writer_id', 'device', 'device_id', 'participant'),
+)
 # A file of so many classes has more than one in every second example.
 _MANY_CLASSES = 20
 # Below, the parts of a split would have less than two classes each.
@@ -81,6 +86,25 @@ def check_has(name: str, known: Sequence[str], kind: str, where: str) -> None:
       f'Expected the {kind} {name!r} in {where}, found {shown or "none"}.{tip}'
       ' --dataset_options says which one holds what, such as label=NAME.'
   )
+
+
+def warn_of_clients(client: str, known: Sequence[str], where: str) -> None:
+  """Warns if a file tells whose an example is, and nobody asked for it.
+
+  Args:
+    client: The column or array that was asked for, '' for none.
+    known: All that there are.
+    where: The file.
+  """
+  found = [name for name in known if name.lower() in _CALLED_CLIENTS]
+  if found and not client:
+    warnings.warn(
+        f'{where} has {found[0]!r}, which is not taken for whose an example is:'
+        ' examples are dealt to clients that are made up. Tip:'
+        f' --dataset_options=client={found[0]}, or in a program'
+        f" dataset_options={{'client': {found[0]!r}}}.",
+        stacklevel=2,
+    )
 
 
 def to_corpus(

@@ -198,6 +198,9 @@ def _part(
   others = [name for name in (label, client, image) if name]
   for name in (*others, *features):
     own_parts.check_has(name, columns, 'column', path)
+  own_parts.warn_of_clients(
+      client, [name for name in columns if name not in (label, *features)], path
+  )
   if image:
     if features or image_shape:
       raise ValueError(

@@ -34,6 +34,10 @@ _MAX_ELEMENTS = 4096
 _MAX_RUNS = 64
 # The tensors that arrays are views of, by the id of the array, while it lives.
 _VIEWED = {}
+_MEMORY_TIP = (
+    ' Tip: clients of this algorithm keep something between rounds, which'
+    ' `training.loop.next_round` gives them.'
+)
 
 
 @dataclasses.dataclass
@@ -350,7 +354,11 @@ def elements(value: Any, type_signature: tff.StructType):
   parts: Sequence[Any]
   if isinstance(value, dict) or isinstance(value, collections.abc.Mapping):
     if value.keys() != all_names:
-      raise TypeError(f'Expected the fields {names}, found {list(value)}.')
+      lacks_memory = all_names - value.keys() == {'memory'}
+      raise TypeError(
+          f'Expected the fields {names}, found {list(value)}.'
+          + (_MEMORY_TIP if lacks_memory else '')
+      )
     parts = [value[name] for name in names]
   elif isinstance(value, tuple):
     parts = value

@@ -18,11 +18,11 @@ import subprocess
 import sys
 import time
 from typing import NoReturn
+import warnings
 
 from tff_meta import installation
+from tff_meta import machine
 
-# What of the environment results depend on, to the last bit.
-OF_RESULTS = 'TF_ENABLE_ONEDNN_OPTS', 'TF_NUM_INTRAOP_THREADS'
 _THREADS = 'TF_NUM_INTRAOP_THREADS', 'TF_NUM_INTEROP_THREADS'
 _NUMBER_OF_THREADS = re.compile('[1-9][0-9]{0,3}')
 _LOCAL_HOSTS = ('localhost', '127.0.0.1')
@@ -59,6 +59,10 @@ def prepare_environment() -> None:
   they are where they are set already. Has to run before the first import of
   either.
 
+  Warns:
+    UserWarning: If TensorFlow has been imported without oneDNN before,
+      which it does not get any more.
+
   Raises:
     ValueError: If a number of threads is set to something else, where
       TensorFlow would take one of its own.
@@ -71,7 +75,19 @@ def prepare_environment() -> None:
           f' 1 to 9999, found {value!r}. Tip: leave it unset.'
       )
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
+  if 'tensorflow' not in sys.modules:
+    os.environ.setdefault(machine.ONEDNN, '1')
+  elif (
+      os.environ.get(machine.ONEDNN) != '0'
+      and machine.in_effect()[machine.ONEDNN] == '0'
+  ):
+    warnings.warn(
+        'TensorFlow was imported before it was asked for the faster kernels of'
+        ' oneDNN, and goes without them; the last digits of results differ,'
+        f' too. Tip: set the environment variable {machine.ONEDNN} to 1 before'
+        ' TensorFlow is imported; 0 goes without this warning.',
+        stacklevel=3,
+    )
   os.environ.setdefault('TF_NUM_INTRAOP_THREADS', '1')
   os.environ.setdefault('GRPC_VERBOSITY', 'ERROR')
   hosts = os.environ.get('no_proxy', os.environ.get('NO_PROXY', ''))

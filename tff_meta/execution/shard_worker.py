@@ -22,7 +22,6 @@ from tff_meta.data import federated_dataset
 from tff_meta.execution import client_records
 from tff_meta.execution import computation_graph as graph_lib
 from tff_meta.execution import in_process
-from tff_meta.execution import native
 from tff_meta.execution import portable_values
 from tff_meta.execution import shards
 from tff_meta.execution import structures
@@ -92,7 +91,7 @@ def describe(device: str) -> dict[str, str]:
   return {
       'instructions': ' '.join(machine.instructions()),
       **installation.versions(),
-      **{name: str(os.environ.get(name)) for name in native.OF_RESULTS},
+      **{name: str(value) for name, value in machine.in_effect().items()},
       'device': device,
   }
 

@@ -22,6 +22,8 @@ from tff_meta.data import partitioners
 from tff_meta.models import model as model_lib
 from tff_meta.training import run_config
 
+_TIP = ' Tip: smaller numbers with --hparams, or clients with more examples.'
+
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
@@ -112,8 +114,7 @@ class Experiment:
         best, missing = largest, f'{client_id!r}: {lacks}'
     raise ValueError(
         f'Expected clients that {self.config.algorithm!r} can train on, found'
-        f' none among {len(self.dataset.client_ids())}. Of {missing}. Tip:'
-        ' smaller numbers with --hparams, or clients with more examples.'
+        f' none among {len(self.dataset.client_ids())}. Of {missing}.{_TIP}'
     )
 
   def why_not_trained(self, cohort: Sequence[str]) -> str | None:
@@ -121,11 +122,14 @@ class Experiment:
 
     Args:
       cohort: Ids of clients.
+
+    Returns:
+      Sentences with a space before them.
     """
     for client_id in cohort:
       lacks = self._what_is_missing(client_id)
       if lacks is not None:
-        return f'of {client_id!r}: {lacks}'
+        return f' Of {client_id!r}, for one: {lacks}.{_TIP}'
     return None
 
   def _class_sizes(self, client_id: str) -> np.ndarray:

@@ -168,8 +168,7 @@ class _Warnings:
         self._tell(
             others,
             rounds,
-            'had examples, but learned nothing from them'
-            + (f', {why}.' if why else '.'),
+            'had examples, but learned nothing from them.' + (why or ''),
         )
 
   def _tell(self, count, rounds, what):
@@ -325,7 +324,8 @@ def train(
     report: Called with a warning, once for every reason, when clients do not
       train, and with a note if timings.csv cannot be gone on with.
     why_not_trained: The ids of a cohort -> what one of them lacks to learn
-      anything; None if nobody lacks anything.
+      anything, sentences with a space before them; None if nobody lacks
+      anything.
     writers: Where the numbers of every round go beside the directory's tables,
       as people read them; flushed before a checkpoint, left open.
     sent: What travels between the server and a client in a round; metrics.csv

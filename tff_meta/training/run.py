@@ -5,7 +5,6 @@ import contextlib
 import functools
 import hashlib
 import importlib.metadata
-import os
 import platform
 from typing import Any
 
@@ -37,8 +36,6 @@ from tff_meta.training import stop_signals
 from tff_meta.training import trackers
 
 _VERSIONS_OF = ('tensorflow', 'tensorflow-federated', 'numpy')
-# Other kernels, or sums in another order: other last digits.
-_ENVIRONMENT = 'TF_ENABLE_ONEDNN_OPTS', 'TF_NUM_INTRAOP_THREADS'
 _SHOWN_DIFFERENCES = 5
 _TIP = (
     'Nothing was changed. Tip: put the file back, give another --output_dir, or'
@@ -705,8 +702,7 @@ def _surroundings() -> dict[str, Any]:
           **{name: importlib.metadata.version(name) for name in _VERSIONS_OF},
           **plugins.versions(),
       },
-      # Null: as TensorFlow sees fit.
-      'environment': {name: os.environ.get(name) for name in _ENVIRONMENT},
+      'environment': machine.in_effect(),
       'platform': {
           'machine': platform.machine(),
           'processor': machine.processor(),
