@@ -447,7 +447,9 @@ def _start_elsewhere(cells: Sequence[tables.Cell]):
   options = flag_groups.ray_options('ray') | {'workers': PROCESSES.value}
   hosts = ray_pool.Hosts(ray_pool.Options(**options))
   native.call_before_end(hosts.close)
-  environment = {name: os.environ[name] for name in machine.OF_RESULTS}
+  environment = {
+      name: value for name, value in machine.environment().items() if value
+  }
   for name in ('OMP_NUM_THREADS', 'TF_NUM_INTEROP_THREADS'):
     environment[name] = str(options['worker_cpus'])
   if _plugins() or any(_values(cells, 'plugins')):

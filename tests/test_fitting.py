@@ -105,6 +105,11 @@ def test_what_does_not_fit_is_refused(fitted, examples, client, problem):
         ({'a': 1}, {}, "x, y. of client 'a', found a int"),
         ({'a': ([1], [])}, {}, "examples, found none of 'a'"),
         ({'a': ([1.0], [0]), 'b': ([[1.0]], [0])}, {}, 'one shape and dtype'),
+        (
+            {'a': ([1.0], [0]), 'b': ([np.nan], [0])},
+            {},
+            "client 'b', found others",
+        ),
         (_CLIENTS, dict(round=3), "found 'round'. Tip: .* mean 'rounds'"),
         (_CLIENTS, dict(num_new_client=3), "mean 'num_new_clients'"),
         (_CLIENTS, dict(dataset_options={'scalling': 1}), "mean 'scaling'"),

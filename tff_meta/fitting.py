@@ -534,6 +534,10 @@ def _to_arrays(clients: Mapping[Any, Examples]) -> dict[str, np.ndarray]:
           f' {type(examples).__name__}.'
       )
     x, y = map(np.asarray, examples)
+    if x.dtype.kind == 'f' and not np.isfinite(x).all():
+      raise ValueError(
+          f'Expected finite numbers of client {client!r}, found others.'
+      )
     return {'x': x, 'y': y}.__getitem__
 
   part = own_arrays.join(

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 import os
 import pathlib
 import re
-import sys
 
 ONEDNN = 'TF_ENABLE_ONEDNN_OPTS'
-# What of the environment results depend on, to the last bit.
-OF_RESULTS = ONEDNN, 'TF_NUM_INTRAOP_THREADS'
+# Other kernels, or sums in another order: other last digits.
+_OF_RESULTS = ONEDNN, 'TF_NUM_INTRAOP_THREADS'
 _THREADS = 'TF_NUM_INTEROP_THREADS'
 # As a container sees its own limit: version 2 of cgroups, then version 1.
 _CGROUP_LIMITS = (
@@ -24,21 +23,13 @@ CORES = len(os.sched_getaffinity(0))
 PARALLEL = min(16, max(2, int(os.environ.get(_THREADS) or CORES)))
 
 
-def in_effect() -> dict[str, str | None]:
+def environment() -> dict[str, str | None]:
   """Returns what of the environment results depend on, to the last bit.
-
-  Once TensorFlow is imported, `TF_ENABLEONEDNN_OPTS` is what it took then,
-  whatever the variable is now: 0 or 1.
 
   Returns:
     Name of a variable -> value, None for what TensorFlow sees fit.
   """
-  found = {name: os.environ.get(name) for name in OF_RESULTS}
-  if 'tensorflow' in sys.modules:
-    from tensorflow.python.util import _pywrap_util_port
-
-    found[ONEDNN] = str(int(_pywrap_util_port.IsMklEnabled()))
-  return found
+  return {name: os.environ.get(name) for name in _OF_RESULTS}
 
 
 def processor(cpu_info: str = '/proc/cpuinfo') -> str | None:

@@ -5,7 +5,6 @@ import dataclasses
 import errno
 import fcntl
 import json
-import os
 import re
 
 from absl import flags as absl_flags
@@ -22,6 +21,7 @@ from binaries import command_line
 from binaries import evaluate
 from binaries import train
 from tff_meta import datasets
+from tff_meta import machine
 from tff_meta import models
 from tff_meta import registry
 from tff_meta.data import corpus as corpus_lib
@@ -140,10 +140,8 @@ def test_a_run_leaves_everything_a_reader_needs(call, tmp_path, monkeypatch):
         str(num_clients * of_one)
     }
   assert content['versions']['tensorflow-federated'] == '0.87.0'
-  assert content['environment'] == {
-      name: os.environ[name]
-      for name in ('TF_ENABLE_ONEDNN_OPTS', 'TF_NUM_INTRAOP_THREADS')
-  }
+  assert content['environment'] == machine.environment()
+  assert content['environment']['TF_NUM_INTRAOP_THREADS'] == '1'
   config = run_config.from_json(content['config'])
   assert config.to_json() == content['config']
 

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -306,15 +307,26 @@ def test_arrays_that_do_not_fit_are_refused(fed_rep, use, changes, problem):
     serve.predict(bundle, use, arrays)
 
 
-@pytest.mark.parametrize('content', [b'', b'no archive'])
+@pytest.mark.parametrize(
+    'content, problem',
+    [
+        (b'', ''),
+        (b'no archive', ''),
+        (None, 'query_x, .*found support_x, queryx'),
+    ],
+)
 def test_a_file_of_something_else_is_one_line(
-    fed_rep, tmp_path, content, capsys, monkeypatch
+    fed_rep, tmp_path, content, problem, capsys, monkeypatch
 ):
   monkeypatch.setattr(serve, '__file__', str(fed_rep[2] / 'serve.py'))
-  (tmp_path / 'x.npz').write_bytes(content)
+  if content is None:  # With a misspelt array.
+    np.savez(tmp_path / 'x.npz', support_x=np.ones(2), queryx=np.ones(2))
+  else:
+    (tmp_path / 'x.npz').write_bytes(content)
   arguments = ['new_client', str(tmp_path / 'x.npz'), str(tmp_path / 'y.npy')]
   assert serve.main(arguments) == 2
-  assert capsys.readouterr().err.count('\n') == 1
+  said = capsys.readouterr().err
+  assert said.count('\n') == 1 and re.search(problem, said)
   assert not (tmp_path / 'y.npy').exists()
 
 

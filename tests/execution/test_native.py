@@ -120,6 +120,7 @@ def test_localhost_is_never_proxied(monkeypatch):
 )
 def test_onednn_is_on_with_one_thread_unless_they_are_set(monkeypatch, name):
   monkeypatch.delenv(name, raising=False)
+  monkeypatch.delitem(sys.modules, 'tensorflow', raising=False)
   native.prepare_environment()
   assert os.environ[name] == '1'
 
@@ -136,45 +137,30 @@ def test_a_number_of_threads_is_a_number(monkeypatch, name, value):
     native.prepare_environment()
 
 
-def test_tensorflow_has_onednn_then():
-  """In a program of its own, as TensorFlow reads the setting only once."""
-  script = (
-      'from tff_meta.execution import native\n'
-      'native.prepare_environment()\n'
-      'from tensorflow.python.util import _pywrap_util_port\n'
-      'print(_pywrap_util_port.IsMklEnabled())\n'
-  )
-  environment = dict(os.environ)
+@pytest.mark.parametrize('tensorflow_is_first', [False, True])
+def test_tensorflow_has_onednn_then(tensorflow_is_first):
+  """In a program of its own; TensorFlow says so when it is imported."""
+  lines = [
+      'from tff_meta.execution import native',
+      'native.prepare_environment()',
+      'import tensorflow',
+  ]
+  if tensorflow_is_first:
+    lines.insert(0, lines.pop())
+  environment = os.environ | {'TF_CPP_MIN_LOG_LEVEL': '0'}
   environment.pop('TF_ENABLE_ONEDNN_OPTS', None)
   program = subprocess.run(
-      [sys.executable, '-c', script],
+      [sys.executable, '-c', '\n'.join(lines)],
       env=environment,
       capture_output=True,
       text=True,
       check=True,
   )
-  assert program.stdout.split()[-1] == 'True'
-
-
-def test_tensorflow_that_came_first_without_onednn_is_told_of():
-  """And what is recorded is what it has, not what it would have been asked."""
-  script = (
-      'import os, tensorflow\n'
-      'del os.environ["TF_ENABLE_ONEDNN_OPTS"]\n'
-      'from tff_meta.execution import native\n'
-      'native.prepare_environment()\n'
-      'from tff_meta import machine\n'
-      'print(machine.in_effect()["TF_ENABLE_ONEDNN_OPTS"])\n'
-  )
-  program = subprocess.run(
-      [sys.executable, '-c', script],
-      env=os.environ | {'TF_ENABLE_ONEDNN_OPTS': '0'},
-      capture_output=True,
-      text=True,
-      check=True,
-  )
-  assert program.stdout.split()[-1] == '0'
-  assert 'set the environment variable TF_ENABLE_ONEDNN' in program.stderr
+  if tensorflow_is_first:
+    assert 'variable TF_ENABLE_ONEDNN_OPTS to 1' in program.stderr
+  else:
+    assert 'oneDNN custom operations are on' in program.stderr
+    assert 'variable TF_ENABLE_ONEDNN_OPTS to 1' not in program.stderr
 
 
 def test_a_missing_worker_is_named(tmp_path):

@@ -329,6 +329,12 @@ def main(arguments: list[str]) -> int:
           name = member.removesuffix('.npy')
           arrays[name] = np.lib.format.read_array(file, allow_pickle=False)
     folder = pathlib.Path(__file__).parent
+    if 'query_x' not in arrays and target.endswith('.npy'):
+      raise ValueError(
+          'Expected query_x, whose classes are written as .npy, found'
+          f' {", ".join(arrays) or "none"}. Tip: without it, what the model has'
+          ' adapted is written as .npz.'
+      )
     run: Any = predict if 'query_x' in arrays else adapt
     found = run(folder, use, arrays, tflite)
   except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:

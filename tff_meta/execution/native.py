@@ -60,8 +60,8 @@ def prepare_environment() -> None:
   either.
 
   Warns:
-    UserWarning: If TensorFlow has been imported without oneDNN before,
-      which it does not get any more.
+    UserWarning: If TensorFlow is imported already, and had nothing said of
+      oneDNN.
 
   Raises:
     ValueError: If a number of threads is set to something else, where
@@ -77,15 +77,13 @@ def prepare_environment() -> None:
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   if 'tensorflow' not in sys.modules:
     os.environ.setdefault(machine.ONEDNN, '1')
-  elif (
-      os.environ.get(machine.ONEDNN) != '0'
-      and machine.in_effect()[machine.ONEDNN] == '0'
-  ):
+  elif machine.ONEDNN not in os.environ:
     warnings.warn(
         'TensorFlow was imported before it was asked for the faster kernels of'
-        ' oneDNN, and goes without them; the last digits of results differ,'
-        f' too. Tip: set the environment variable {machine.ONEDNN} to 1 before'
-        ' TensorFlow is imported; 0 goes without this warning.',
+        ' oneDNN, which it leaves out on many processors; the last digits of'
+        f' results differ, too. Tip: set the environment variable'
+        f' {machine.ONEDNN} to 1 (or 0, for none) before TensorFlow is'
+        ' imported.',
         stacklevel=3,
     )
   os.environ.setdefault('TF_NUM_INTRAOP_THREADS', '1')

@@ -91,7 +91,7 @@ def describe(device: str) -> dict[str, str]:
   return {
       'instructions': ' '.join(machine.instructions()),
       **installation.versions(),
-      **{name: str(value) for name, value in machine.in_effect().items()},
+      **{name: str(value) for name, value in machine.environment().items()},
       'device': device,
   }
 

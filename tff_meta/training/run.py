@@ -702,7 +702,8 @@ def _surroundings() -> dict[str, Any]:
           **{name: importlib.metadata.version(name) for name in _VERSIONS_OF},
           **plugins.versions(),
       },
-      'environment': machine.in_effect(),
+      # Null: as TensorFlow sees fit.
+      'environment': machine.environment(),
       'platform': {
           'machine': platform.machine(),
           'processor': machine.processor(),
