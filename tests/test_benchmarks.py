@@ -53,6 +53,7 @@ def _weights_of_a_device(monkeypatch, change):
   return devices.difference(workloads.SYSTEMS['fedmeta_per'], ['CPU:0'])
 
 
+@pytest.mark.ci
 def test_a_device_that_differs_is_noticed(monkeypatch):
   def one_too_large(_, after):
     for name in after['head']:

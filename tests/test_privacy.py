@@ -44,6 +44,7 @@ def test_rounds_of_an_unfinished_cohort_count():
   assert whole < more < next_whole
 
 
+@pytest.mark.ci
 def test_a_noise_multiplier_for_an_epsilon():
   releases = privacy.Releases(100, 10, 3)
   needed = releases.noise_multiplier(5.0, 1e-3)

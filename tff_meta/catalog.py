@@ -13,8 +13,8 @@ from tff_meta import spelling
 
 _T = TypeVar('_T')
 _TIP = (
-    ' Tip: --list says what there is, --plugins=MODULE imports what a module of'
-    ' yours registers.'
+    ' Tip: --plugins=MODULE imports what a module of yours registers; --list'
+    ' says what there is.'
 )
 
 

@@ -557,6 +557,7 @@ DEPLOYED = dataclasses.replace(
 )
 
 
+@pytest.mark.ci
 def test_deployment_has_its_own_rate_and_batch_size():
   """And the other settings of a round."""
   one_round = dataclasses.replace(DEPLOYED, rounds=1)

@@ -398,7 +398,7 @@ def test_a_run_without_a_good_checkpoint_ends_and_loses_nothing(
 @pytest.mark.parametrize(
     'gone',
     [
-        'client_states.sqlite',
+        pytest.param('client_states.sqlite', marks=pytest.mark.ci),
         pytest.param('metrics.csv', marks=pytest.mark.slow),
         pytest.param('.', marks=pytest.mark.slow),
     ],

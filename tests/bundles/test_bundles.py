@@ -185,6 +185,7 @@ def test_heads_of_known_clients_do_not_leave_unasked(tmp_path):
   assert 'known clients' in serve.read_manifest(allowed)['caveats'][0]
 
 
+@pytest.mark.ci
 def test_a_group_may_have_any_number_of_clients(tmp_path):
   """Also of an algorithm that wants some at least."""
   _, _, bundle = _write(

@@ -219,6 +219,7 @@ def test_markdown_has_a_row_a_method_and_no_number_where_none_is(comparison):
   assert 'its summary.json has no evaluation_best' in text
 
 
+@pytest.mark.ci
 def test_bytes_are_of_the_runs_that_say_so(tmp_path, comparison):
   """Those of earlier versions do not, nor is there a column of them alone."""
 

@@ -451,6 +451,7 @@ def test_cohorts_of_any_size_need_one_trace(context, monkeypatch):
     assert examples == sum(5 + 3 * k for k in range(num_clients))
 
 
+@pytest.mark.ci
 def test_rounds_may_run_at_the_same_time(context):
   process = _fed_avg()
   state = process.initialize()

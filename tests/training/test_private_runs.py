@@ -99,6 +99,7 @@ def test_ten_algorithms_go_on_under_every_aggregation(algorithm, name):
   _assert_goes_on(algorithm, name)
 
 
+@pytest.mark.ci
 def test_the_privacy_of_a_run_is_of_its_cohorts():
   """FRL keeps a cohort for four rounds; 8 rounds are two cohorts."""
   config = _experiment('frl', 'dp', num_clients=64, clients_per_round=5).config

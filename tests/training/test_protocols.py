@@ -465,6 +465,7 @@ def test_there_must_be_something_to_select_on():
   assert groups.check_on_the_way() == 'validation_groups/accuracy'
 
 
+@pytest.mark.ci
 def test_groups_have_the_keys_of_clients(evaluator, models, tmp_path):
   clients, _ = _evaluate(evaluator, 'new_clients', *models)
   groups = prepare(algorithm='frl', eval_groups=2, **_FEW_ROUND)
