@@ -3,6 +3,7 @@
 import json
 import os
 import sqlite3
+import warnings
 
 import h5py
 import numpy as np
@@ -143,6 +144,10 @@ def test_arrays(tmp_path):
   path = tmp_path / 'a.npz'
   np.savez(path, x=_PIXELS, y=_LABELS, who=_OWNERS)
   _check(_load(f'npz:{path}', client='who'), _PIXELS)
+  np.savez(path, x=_PIXELS, user=_LABELS)
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    _load(f'npz:{path}', label='user')
   np.savez(path, x=_PIXELS, y=_LABELS, User=_OWNERS)
   with pytest.warns(UserWarning, match="'User'.* made up.*client=User"):
     assert _load(f'npz:{path}').writers is None

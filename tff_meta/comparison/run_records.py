@@ -29,7 +29,9 @@ class Fingerprint(NamedTuple):
 
   Attributes:
     of_all: Whether it is of all examples, as since version 0.2.0; earlier ones
-      are of 64 examples of each part of a corpus, or of three clients.
+      are of 64 examples of each part of a corpus, or of three clients. It is
+      told by the version, so that runs of development between the two rules
+      are taken for older ones.
     digits: As recorded.
   """
 

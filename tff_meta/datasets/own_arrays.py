@@ -64,7 +64,13 @@ def npz(
       for name in names if is_split else ():
         own_parts.check_has(f'{name}{_TEST}', held, 'array', path)
       own_parts.warn_of_clients(
-          client, [name.removesuffix(_TRAIN) for name in held], path
+          client,
+          [
+              name.removesuffix(_TRAIN)
+              for name in held
+              if name.removesuffix(_TRAIN) not in (features, label)
+          ],
+          path,
       )
       train = _npz_part(archive, names, suffix, path)
       test = _npz_part(archive, names, _TEST, path) if is_split else None

@@ -108,11 +108,11 @@ def parquet(
 
 
 def _corpus(path, test_file, read, *, scaling, **columns):
-  train = _part(read, path, **columns)
+  train = _part(read, path, True, **columns)
   test = None
   if test_file:
     test = _part(
-        read, os.path.join(os.path.dirname(path), test_file), **columns
+        read, os.path.join(os.path.dirname(path), test_file), False, **columns
     )
   return own_parts.to_corpus(
       os.path.basename(path),
@@ -187,7 +187,16 @@ def _read_parquet(path: str) -> Any:
 
 
 def _part(
-    read, path, *, label, client, features, image, image_shape, image_size
+    read,
+    path,
+    warns,
+    *,
+    label,
+    client,
+    features,
+    image,
+    image_shape,
+    image_size,
 ) -> own_parts.Part:
   """Returns what the columns of a file hold."""
   own_parts.check_is_file(path)
@@ -198,9 +207,9 @@ def _part(
   others = [name for name in (label, client, image) if name]
   for name in (*others, *features):
     own_parts.check_has(name, columns, 'column', path)
-  own_parts.warn_of_clients(
-      client, [name for name in columns if name not in (label, *features)], path
-  )
+  if warns:
+    free = [n for n in columns if n not in (label, image, *features)]
+    own_parts.warn_of_clients(client, free, path)
   if image:
     if features or image_shape:
       raise ValueError(
