@@ -179,7 +179,7 @@ def _check_finished(call, directory):
 
 
 def _check_evaluation(call, directory):
-  code, out, _ = call(
+  code, out, err = call(
       evaluate,
       f'--run_dir={directory}',
       '--protocol=new_groups',
@@ -187,7 +187,7 @@ def _check_evaluation(call, directory):
       '--eval_seed=5',
       '--references',
   )
-  assert code == 0
+  assert code == 0 and f'Written to {directory}/evaluation.' in err
   assert 'After 5 rounds of 5' in out and 'new_groups (3 groups' in out
   result = json.loads((directory / 'evaluation/new_groups.json').read_text())
   assert (result['num_groups'], result['seed']) == (3, 5)

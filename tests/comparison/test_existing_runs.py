@@ -1,5 +1,6 @@
 """A report of runs that exist: their numbers, and exactly what differs."""
 
+import dataclasses
 import hashlib
 import json
 
@@ -208,6 +209,11 @@ def test_what_differs_is_said_and_nothing_else(paths):
   )
   assert header.count('mean and interval') == 1
   assert 'with seed 1' not in header
+
+  old = {'data': {'fingerprint': 'old'}, 'versions': {'tff_meta': '0.1.0'}}
+  older = dataclasses.replace(runs[0], number=2, record=runs[0].record | old)
+  header = ' '.join(existing_runs.RunsReport([runs[0], older], '').header())
+  assert 'Whether runs on digits with seed 0 had the same data' in header
   (_, where), (_, lines) = whole.notes()
   assert where[1].startswith('2: ') and 'seed 1, 3 rounds' in where[1]
   assert (

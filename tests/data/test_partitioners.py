@@ -555,7 +555,7 @@ def test_by_writer_takes_whole_writers():
         ),
         (
             lambda: partitioners.by_writer(LABELS, 5, 0),
-            'at most 4, the number of clients that the data tell of, found 5',
+            'at most 4, the number of clients that the data tell of',
         ),
         (lambda: partitioners.shards(LABELS[:0], 5, 0), 'at least one'),
         (lambda: partitioners.class_shards(LABELS[:0], 5, 0), 'at least one'),

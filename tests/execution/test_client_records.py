@@ -388,6 +388,12 @@ def test_structures_that_do_not_fit(value, message):
     list(client_records.argument_leaves(value, _STRUCTURE))
 
 
+def test_what_gives_clients_their_memory_is_named():
+  kind = tff.to_type(collections.OrderedDict(salt=np.int32, memory=np.int32))
+  with pytest.raises(TypeError, match="found .'salt'.*Tip: .*next_round"):
+    list(client_records.argument_leaves({'salt': 1}, kind))
+
+
 def test_lists_become_data_sets():
   kind = tff.SequenceType(
       collections.OrderedDict(x=tff.TensorType(np.float32, [None]), y=np.int32)

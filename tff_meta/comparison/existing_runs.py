@@ -228,20 +228,14 @@ class RunsReport(report.Report):
     for run in self.runs:
       fingerprint = run_records.fingerprint(run.record)
       fingerprints[run.dataset, run.seed].add(fingerprint)
-    return (
-        sentences
-        + [
-            f'Attention: runs on {dataset} with seed {seed} had different data.'
-            for (dataset, seed), found in fingerprints.items()
-            if run_records.same_data(found) is False
-        ]
-        + [
-            f'Whether runs on {dataset} with seed {seed} had the same data is'
-            ' not recorded.'
-            for (dataset, seed), found in fingerprints.items()
-            if run_records.same_data(found) is None
-        ]
-    )
+    for (dataset, seed), found in fingerprints.items():
+      same = run_records.same_data(found)
+      of = f'runs on {dataset} with seed {seed} had'
+      if same is None:
+        sentences.append(f'Whether {of} the same data is not recorded.')
+      elif not same:
+        sentences.append(f'Attention: {of} different data.')
+    return sentences
 
   def _mixed_rows(self) -> list[str]:
     """Returns a sentence on every row whose mean is over several codes."""

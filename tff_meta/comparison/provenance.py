@@ -94,13 +94,13 @@ def _data_notes(records) -> list[Note]:
       agreeing.append(f'{place}: {next(iter(groups)).digits}')
       continue
     lines = [f'{data.digits}: {_rows(of)}' for data, of in groups.items()]
-    if run_records.same_data(groups) is None:
-      title = f'Whether methods had the same data in {place} is not recorded'
-      cause = _OF_TWO_RULES
-    else:
+    title = f'Whether methods had the same data in {place} is not recorded'
+    if run_records.same_data(groups) is False:
       title = f'Methods had different data in {place}'
-      cause = _cause([(of, records[of[0]]) for of in groups.values()])
-    found.append(Note(title, [*lines, cause]))
+      lines.append(_cause([(of, records[of[0]]) for of in groups.values()]))
+    if len({data.of_all for data in groups}) > 1:
+      lines.append(_OF_TWO_RULES)
+    found.append(Note(title, lines))
   if agreeing:
     found.append(Note('Fingerprints of data that all methods shared', agreeing))
   return found

@@ -630,12 +630,8 @@ def by_writer(writers: np.ndarray, num_clients: int, seed: Seed) -> Partition:
     (FEMNIST); CAFeMe takes 100 random writers.
   """
   own = list(_rows_by_label(writers).values())
-  _check_enough(
-      len(own),
-      num_clients,
-      'clients, new ones among them,',
-      'clients that the data tell of',
-  )
+  of = 'clients that the data tell of (new ones take theirs, too)'
+  _check_enough(len(own), num_clients, 'clients', of)
   chosen = _generator(seed).permutation(len(own))[:num_clients]
   return [own[writer] for writer in chosen]
 

@@ -93,8 +93,11 @@ def warn_of_clients(client: str, known: Sequence[str], where: str) -> None:
 
   Args:
     client: The column or array that was asked for, '' for none.
-    known: All that there are.
+    known: Those that are nothing else, such as the labels.
     where: The file.
+
+  Warns:
+    UserWarning: With the option that takes the first such name.
   """
   found = [name for name in known if name.lower() in _CALLED_CLIENTS]
   if found and not client:

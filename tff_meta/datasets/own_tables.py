@@ -108,12 +108,16 @@ def parquet(
 
 
 def _corpus(path, test_file, read, *, scaling, **columns):
-  train = _part(read, path, True, **columns)
+  table = _table(read, path)
+  used = (columns['label'], columns['image'], *columns['features'])
+  own_parts.warn_of_clients(
+      columns['client'], [str(n) for n in table.columns if n not in used], path
+  )
+  train = _part(table, path, **columns)
   test = None
   if test_file:
-    test = _part(
-        read, os.path.join(os.path.dirname(path), test_file), False, **columns
-    )
+    beside = os.path.join(os.path.dirname(path), test_file)
+    test = _part(_table(read, beside), beside, **columns)
   return own_parts.to_corpus(
       os.path.basename(path),
       train,
@@ -186,30 +190,23 @@ def _read_parquet(path: str) -> Any:
   return table
 
 
-def _part(
-    read,
-    path,
-    warns,
-    *,
-    label,
-    client,
-    features,
-    image,
-    image_shape,
-    image_size,
-) -> own_parts.Part:
-  """Returns what the columns of a file hold."""
+def _table(read, path: str) -> Any:
+  """Returns the table of a file that is there, and has examples."""
   own_parts.check_is_file(path)
   table = read(path)
   if not len(table):
     raise ValueError(f'Expected examples in {path}, found none.')
+  return table
+
+
+def _part(
+    table, path, *, label, client, features, image, image_shape, image_size
+) -> own_parts.Part:
+  """Returns what the columns of a table hold."""
   columns = [str(name) for name in table.columns]
   others = [name for name in (label, client, image) if name]
   for name in (*others, *features):
     own_parts.check_has(name, columns, 'column', path)
-  if warns:
-    free = [n for n in columns if n not in (label, image, *features)]
-    own_parts.warn_of_clients(client, free, path)
   if image:
     if features or image_shape:
       raise ValueError(

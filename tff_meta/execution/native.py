@@ -60,8 +60,8 @@ def prepare_environment() -> None:
   either.
 
   Warns:
-    UserWarning: If TensorFlow is imported already, and had nothing said of
-      oneDNN.
+    UserWarning: If TensorFlow is imported already, and the variable of oneDNN
+      is not set; whether it was set in time is not known.
 
   Raises:
     ValueError: If a number of threads is set to something else, where
@@ -81,7 +81,7 @@ def prepare_environment() -> None:
     warnings.warn(
         'TensorFlow was imported before it was asked for the faster kernels of'
         ' oneDNN, which it leaves out on many processors; the last digits of'
-        f' results differ, too. Tip: set the environment variable'
+        ' results differ, too. Tip: set the environment variable'
         f' {machine.ONEDNN} to 1 (or 0, for none) before TensorFlow is'
         ' imported.',
         stacklevel=3,
