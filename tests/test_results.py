@@ -163,6 +163,7 @@ def test_speed_is_that_of_the_kept_runs():
   assert num_settings > 12
 
 
+@pytest.mark.ci
 def test_paired_differences_are_of_the_kept_runs():
   """Those of earlier definitions have none: they are not written again."""
   num_pairs = 0
@@ -252,6 +253,7 @@ def test_demonstrations_have_what_the_search_found():
     assert demo == found, algorithm
 
 
+@pytest.mark.ci
 def test_every_kept_configuration_is_read():
   """But of the FedRep that is an algorithm of its own by now."""
   found = [results.read_json(p) for p in _ROOT.glob('results/**/config.json')]

@@ -112,6 +112,7 @@ def test_every_file_of_tables_is_in_the_list():
       assert experiments.get(table.name) is table
 
 
+@pytest.mark.ci
 def test_every_cell_can_be_run(table):
   """And reports what is read of it; of the last scale no two are the same."""
   for scale in table.scales:
@@ -413,6 +414,13 @@ _TRIALS = (
         'cafeme_fed_rep_head',
         {'rounds', 'hparams/head_layers'} | _ON_THE_WAY,
         of=dict(table='cafeme_rmnist', row='FedRep', setting='Shards'),
+    ),
+    _Trial(
+        'cafeme_rmnist_earlier',
+        {'dataset_options/rotation_interpolation', 'deal_test_images'}
+        | _hparams('head_layers')
+        | _ON_THE_WAY,
+        of=dict(table='cafeme_rmnist'),
     ),
     _Trial(
         'cafeme_rmnist_local_size',
