@@ -252,10 +252,12 @@ _METAVERS_CLAIMS = (
         ' FedAvg, unless its prototypes leak, too.',
         'Figure 3',
         evidence=(
-            'If gradients stop at prototypes, all of 20 images come out'
-            ' [without any prototypes](analyses.md#images-from-what-clients-'
-            "send), as well as FedAvg's, by an attack on the last bias that is"
-            " not the paper's; where prototypes are guessed, as there, 9 of 20."
+            'A counterexample, in one draw of a small network with random'
+            ' weights: if gradients stop at prototypes, all of 20 images come'
+            ' out [without any prototypes](analyses.md#images-from-what-'
+            "clients-send), as well as FedAvg's, by an attack on the last bias"
+            " that is not the paper's; where prototypes are guessed, as there,"
+            ' 9 of 20.'
             ' Of what MetaVers sends in this library, whose gradients flow'
             ' through prototypes, of an episode of four images in the warm-up,'
             ' 8 of 20; of what FedAvg sends of these four, after as many'
