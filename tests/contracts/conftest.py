@@ -426,12 +426,10 @@ _MADE_OF_OTHERS = (
 )
 
 
-# The baselines that contracts run on by default: no memory, sums beside the
-# models, clusters, prototypes alone, and a hypernetwork with an optimizer of
-# the server.
+# The baselines that contracts run on by default: no memory, clusters,
+# prototypes alone, and a hypernetwork with an optimizer of the server.
 _EACH_MECHANISM = (
     'fed_avg',
-    'scaffold',
     'ifca',
     'fed_proto',
     'pfedhn',
@@ -812,7 +810,13 @@ def pytest_collection_modifyitems(items):
 
 def _is_left_to_ci(found):
   case = found if isinstance(found, Case) else found[0]
-  return not (case.is_system or case.algorithm in _EACH_MECHANISM)
+  if case.is_system:
+    return case.variant == 'release'
+  return case.algorithm not in _EACH_MECHANISM
+
+
+def _is_not_the_plain_one(case):
+  return case.algorithm != 'fed_avg'
 
 
 def _with_marks(
@@ -820,8 +824,9 @@ def _with_marks(
 ):
   """Returns cases, or uses of cases, as parameters with their marks.
 
-  By default the contracts run on the systems and on one baseline of every
-  mechanism, and .ci/run holds the other baselines to them.
+  By default the contracts run on the systems, as their papers have them, and on
+  one baseline of every mechanism; those that take long on FedAvg alone. .ci/run
+  holds the other presets and baselines to them.
   """
 
   def mark(found):
@@ -837,7 +842,7 @@ def _with_marks(
     params=_with_marks(
         _first_of_each(lambda case: case.algorithm),
         lambda case: case.algorithm not in _EACH_CHANNEL,
-        lambda case: case not in _COMPOSED,
+        _is_not_the_plain_one,
     ),
     ids=str,
 )
@@ -969,22 +974,24 @@ def thrifty_subject(request) -> Subject:
     params=_with_marks(
         _PROCESSES,
         lambda case: case.is_slow,
-        lambda case: case not in _COMPOSED,
+        _is_not_the_plain_one,
     ),
     ids=str,
 )
 def dealt_subject(request) -> Subject:
-  """Every process in turn; but for those of `composed_subject` in CI."""
+  """Every process in turn; but for FedAvg's in CI."""
   return _subject(request.param)
 
 
 @pytest.fixture(
     scope='session',
-    params=_with_marks(_PROCESSES, lambda case: case not in _COMPOSED),
+    params=_with_marks(
+        _PROCESSES, lambda case: case not in _COMPOSED, _is_not_the_plain_one
+    ),
     ids=str,
 )
 def composed_subject(request) -> Subject:
-  """Every process in turn; all but one of each composition are slow tests.
+  """Every process; one of each composition in CI, the others are slow tests.
 
   For what depends on nothing but how a process is composed.
   """
@@ -1013,12 +1020,12 @@ def recalling_subject(request) -> Subject:
     params=_with_marks(
         _PROCESSES,
         lambda case: case not in _NOT_ALIKE,
-        lambda case: case not in _COMPOSED,
+        _is_not_the_plain_one,
     ),
     ids=str,
 )
 def thriftiest_subject(request) -> Subject:
-  """As `thrifty_subject`; of these all but one of each composition run in CI.
+  """As `thrifty_subject`; of these all but FedAvg run in CI.
 
   For what a process that is built again draws, and for TFF's own runtime.
   """
