@@ -399,6 +399,11 @@ _TRIALS = (
         of=_FEDEC,
     ),
     _Trial(
+        'fedec_cifar10_100_2_earlier',
+        {'augmentation'} | _hparams('epochs'),
+        of=dict(table='fedec_cifar10_100_2'),
+    ),
+    _Trial(
         'fedec_cifar10_100_2_grid',
         {'algorithm', 'rounds', 'validation_fraction', 'hparams/constrain'}
         | _CONSTRAINT,
