@@ -131,6 +131,12 @@ def _check_flags() -> None:
     raise ValueError(
         f'Expected --analysis to be one of {", ".join(_ANALYSES)}, found none.'
     )
+  root = pathlib.Path(OUTPUT_DIR.value or '')
+  if OUTPUT_DIR.value and (root / 'config.json').exists():
+    raise ValueError(
+        'Expected --output_dir to be a directory of its own, found the run in'
+        f' {root}.'
+    )
   found = len(RUN_DIR.value)
   if ANALYSIS.value in _WITHOUT_RUN:
     if found:

@@ -75,6 +75,12 @@ MEASURES = flags.DEFINE_list(
     'What else is shown of those who are tested, beyond accuracy, with commas:'
     f' {", ".join(tables.FURTHER)}.',
 )
+REFERENCE = flags.DEFINE_string(
+    'reference',
+    None,
+    'The row of --experiment that all others are compared with, client by'
+    " client; by default the table's own, or its first.",
+)
 PROCESSES = flag_kinds.define_whole_number(
     'processes', 1, 'Cells that run at the same time.', least=1
 )
@@ -132,6 +138,8 @@ flags.declare_key_flag('worker_gpus')
 flags.declare_key_flag('worker_timeout_seconds')
 flags.declare_key_flag('allow_mixed_hosts')
 
+# What of finished runs is shown, not which are run.
+_VIEWS = MEASURES, REFERENCE
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 # A table has rows to compare with: no further references. On the way its runs
 # measure one accuracy, ten times unless the table says otherwise.
@@ -341,6 +349,8 @@ def _command(scale: str | None) -> str:
   for flag in (ROWS, SETTINGS, SEEDS, MEASURES):
     if flag.value:
       parts.append(f'--{flag.name}={",".join(flag.value)}')
+  if REFERENCE.value:
+    parts.append(f'--reference={REFERENCE.value}')
   parts += [f'--sweep={text}' for text in SWEEP.value]
   if SEARCH.value:
     parts += [f'--search={SEARCH.value}', f'--budget={BUDGET.value}']
@@ -360,6 +370,13 @@ def _place(path: str) -> str:
   if relative.startswith(os.pardir):
     return os.path.join('ELSEWHERE', os.path.basename(path))
   return relative
+
+
+def _without_views(command: str) -> str:
+  """Returns a command without what a report without these flags lacks."""
+  views = tuple(f'--{flag.name}=' for flag in _VIEWS)
+  parts = shlex.split(command)
+  return shlex.join(part for part in parts if not part.startswith(views))
 
 
 def _this_program(name: str) -> list[str]:
@@ -491,6 +508,7 @@ def _compare_runs() -> int:
       ROWS,
       SETTINGS,
       SEEDS,
+      REFERENCE,
       PROCESSES,
       flag_groups.EXECUTION,
       PRINT_COMMAND,
@@ -511,6 +529,8 @@ def _compare_runs() -> int:
   parts = [*_this_program('compare'), f'--runs={paths}']
   if MEASURES.value:
     parts.append(f'--{MEASURES.name}={",".join(MEASURES.value)}')
+  if OUTPUT_DIR.value:  # As they are given: such a report is not kept.
+    parts.append(f'--output_dir={OUTPUT_DIR.value}')
   found = existing_runs.RunsReport(
       existing_runs.read(RUNS.value), shlex.join(parts), MEASURES.value
   )
@@ -545,6 +565,8 @@ def _table_work() -> _Work:
   space = searches.read_space(SWEEP.value)
   table = experiments.get(EXPERIMENT.value)
   table = table.with_further_measures(MEASURES.value)
+  if REFERENCE.value:
+    table = dataclasses.replace(table, reference=REFERENCE.value)
   scale = SCALE.value or table.default_scale
   seeds = _seeds()
   if space and not seeds:
@@ -799,8 +821,9 @@ def main() -> int:
     from tff_meta.training import run_directory
 
     stored = None
-    if REPORT_ONLY.value and not MEASURES.value:
+    if REPORT_ONLY.value and not any(flag.value for flag in _VIEWS):
       stored = report.stored_command(work.root)
+      stored = stored and _without_views(stored)
     work = dataclasses.replace(work, command=stored or work.command)
     start = None if REPORT_ONLY.value else _start_elsewhere(work.cells)
     with run_directory.RunDirectory(work.root).locked():
@@ -839,6 +862,7 @@ def main() -> int:
         record.keep(work.root, work.table, work.scale, work.shown(), kept)
         # What stands there is what the copies say.
         report.write_tables(kept, _comparison(work))
+        command_line.report(f'What is kept of it was copied to {kept}.')
       complete = REPORT_ONLY.value or all(
           results.is_complete(work.root, cell) for cell in work.cells
       )

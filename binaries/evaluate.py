@@ -159,6 +159,8 @@ def _evaluate_points(axes, points, experiment, models, done) -> None:
     print(accuracy_table.format_grid(name, list(axes), rows))
     for axis in grids.without_effect(axes, rows):
       print(f'  Whatever {axis} is, the accuracies are the same.')
+  for path, _ in done.values():
+    print(f'Written: {path}')
 
 
 def _evaluate(stack):

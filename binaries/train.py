@@ -163,18 +163,20 @@ ABSENT_CLIENTS = flag_kinds.define_number(
     'absent_clients',
     0.0,
     'Share of the clients of a round, on average, that are not there, to'
-    ' simulate devices that drop out.',
+    ' simulate devices that drop out; from 0 to below 1.',
 )
 LATE_CLIENTS = flag_kinds.define_number(
     'late_clients',
     0.0,
-    'The same of clients that are sent the model, and answer when the round is'
-    ' over.',
+    'Share of the clients of a round, on average, that are sent the model and'
+    ' answer when the round is over, so that nothing of them counts; from 0 to'
+    ' below 1.',
 )
 SLOW_CLIENTS = flag_kinds.define_number(
     'slow_clients',
     0.0,
-    'The same of clients that manage half of their examples.',
+    'Share of the clients of a round, on average, that manage half of their'
+    ' examples; from 0 to 1.',
 )
 SEED = flag_kinds.define_whole_number(
     'seed', 0, 'Of everything random in the run; 0 to 2**31 - 1.'

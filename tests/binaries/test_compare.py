@@ -151,6 +151,10 @@ _PROBLEMS = {
         '--settings=Known clients',
     ): 'run of frl in Known clients, found none. Tip: frl has New',
     (
+        '--experiment=digits',
+        '--reference=fed_avgg',
+    ): "found 'fed_avgg'",
+    (
         '--experiment=metavers_new_classes',
         '--rows=FRL',
     ): 'FRL in any setting, found none. Tip: there are published',
@@ -317,15 +321,25 @@ def test_runs_of_every_seed_are_in_the_report(tmp_path):
       '--report_only',
       f'--output_dir={tmp_path}',
   )
-  first, again = program_calls.call_all(
-      'compare', [(*asked, '--rows=fed_avg'), (*asked, '--rows=frl')]
+  views = ('--measures=nll', '--reference=frl')
+  first, again, seen, unseen = program_calls.call_all(
+      'compare',
+      [
+          (*asked, '--rows=fed_avg'),
+          (*asked, '--rows=frl'),
+          (*asked, '--rows=fed_avg', *views),
+          (*asked, '--rows=frl'),
+      ],
   )
-  assert first[0] == 0 and again[0] == 0, first[2] + again[2]
+  for code, _, err in (first, again, seen, unseen):
+    assert code == 0, err
   assert 'Seeds: 0, 7, 12.' in first[1]
-  # A report that is written again has the command that made the runs.
-  place = '--output_dir=DIR'
-  for _, table, _ in (first, again):
-    assert f"--rows=fed_avg '--settings=New groups' {place}\n" in table
+  # A report that is written again has the command that made the runs, and of
+  # what it shows only what it does show.
+  command = "--rows=fed_avg '--settings=New groups' {}--output_dir=DIR\n"
+  for _, table, _ in (first, again, unseen):
+    assert command.format('') in table and 'NLL' not in table
+  assert command.format(' '.join(views) + ' ') in seen[1] and 'NLL' in seen[1]
 
 
 def test_what_cannot_be_kept_is_refused_before_anything_runs(tmp_path):

@@ -84,6 +84,39 @@ def test_examples_are_weights_where_the_measure_has_them(tmp_path):
   assert found.half_width_over_units == pytest.approx(expected, rel=1e-4)
 
 
+def _of_columns(root, row, number, value, table):
+  """An entry whose table of clients is given, and so is its number."""
+  entry = _entry(
+      root / number, row, {1: [('a', 10, value)]}, f'evaluation/known/{number}'
+  )
+  (entry.runs[1] / 'clients_known.csv').write_text(table)
+  return entry
+
+
+def test_what_every_client_has_is_paired_by_it(tmp_path):
+  """NLL is a column, who is hurt is told by two, a worst decile by none."""
+  head = 'client_id,num_support,num_examples,accuracy,accuracy_before,nll\n'
+  mine = head + 'a,7,10,0.5,0.6,0.09\nb,7,10,0.5,0.4,0.06\n'
+  others = head + 'a,7,10,0.5,0.5,0.05\nb,7,10,0.5,0.5,0.04\n'
+
+  def pair(number, value, other):
+    return pairs.pair(
+        _of_columns(tmp_path, 'A', number, value, mine),
+        _of_columns(tmp_path, 'B', number, other, others),
+    )
+
+  # Differences of 4 and 2 hundredths: s^2 / n = 2 / 2.
+  nll = pair('nll_mean', 7.5, 4.5)
+  assert nll.mean == pytest.approx(3.0)
+  assert nll.spreads[1].variance == pytest.approx(1.0)
+  # One of two is hurt and none of two; of 100 and 0 s^2 / n is 5,000 / 2.
+  hurt = pair('share_hurt', 50.0, 0.0)
+  assert hurt.mean == pytest.approx(50.0)
+  assert hurt.spreads[1].variance == pytest.approx(2500.0)
+  worst = pair('accuracy_worst_decile', 50.0, 50.0)
+  assert worst.spreads == {} and worst.problems == {1: 'no mean over clients'}
+
+
 @pytest.mark.parametrize(
     'clients, why',
     [

@@ -368,6 +368,8 @@ def test_best_numbers_are_bold_and_only_a_smoke_run_has_a_banner(
     assert '<strong>90.00</strong>' in page
     assert '<strong>83.00' not in page
     assert ('class="banner"' in page) == (scale == 'smoke')
+    text = (tmp_path / 'table.md').read_text()
+    assert ('**Only a trial.** ' in text) == (scale == 'smoke')
 
 
 def _tested(root, numbers):

@@ -50,8 +50,8 @@ def test_more_is_told_of_the_protocols_that_a_table_has():
       tables.Measure('NLL x 100', f'{at}/nll_mean', lower_is_better=True),
   )
   assert [m.name for m in two][::3] == [
-      f'{at}: worst decile',
-      'evaluation_best/new_clients: NLL x 100',
+      'known clients: worst decile',
+      'new clients, best round: NLL x 100',
   ]
   assert table.with_further_measures(['nll']) == table  # It has it.
   with pytest.raises(ValueError, match="found 'nil'. Tip: did you mean 'nll'"):

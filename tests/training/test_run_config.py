@@ -253,6 +253,8 @@ def test_the_model_of_an_algorithm_goes_before_that_of_the_data(monkeypatch):
             '`eval_every` 3 to evaluate a round .* none',
         ),
         (dict(validation_clients=0), '`validation_clients` of at least 1'),
+        (dict(absent_clients=1.5), '`absent_clients` as a share .* found 1.5'),
+        (dict(absent_clients=0.6, late_clients=0.6), 'nobody would be left'),
         (dict(select_by='median'), '`select_by` to be one of macro, micro'),
         (dict(patience=-1), '`patience` to be at least 0'),
         (dict(patience=3), '`select_best` with `patience` 3'),

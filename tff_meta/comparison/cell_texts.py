@@ -1,9 +1,10 @@
 """The numbers of an entry as reports print them, whatever their form."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from tff_meta.comparison import pairs as pairs_lib
 from tff_meta.comparison import results
+from tff_meta.comparison import tables
 
 NONE = '–'
 # Heads the column of `megabytes`.
@@ -76,7 +77,7 @@ def hours(entry: results.Entry) -> str:
   return f'{entry.hours:.2f}'
 
 
-PAIRS = (
+_PAIRS = (
     'Percentage points, over the seeds that both have. A seed is the same draw'
     ' of clients or groups for both, and each is compared with itself. The'
     ' first interval says what other clients or groups of this kind would have'
@@ -84,6 +85,13 @@ PAIRS = (
     ' draw and training would have: of two or three seeds it is wide, of one'
     ' there is none. Neither is corrected for the number of rows.'
 )
+
+
+def about_pairs(pairs: Iterable[Sequence[pairs_lib.Pair]]) -> str:
+  """Returns what paired differences are, those of each measure in turn."""
+  if any(tables.TIMES_100 in of_one[0].measure for of_one in pairs):
+    return f'{_PAIRS} Of a measure{tables.TIMES_100} they are hundredths.'
+  return _PAIRS
 
 
 def pairs_title(pairs: Sequence[pairs_lib.Pair]) -> str:

@@ -45,13 +45,23 @@ from tff_meta.training import metric_writers
 
 _SECTIONS = {'evaluation': '', 'evaluation_best': '_best'}
 _CURVE_END = 'curve_end'  # No column, but of several.
+_HURT = 'hurt'  # As well.
 _COLUMNS = {
     'accuracy_mean': 'accuracy',
     'accuracy_micro': 'accuracy',
     'accuracy_before_mean': 'accuracy_before',
     'curve_end_mean': _CURVE_END,
     'macro_f1_mean': 'macro_f1',
+    'share_hurt': _HURT,
+    'nll_mean': 'nll',
+    'brier_mean': 'brier',
+    'ece_mean': 'ece',
+    'nll_before_mean': 'nll_before',
+    'brier_before_mean': 'brier_before',
+    'ece_before_mean': 'ece_before',
 }
+# What no client has by itself, so that nothing can be paired.
+_OF_ALL_CLIENTS = 'accuracy_worst_decile', 'accuracy_gini'
 _UNITS = ('clients', 'groups')
 # What groups are besides their number, as fields of config.json.
 _OF_GROUPS = ('way', 'group_clients', 'partition', 'partition_options')
@@ -239,6 +249,8 @@ def _read_units(entry: results.Entry, seed: int) -> _Units:
   """Reads what makes up an entry's number of a seed."""
   section, protocol, number = (*entry.path.split('/', 2), '', '')[:3]
   column = _column(number)
+  if number in _OF_ALL_CLIENTS:
+    raise _UnpairedError('no mean over clients')
   if section not in _SECTIONS or not column:
     raise _UnpairedError('numbers of single clients are not kept')
   run = entry.runs[seed]
@@ -276,6 +288,9 @@ def _column(number: str) -> str:
 
 def _value(row: Mapping[str, float], column: str) -> float:
   """Returns the value of a client or group, NaN if it has none."""
+  if column == _HURT:
+    gained = row['accuracy'] - row.get('accuracy_before', math.nan)
+    return gained if math.isnan(gained) else float(gained < 0)
   if column != _CURVE_END:
     return row.get(column, math.nan)
   # The mean of a curve's last three points, as `client_metrics` has it.

@@ -372,6 +372,8 @@ def markdown(
     progress: Setting -> how fast its rows are, for tables of that.
   """
   lines = [f'# {escapes.markdown_line(report.title)}', '']
+  if report.banner:
+    lines += [f'**Only a trial.** {report.banner}', '']
   lines += [f'* {escapes.markdown_line(line)}' for line in report.header()]
   # A block of code, where nothing is markup.
   lines += ['', f'    {escapes.one_line(report.command)}', '']
@@ -393,8 +395,9 @@ def markdown(
       lines += [*_table(found.grid()), '']
       for sentence, grid in found.signals().items():
         lines += [escapes.markdown_line(sentence), '', *_table(grid), '']
-  if any(report.paired.values()):
-    lines += [f'Paired differences: {cell_texts.PAIRS}', '']
+  all_pairs = [pairs for of in report.paired.values() for pairs in of]
+  if all_pairs:
+    lines += [f'Paired differences: {cell_texts.about_pairs(all_pairs)}', '']
   how = [(progress_lib.TITLE, progress_lib.WHAT_IT_IS)] if progress else []
   for title, sentences in [*how, *report.sections()]:
     lines += [f'## {title}', '']

@@ -67,17 +67,19 @@ class Measure:
   factor: float = PERCENT
 
 
+# Ends the name of a measure that is no percentage.
+TIMES_100 = ' x 100'
 # What accuracy does not tell: name -> what it is called in tables, its key in
 # the evaluation of a protocol in summary.json, and whether less is better.
 FURTHER = {
     'worst_decile': ('worst decile', 'accuracy_worst_decile', False),
     'gini': ('Gini', 'accuracy_gini', True),
     'hurt': ('hurt', 'share_hurt', True),
-    'nll': ('NLL x 100', 'nll_mean', True),
-    'brier': ('Brier x 100', 'brier_mean', True),
+    'nll': ('NLL' + TIMES_100, 'nll_mean', True),
+    'brier': ('Brier' + TIMES_100, 'brier_mean', True),
     'ece': ('ECE', 'ece_mean', True),
-    'nll_before': ('NLL before x 100', 'nll_before_mean', True),
-    'brier_before': ('Brier before x 100', 'brier_before_mean', True),
+    'nll_before': ('NLL before' + TIMES_100, 'nll_before_mean', True),
+    'brier_before': ('Brier before' + TIMES_100, 'brier_before_mean', True),
     'ece_before': ('ECE before', 'ece_before_mean', True),
 }
 
@@ -100,6 +102,18 @@ def further_measures(
       Measure(f'{of}{title}', f'{at}/{key}', lower_is_better=is_lower)
       for title, key, is_lower in (FURTHER[name] for name in names)
   )
+
+
+def _place(at: str) -> str:
+  """Returns what a place of `further_measures` is called in a table."""
+  section, _, place = at.partition('/')
+  protocol, _, reference = place.partition('/references/')
+  words = [protocol.replace('_', ' ')]
+  if section == 'evaluation_best':
+    words.append('best round')
+  if reference:
+    words.append(reference.replace('_', ' '))
+  return ', '.join(words)
 
 
 class _Checked:
@@ -270,7 +284,7 @@ class Table(_Checked):
           measure
           for at in places
           for measure in further_measures(
-              names, at, f'{at}: ' if len(places) > 1 else ''
+              names, at, f'{_place(at)}: ' if len(places) > 1 else ''
           )
           if measure.path not in paths
       ]

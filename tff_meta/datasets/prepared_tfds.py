@@ -39,8 +39,8 @@ def find(name: str, data_dir: str | None, download: bool) -> str:
   raise locations.not_found(
       name,
       [os.path.join(root, name, '<version>', _INFO_FILE) for root in roots],
-      f'`./run python -m binaries.train --dataset={name} --rounds=1 --download'
-      f' --data_dir={data_dir or "DIR"}`, with any --algorithm, fetches it with'
+      f'`./run python -m binaries.train --algorithm=fed_avg --dataset={name}'
+      f' --rounds=1 --download --data_dir={data_dir or "DIR"}` fetches it with'
       ' TensorFlow Datasets; --data_dir may also be a directory where tfds.load'
       ' has prepared it.',
   )

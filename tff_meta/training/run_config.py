@@ -203,7 +203,8 @@ class TrainingConfig:
             'shards',
         ),
     )
-    if self.driver == 'program' and not self.availability().is_full:
+    available = self.availability()  # Raises if its shares make no sense.
+    if self.driver == 'program' and not available.is_full:
       raise ValueError(
           "Expected `driver` 'loop' with `absent_clients`, `late_clients` or"
           " `slow_clients`, found 'program', whose cohorts have a fixed size."
