@@ -138,6 +138,7 @@ flags.declare_key_flag('worker_gpus')
 flags.declare_key_flag('worker_timeout_seconds')
 flags.declare_key_flag('allow_mixed_hosts')
 
+_MANY_ROWS = 50  # Not listed among all experiments.
 # What of finished runs is shown, not which are run.
 _VIEWS = MEASURES, REFERENCE
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -175,8 +176,11 @@ def _print_list() -> None:
       if scale.changes:
         print(f'    changes: {scale.changes}')
     print(f'  --settings: {", ".join(s.name for s in table.settings)}')
-    rows = (r.name for r in table.rows if r.settings != ())
-    print(f'  --rows: {", ".join(rows)}')
+    rows = [r.name for r in table.rows if r.settings != ()]
+    if EXPERIMENT.value or len(rows) < _MANY_ROWS:
+      print(f'  --rows: {", ".join(rows)}')
+    else:
+      print(f'  --rows: {len(rows)}, shown by --list --experiment={table.name}')
 
 
 def _check_have_runs(cells, table: tables.Table, scale_name: str) -> None:

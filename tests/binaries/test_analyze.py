@@ -166,10 +166,18 @@ _PROBLEMS = {
 
 
 def test_bad_input_is_a_line_before_anything_is_written(tmp_path):
-  output = tmp_path / 'analyses'
-  found = program_calls.call_all(
-      'analyze', [(*flags, f'--output_dir={output}') for flags in _PROBLEMS]
+  output, run = tmp_path / 'analyses', tmp_path / 'run'
+  run.mkdir()
+  (run / 'config.json').write_text('{}')
+  *found, in_run = program_calls.call_all(
+      'analyze',
+      [
+          *((*flags, f'--output_dir={output}') for flags in _PROBLEMS),
+          ('--analysis=theory', f'--output_dir={run}'),
+      ],
   )
+  assert in_run[0] == 2 and f'found the run in {run}' in in_run[2], in_run
+  assert [path.name for path in run.iterdir()] == ['config.json']
   for (code, _, err), problem in zip(found, _PROBLEMS.values(), strict=True):
     assert (code, err.count('\n')) == (2, 1) and problem in err, err
     assert not output.exists()

@@ -298,6 +298,7 @@ def test_the_list_has_every_experiment_with_its_runs():
   assert done.returncode == 0
   assert 'fedmeta_per_mnist\n' in done.stdout
   assert '--scale=smoke: 16 runs' in done.stdout
+  assert '91, shown by --list --experiment=digits_search' in done.stdout
 
 
 def _write_failed_runs(root, seeds):
