@@ -513,6 +513,7 @@ def _compare_runs() -> int:
       SETTINGS,
       SEEDS,
       REFERENCE,
+      BUDGET,
       PROCESSES,
       flag_groups.EXECUTION,
       PRINT_COMMAND,
@@ -566,6 +567,8 @@ def _table_work() -> _Work:
         'Expected --search with --budget, found none. Tip: --search=random;'
         ' without, --sweep tries everything.'
     )
+  if SWEEP.value:  # Its table has validation accuracies alone.
+    _check_alone(SWEEP, *_VIEWS)
   space = searches.read_space(SWEEP.value)
   table = experiments.get(EXPERIMENT.value)
   table = table.with_further_measures(MEASURES.value)
@@ -608,7 +611,7 @@ def _table_work() -> _Work:
 
 def _verify_work() -> _Work:
   """Returns the cells of --verify."""
-  _check_alone(VERIFY, SCALE, MEASURES, KEEP, SWEEP, SEARCH)
+  _check_alone(VERIFY, SCALE, *_VIEWS, KEEP, SWEEP, SEARCH, BUDGET)
   from tff_meta.comparison import runner
   from tff_meta.comparison import verification
 
@@ -680,7 +683,9 @@ def _say_chosen(work: _Work, search: searches.Search) -> bool:
   from tff_meta.comparison import results
   from tff_meta.training import atomic_files
 
-  choices = search.choices(results.collect(work.root, work.table, work.shown()))
+  # Of the seeds that were asked for alone: all candidates have these.
+  entries = results.collect(work.root, work.table, work.cells)
+  choices = search.choices(entries)
   atomic_files.write_json(work.root / 'choices.json', {'choices': choices})
   for choice in choices:
     hparams = ','.join(f'{k}={v}' for k, v in choice['hparams'].items())

@@ -1,5 +1,6 @@
 """The comparison program: runs a table, goes on, and refuses bad input."""
 
+import dataclasses
 import json
 import pathlib
 import shlex
@@ -310,6 +311,55 @@ def _write_failed_runs(root, seeds):
   ):
     outcome = runner.Outcome(state='failed', flags=cell.flags)
     runner.CellFolder(root, cell).write(outcome)
+
+
+@pytest.mark.ci
+def test_a_choice_is_of_the_seeds_that_are_asked_for(tmp_path):
+  """Of a rate one more seed was begun, and of the other one finished."""
+  root = tmp_path / 'sweep'
+  flags = (
+      '--experiment=digits',
+      '--scale=smoke',
+      '--rows=fed_avg',
+      '--settings=Known clients',
+      '--sweep=learning_rate=0.1,0.3',
+      f'--output_dir={root}',
+  )
+  root.mkdir()
+  runner.claim(
+      root,
+      experiment='digits',
+      scale='smoke',
+      sweep='learning_rate',
+      search='grid',
+  )
+  accuracies = {('0.1', 1): 0.5, ('0.1', 2): 0.6, ('0.3', 1): 0.9}
+  ((_, commands, _),) = program_calls.call_all(
+      'compare', [(*flags, '--seeds=1,2', '--print_command')]
+  )
+  for command in commands.splitlines():
+    parts = shlex.split(command)
+    given = dict(p.removeprefix('--').split('=', 1) for p in parts if '=' in p)
+    run = pathlib.Path(given['output_dir'])
+    rate = given['hparams'].removeprefix('learning_rate=')
+    accuracy = accuracies.get((rate, int(given['seed'])))
+    of_cell = parts[parts.index('--noeval_new_clients') + 1 : -1]
+    run.mkdir(parents=True)
+    outcome = runner.Outcome(
+        'interrupted' if accuracy is None else 'finished', flags=tuple(of_cell)
+    )
+    (run.parent / 'cell.json').write_text(
+        json.dumps(sealed_json.seal(dataclasses.asdict(outcome)))
+    )
+    measured = {'validation_clients/accuracy': accuracy}
+    summary = {'last_ten_evaluations_mean': measured}
+    (run / 'summary.json').write_text(json.dumps(summary))
+  one, two = program_calls.call_all(
+      'compare',
+      [(*flags, f'--seeds={s}', '--report_only') for s in ('1', '1,2')],
+  )
+  assert 'learning_rate=0.3 has 90.00 %, the best of 2' in one[1], one
+  assert 'learning_rate=0.1 has 55.00 %' in two[1], two
 
 
 @pytest.mark.ci

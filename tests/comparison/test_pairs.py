@@ -132,6 +132,16 @@ def test_other_clients_are_not_paired(tmp_path, clients, why):
   assert found.half_width_over_seeds is not None
 
 
+def test_clients_of_other_data_are_not_paired_by_their_names(tmp_path):
+  """Other clients have the same names and sizes where they are dealt anew."""
+  entries = [_entry(tmp_path, row, {1: _LOW}) for row in 'AB']
+  for entry, digits in zip(entries, ['one', 'two'], strict=True):
+    record = {'data': {'fingerprint': digits}, 'versions': {'tff_meta': '0.2'}}
+    (entry.runs[1] / 'config.json').write_text(json.dumps(record))
+  found = pairs.pair(*entries)
+  assert found.problems == {1: 'the data are others'} and not found.spreads
+
+
 def test_groups_of_other_kinds_are_not_paired(tmp_path):
   """Though they have the same names and numbers of examples."""
   path = 'evaluation/new_groups/accuracy_mean'

@@ -423,6 +423,14 @@ def test_the_verdict_is_of_published_numbers_or_of_the_lead(tmp_path):
   lower = [dataclasses.replace(e, lower_is_better=True) for e in first]
   assert 'Bad has 81.00 %' in lead(lower)
   assert 'before Good, more than chance: ' in lead(lower)
+  # In both seeds that both have the other row is ahead.
+  extra = dataclasses.replace(
+      first[0], published=None, values={1: 70.0, 2: 71.0, 3: 99.0}
+  )
+  fewer = dataclasses.replace(first[1], values={1: 75.0, 2: 76.0})
+  unequal = verdicts.verdict([('50 clients', [extra, fewer])])
+  assert '4.50 points before Bad (5.00 with the seeds' in unequal
+  assert 'both have, where Bad is ahead)' in unequal
   one = [dataclasses.replace(e, values={1: e.values[1]}) for e in first[:2]]
   assert 'but the two are not told apart: one seed.' in lead(one)
 
@@ -477,6 +485,7 @@ def test_seeds_are_averaged_round_by_round(tmp_path):
   ):
     (tmp_path / name).mkdir()
     (tmp_path / name / 'metrics.csv').write_text('round,train/loss\n' + rows)
+    (tmp_path / name / 'summary.json').write_text('{"rounds": 4}')
   good = [results.read_metrics(tmp_path / name) for name in ('a', 'b')]
   curves, num_shown = figures._columns(
       {'Good': good, 'Bad': []}, 'train/loss', every_round=True

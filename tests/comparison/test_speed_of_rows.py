@@ -97,6 +97,17 @@ def test_bytes_of_unequal_rounds_are_summed_or_unknown(tmp_path):
   path.write_text('\n'.join([lines[0], *lines[2:], '6,1.0,0.5,30,10', '']))
   ((course,),) = progress.of_runs({'a': [run]}, _SETTING).rows.values()
   assert course.sent == {3: (None, 30), 6: (None, 60)}
+  # A copy has some rounds; that these are alike says nothing of the others.
+  (run / 'config.json').write_text('{"config": {"late_clients": 0.2}}')
+  ((course,),) = progress.of_runs({'a': [run]}, _SETTING).rows.values()
+  assert course.sent == {3: (None, None), 6: (None, None)}
+
+
+def test_a_run_whose_summary_is_damaged_has_no_curve(tmp_path):
+  a, b = (_run(tmp_path / name, 0, {1: 0.2, 2: 0.5}) for name in 'ab')
+  (b / 'summary.json').write_text('{')
+  found = progress.of_runs({'a': [a], 'b': [b]}, _SETTING)
+  assert (set(found.rows), set(found.left_out)) == ({'a'}, {'b'})
 
 
 def test_signals_are_of_evaluated_rounds_which_are_kept(tmp_path):

@@ -99,6 +99,22 @@ def test_an_unknown_name_is_an_error(selection):
     tables.cells(_TABLE, 'paper', **selection)
 
 
+def test_names_are_directories_within_the_comparison():
+  def folder(name):
+    table = dataclasses.replace(
+        _TABLE,
+        settings=(tables.Setting(name, (_MICRO,)),),
+        rows=(tables.Row('a', ()),),
+        scales={'cpu': tables.Scale((1,))},
+    )
+    return tables.cells(table, 'cpu')[0].folder
+
+  assert folder('日本 50') == '日本_50/a/seed_1'
+  for name in ('', '..', '/', '.'):
+    with pytest.raises(ValueError, match='name with letters or digits'):
+      folder(name)
+
+
 def test_an_unknown_scale_is_an_error():
   with pytest.raises(ValueError, match="smoke, paper; found 'cpu'"):
     tables.cells(_TABLE, 'cpu')

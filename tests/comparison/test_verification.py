@@ -98,3 +98,25 @@ def test_what_has_no_numbers_is_not_identical(tmp_path):
       tmp_path / 'kept', tmp_path / 'other', _SETTING, _CELL
   )
   assert not found.is_identical and 'clients_known' in found.problem
+
+
+def test_what_is_lost_is_not_identical(tmp_path):
+  """A kept table that its summary names, and a number of the run again."""
+  for place in ('kept', 'again'):
+    _write(tmp_path / place)
+  summaries = [
+      tmp_path / place / _CELL.folder / 'run' / 'summary.json'
+      for place in ('kept', 'again')
+  ]
+  kept, again = (json.loads(path.read_text()) for path in summaries)
+  table = 'clients_known_clients.csv'
+  summaries[0].write_text(json.dumps(kept | {'files': {table: ''}}))
+  summaries[0].with_name(table).unlink()
+  assert table in _verify(tmp_path).problem
+  summaries[0].write_text(json.dumps(kept))
+  del again['evaluation']['known_clients']['curve']
+  summaries[1].write_text(json.dumps(again))
+  assert _verify(tmp_path).differences == [
+      '1 numbers of summary.json are not there, as'
+      ' evaluation.known_clients.curve'
+  ]

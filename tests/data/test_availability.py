@@ -40,3 +40,8 @@ def test_somebody_is_left():
 def test_rates_that_make_no_sense(rates, expected):
   with pytest.raises(ValueError, match=expected):
     availability.Availability(**rates)
+
+
+def test_shares_that_make_up_all_are_no_more_than_1():
+  """Their sum is 1.0000000000000002."""
+  assert availability.Availability(absent=0.33, late=0.56, slow=0.11).slow

@@ -501,7 +501,7 @@ def invert(
     found.append(
         Reconstruction(images, label, float(result.fun), int(result.nit))
     )
-  return min(found, key=lambda r: r.mismatch)
+  return min(found, key=lambda r: (np.isnan(r.mismatch), r.mismatch))
 
 
 def _send(case, weights, truth):

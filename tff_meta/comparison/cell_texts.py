@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 
 from tff_meta.comparison import pairs as pairs_lib
 from tff_meta.comparison import results
-from tff_meta.comparison import tables
 
 NONE = '–'
 # Heads the column of `megabytes`.
@@ -89,9 +88,9 @@ _PAIRS = (
 
 def about_pairs(pairs: Iterable[Sequence[pairs_lib.Pair]]) -> str:
   """Returns what paired differences are, those of each measure in turn."""
-  if any(tables.TIMES_100 in of_one[0].measure for of_one in pairs):
-    return f'{_PAIRS} Of a measure{tables.TIMES_100} they are hundredths.'
-  return _PAIRS
+  if all(of_one[0].in_percent for of_one in pairs):
+    return _PAIRS
+  return f'{_PAIRS} Where the name of a measure says another unit, in that.'
 
 
 def pairs_title(pairs: Sequence[pairs_lib.Pair]) -> str:

@@ -46,6 +46,7 @@ from tff_meta.training import metric_writers
 _SECTIONS = {'evaluation': '', 'evaluation_best': '_best'}
 _CURVE_END = 'curve_end'  # No column, but of several.
 _HURT = 'hurt'  # As well.
+_AFTER_AND_BEFORE = 'accuracy', 'accuracy_before'
 _COLUMNS = {
     'accuracy_mean': 'accuracy',
     'accuracy_micro': 'accuracy',
@@ -65,7 +66,7 @@ _OF_ALL_CLIENTS = 'accuracy_worst_decile', 'accuracy_gini'
 _UNITS = ('clients', 'groups')
 # What groups are besides their number, as fields of config.json.
 _OF_GROUPS = ('way', 'group_clients', 'partition', 'partition_options')
-_ROUNDING = 1e-6  # Percentage points.
+_ROUNDING = 1e-6  # In the unit of a measure.
 
 
 class Spread(NamedTuple):
@@ -73,7 +74,7 @@ class Spread(NamedTuple):
 
   Attributes:
     num_units: How many clients or groups.
-    variance: Of their weighted mean, in squared percentage points.
+    variance: Of their weighted mean, in the squared unit of the measure.
   """
 
   num_units: int
@@ -82,7 +83,7 @@ class Spread(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-  """How far a row is from another one; in percentage points.
+  """How far a row is from another one; in the unit of the measure.
 
   Attributes:
     row: Name of the row.
@@ -92,6 +93,7 @@ class Pair:
     unit: What is tested, clients or groups.
     spreads: Seed -> spread over clients or groups, where these are the same.
     problems: Seed -> why there is none.
+    in_percent: Whether that unit is a percentage point.
   """
 
   row: str
@@ -101,6 +103,7 @@ class Pair:
   unit: str
   spreads: Mapping[int, Spread]
   problems: Mapping[int, str]
+  in_percent: bool = True
 
   @property
   def mean(self) -> float:
@@ -180,11 +183,13 @@ def pair(entry: results.Entry, other: results.Entry) -> Pair | None:
   shared = [seed for seed in entry.values if seed in other.values]
   if not shared:
     return None
-  spreads, problems, unit = {}, {}, 'clients'
+  spreads, problems = {}, {}
+  unit = 'groups' if 'groups' in entry.path else 'clients'
   for seed in shared:
     try:
       mine, others = (_read_units(e, seed) for e in (entry, other))
       unit = mine.unit
+      _check_same_data(entry.runs[seed], other.runs[seed])
       _check_same(mine, others)
       difference = entry.values[seed] - other.values[seed]
       spreads[seed] = _spread(mine, others, difference)
@@ -198,6 +203,7 @@ def pair(entry: results.Entry, other: results.Entry) -> Pair | None:
       unit,
       spreads,
       problems,
+      entry.in_percent,
   )
 
 
@@ -232,7 +238,7 @@ class _Units(NamedTuple):
     unit: What they are.
     num_examples: Name -> number of test examples.
     num_support: Name -> number of examples to train on.
-    values: In percent, in the same order.
+    values: In the unit of the measure, in the same order.
     weights: Of the measure, of sum 1.
     groups: What groups are, None for clients.
   """
@@ -272,7 +278,7 @@ def _read_units(entry: results.Entry, seed: int) -> _Units:
       unit,
       dict(zip(rows, examples, strict=True)),
       dict(zip(rows, support, strict=True)),
-      100 * values,
+      entry.factor * values,
       weights / np.sum(weights),
       _groups(run) if unit == 'groups' else None,
   )
@@ -289,7 +295,8 @@ def _column(number: str) -> str:
 def _value(row: Mapping[str, float], column: str) -> float:
   """Returns the value of a client or group, NaN if it has none."""
   if column == _HURT:
-    gained = row['accuracy'] - row.get('accuracy_before', math.nan)
+    after, before = (row.get(n, math.nan) for n in _AFTER_AND_BEFORE)
+    gained = after - before
     return gained if math.isnan(gained) else float(gained < 0)
   if column != _CURVE_END:
     return row.get(column, math.nan)
@@ -303,6 +310,13 @@ def _groups(run: pathlib.Path) -> dict[str, object]:
   config = results.read_json(run / 'config.json').get('config')
   config = run_records.as_of_now(config) if isinstance(config, Mapping) else {}
   return {name: config.get(name) for name in _OF_GROUPS}
+
+
+def _check_same_data(run: pathlib.Path, other: pathlib.Path) -> None:
+  """Raises if two runs are known to have had other data."""
+  records = (results.read_json(r / 'config.json') for r in (run, other))
+  if run_records.same_data(map(run_records.fingerprint, records)) is False:
+    raise _UnpairedError('the data are others')
 
 
 def _check_same(mine: _Units, other: _Units) -> None:

@@ -327,7 +327,7 @@ def _course(
       rounds,
       list(found.values()),
       _seconds(run, summary, rounds),
-      _sent(metrics, rounds, sent),
+      _sent(metrics, rounds, sent, _is_everybody_there(run)),
       _signals(metrics, found),
   )
 
@@ -360,21 +360,28 @@ def _seconds(run, summary, rounds) -> dict[int, float] | None:
   return None if median is None else {r: median * r for r in rounds}
 
 
-def _sent(metrics, rounds, in_a_round: Sent) -> dict[int, Sent]:
+def _is_everybody_there(run: pathlib.Path) -> bool:
+  """Whether no client of a run is absent or late, so that rounds are alike."""
+  config = results.read_json(run / 'config.json').get('config')
+  config = config if isinstance(config, Mapping) else {}
+  return not (config.get('absent_clients') or config.get('late_clients'))
+
+
+def _sent(metrics, rounds, in_a_round: Sent, alike: bool) -> dict[int, Sent]:
   """Returns round -> what travelled so far: of metrics.csv, if it says so."""
   if not {metric_writers.BYTES_DOWN, metric_writers.BYTES_UP} & metrics.keys():
     return {r: in_a_round.times(r) for r in rounds}
-  down = _bytes_so_far(metrics, metric_writers.BYTES_DOWN)
-  up = _bytes_so_far(metrics, metric_writers.BYTES_UP)
+  down = _bytes_so_far(metrics, metric_writers.BYTES_DOWN, alike)
+  up = _bytes_so_far(metrics, metric_writers.BYTES_UP, alike)
   return {r: Sent(down(r), up(r)) for r in rounds}
 
 
-def _bytes_so_far(metrics, column) -> Callable[[int], int | None]:
+def _bytes_so_far(metrics, column, alike) -> Callable[[int], int | None]:
   """Returns the sum over rounds; None if some lack one and are not alike."""
   values = metrics.get(column, [math.nan])
   if any(map(math.isnan, values)):
     return lambda round_num: None
-  if len(set(values)) == 1:
+  if alike and len(set(values)) == 1:
     return lambda round_num: int(values[0]) * round_num
   if list(metrics['round']) != list(range(1, len(values) + 1)):
     return lambda round_num: None

@@ -1,9 +1,10 @@
 """The small files of a comparison, to be kept where every number can be traced.
 
-Checkpoints, logs, pictures and most of the metrics stay behind. Nothing that is
-kept names a place on this machine. What is kept is a comparison's directory in
-its turn: its report can be written again (without the losses), and the runs
-that it lacks can be added to a copy of it.
+Checkpoints, logs, pictures and most of the metrics stay behind, and so does the
+place of the data set, but for one in the flags of a table of one's own
+(`--dataset=folder:PATH`), by which a cell is known again. What is kept is a
+comparison's directory in its turn: its report can be written again (without the
+losses), and the runs that it lacks can be added to a copy of it.
 """
 
 from collections.abc import Sequence

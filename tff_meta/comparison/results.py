@@ -39,6 +39,7 @@ class Entry:
       finished runs that say so; None without such.
     bytes_up: That a client sends in one.
     path: Where the measure is in summary.json.
+    factor: Of what is there, see `tables.Measure`.
     runs: Seed -> directory of its run.
   """
 
@@ -56,10 +57,17 @@ class Entry:
   bytes_down: int | None = None
   bytes_up: int | None = None
   path: str = ''
+  factor: float = tables.PERCENT
   # The same numbers are the same entry wherever they are.
   runs: Mapping[int, pathlib.Path] = dataclasses.field(
       default_factory=dict, compare=False, repr=False
   )
+
+  @property
+  def in_percent(self) -> bool:
+    """Whether its numbers are percent, not what the measure's name says."""
+    is_share = self.factor == tables.PERCENT
+    return is_share and not self.measure.endswith(tables.TIMES_100)
 
   @property
   def mean(self) -> float | None:
@@ -258,6 +266,7 @@ def of_row(
             bytes_down=_bytes_a_round(summaries, 'down'),
             bytes_up=_bytes_a_round(summaries, 'up'),
             path=measure.path,
+            factor=measure.factor,
             runs=runs,
         )
     )
@@ -344,10 +353,16 @@ def read_metrics(run: pathlib.Path) -> dict[str, list[float]] | None:
   Args:
     run: The run's directory.
 
+  Returns:
+    None, too, if its summary.json cannot be read, so that nothing says whether
+    they are what the run wrote.
+
   Raises:
     DamagedFileError: If it is lost, or not as it was written.
     OSError: If it cannot be read.
   """
+  if not read_json(run / 'summary.json'):
+    return None
   path = run / 'metrics.csv'
   sha256 = sha256_of_table(run, path.name)
   if sha256 is None:
@@ -372,7 +387,8 @@ def read_curve(run: pathlib.Path, section: str, protocol: str) -> list[float]:
   for key in (section, protocol, 'curve'):
     value = value.get(key) if isinstance(value, Mapping) else None
   curve = value if isinstance(value, list) else []
-  return [v for v in curve if type(v) in (int, float) and abs(v) <= 1]
+  is_one = all(type(v) in (int, float) and abs(v) <= 1 for v in curve)
+  return curve if is_one else []  # A point less would shift the others.
 
 
 def provenance(root: pathlib.Path, cells: Sequence[tables.Cell]) -> list[str]:

@@ -463,11 +463,17 @@ def _flags(table, setting, row, scale, seed) -> tuple[str, ...]:
 
 
 def _slug(name: str) -> str:
-  return re.sub(r'[^a-z0-9.]+', '_', name.lower()).strip('_')
+  return re.sub(r'[^\w.]+', '_', name.lower()).strip('_')
 
 
 def _check_unique(what: str, names: Sequence[str]) -> Sequence[str]:
   slugs = [_slug(name) for name in names]
+  for name, slug in zip(names, slugs, strict=True):
+    if not slug.strip('.'):  # It is the name of a directory.
+      raise ValueError(
+          f'Expected each {what} to have a name with letters or digits, found'
+          f' {name!r}.'
+      )
   if len(set(slugs)) < len(slugs):
     raise ValueError(f'Expected each {what} to have its own name: {names}.')
   return names

@@ -116,8 +116,13 @@ def _lead(setting, best, entries) -> str:
   if pair is None:
     return f'{text}; they have no seed in common, so this may be luck.'
   judgement = judge(pair)
+  if not len(pair.values) == len(first.values) == len(second.values):
+    text += f' ({abs(pair.mean):.2f} with the seeds that both have'
+    text += ')' if pair.mean > 0 else f', where {second.row} is ahead)'
   if judgement.word == 'confirmed':
     return f'{text}, more than chance: {judgement.why}.'
+  if judgement.word == 'contradicted':
+    return f'{text}; that is more than chance: {judgement.why}.'
   return f'{text}, but the two are not told apart: {judgement.why}.'
 
 

@@ -181,7 +181,10 @@ def verify(
   try:
     counts, differences = zip(
         _compare_summaries(summaries[0], summaries[1], setting),
-        *(_compare_tables(old, new, name) for name in _kept_tables(old)),
+        *(
+            _compare_tables(old, new, name)
+            for name in _kept_tables(old, summaries[0])
+        ),
         strict=True,
     )
   except (OSError, ValueError) as error:
@@ -208,6 +211,7 @@ def _compare_summaries(old, new, setting) -> tuple[int, list[str]]:
   )
   # Older runs measured references, too, which cells do not any more.
   shared = [name for name in before if name in after]
+  lost = [n for n in before if n not in after and '.references.' not in n]
   wrong = [name for name in shared if before[name] != after[name]]
   lines = []
   for measure in setting.measures:
@@ -219,6 +223,10 @@ def _compare_summaries(old, new, setting) -> tuple[int, list[str]]:
       f' {json.dumps(after[name])[:40]}'
       for name in wrong[:_SHOWN]
   ]
+  if lost:
+    lines.append(
+        f'{len(lost)} numbers of summary.json are not there, as {lost[0]}'
+    )
   if len(wrong) > _SHOWN:
     lines.append(f'and {len(wrong) - _SHOWN} more numbers of summary.json')
   return len(shared), lines
@@ -231,9 +239,12 @@ def _change(one: float | None, other: float | None) -> str:
   return f'{100 * one:.4f} -> {100 * other:.4f} ({100 * (other - one):+.3g})'
 
 
-def _kept_tables(run: pathlib.Path) -> list[str]:
-  names = [path.name for path in sorted(run.glob('*.csv'))]
-  return [name for name in names if name != 'timings.csv']
+def _kept_tables(run: pathlib.Path, summary) -> list[str]:
+  """Returns the tables of a run, those that are lost, too."""
+  files = summary.get('files')
+  named = files if isinstance(files, Mapping) else {}
+  names = {*named, *(path.name for path in run.glob('*.csv'))}
+  return sorted(n for n in names if n.endswith('.csv') and n != 'timings.csv')
 
 
 def _compare_tables(old, new, name) -> tuple[int, list[str]]:
@@ -248,7 +259,7 @@ def _compare_tables(old, new, name) -> tuple[int, list[str]]:
   for key in before.keys() & after.keys():
     for column in before[key].keys() & after[key].keys():
       one, other = before[key][column], after[key][column]
-      count += 1
+      count += bool(one or other)
       if one != other:
         num_wrong += 1
         largest = max(

@@ -13,6 +13,7 @@ import numpy as np
 
 # The part of a client's data that a slow one trains on: every other example.
 HALF_TRAIN = 'half_train'
+_ROUNDING = 1e-9  # Of sums of shares.
 _SEED = 17  # Of draws of this kind, beside those of cohorts.
 
 
@@ -59,13 +60,13 @@ class Availability:
             f'Expected `{name}_clients` as a share between 0 and 1, found'
             f' {rate}.'
         )
-    if self.absent + self.late >= 1:
+    if self.absent + self.late > 1 - _ROUNDING:
       raise ValueError(
           'Expected `absent_clients` and `late_clients` to be less than 1'
           f' together, found {self.absent} and {self.late}: nobody would be'
           ' left.'
       )
-    if sum(rates.values()) > 1:
+    if sum(rates.values()) > 1 + _ROUNDING:
       raise ValueError(
           'Expected `absent_clients`, `late_clients` and `slow_clients` to be'
           f' at most 1 together, found {self.absent}, {self.late} and'

@@ -98,7 +98,7 @@ def shards(
     seed: Seed,
     shards_per_client: int = 2,
 ) -> Partition:
-  """Sorts by label, cuts into shards, deals two to each client; exhaustive.
+  """Sorts by label, cuts into shards, deals as many to each; exhaustive.
 
   The shards are equal to within one example and may straddle two classes.
 
