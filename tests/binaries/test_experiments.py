@@ -400,7 +400,7 @@ _TRIALS = (
     ),
     _Trial(
         'fedec_cifar10_100_2_earlier',
-        {'augmentation'} | _hparams('epochs'),
+        {'augmentation/crop_padding', 'augmentation/flip'} | _hparams('epochs'),
         of=dict(table='fedec_cifar10_100_2'),
     ),
     _Trial(
