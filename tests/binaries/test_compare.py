@@ -156,6 +156,15 @@ _PROBLEMS = {
         '--reference=fed_avgg',
     ): "found 'fed_avgg'",
     (
+        '--experiment=digits',
+        '--sweep=learning_rate=0.1,0.3',
+        '--reference=fed_avg',
+    ): 'Expected no --reference with --sweep, found both',
+    (
+        '--verify=results/digits',
+        '--reference=fed_avg',
+    ): 'Expected no --reference with --verify, found both',
+    (
         '--experiment=metavers_new_classes',
         '--rows=FRL',
     ): 'FRL in any setting, found none. Tip: there are published',
