@@ -69,6 +69,7 @@ class Progress(contextlib.AbstractContextManager):
     self._shown = ''
     self._began = time.monotonic()
     self._measured = None if first else (done, self._began)
+    self._updated = self._began
     self._next_line = self._began + _SECONDS_BETWEEN_LINES
     self._is_told = False
     self._bar = None
@@ -104,7 +105,7 @@ class Progress(contextlib.AbstractContextManager):
     with self._lock:
       now = time.monotonic()
       is_first = not self._is_told
-      self._done, self._shown = done, shown
+      self._done, self._shown, self._updated = done, shown, now
       if self._bar is not None:
         self._bar.set_postfix_str(shown, refresh=False)
         self._bar.update(done - self._bar.n)
@@ -158,11 +159,13 @@ class Progress(contextlib.AbstractContextManager):
     rate = 0.0
     if self._measured is not None:
       done, since = self._measured
-      rate = (self._done - done) / max(now - since, 1e-9)
+      rate = (self._done - done) / max(self._updated - since, 1e-9)
     if rate and self._unit:
       parts.append(f'{rate:.2f} {self._unit}/s')
     if rate and self._total is not None:
-      parts.append(f'{duration((self._total - self._done) / rate)} left')
+      left = (self._total - self._done) / rate - (now - self._updated)
+      # A step that takes longer than those before says nothing of the rest.
+      parts.append(f'{duration(left)} left' if left >= 0 else '')
     if self._done == self._initial or self._total is None:
       parts.append(f'{duration(now - self._began)} so far')
     if self._done == self._initial:

@@ -110,6 +110,8 @@ def test_names_are_directories_within_the_comparison():
     return tables.cells(table, 'cpu')[0].folder
 
   assert folder('日本 50') == '日本_50/a/seed_1'
+  assert folder('rate=-0.1') == 'rate_minus_0.1/a/seed_1'
+  assert folder('rate=0.1') == 'rate_0.1/a/seed_1'
   for name in ('', '..', '/', '.'):
     with pytest.raises(ValueError, match='name with letters or digits'):
       folder(name)

@@ -463,19 +463,26 @@ def _flags(table, setting, row, scale, seed) -> tuple[str, ...]:
 
 
 def _slug(name: str) -> str:
-  return re.sub(r'[^\w.]+', '_', name.lower()).strip('_')
+  name = name.lower().replace('=-', '=minus ')  # A negative hyperparameter.
+  return re.sub(r'[^\w.]+', '_', name).strip('_')
 
 
 def _check_unique(what: str, names: Sequence[str]) -> Sequence[str]:
-  slugs = [_slug(name) for name in names]
-  for name, slug in zip(names, slugs, strict=True):
-    if not slug.strip('.'):  # It is the name of a directory.
+  of_slug: dict[str, str] = {}
+  for name in names:
+    slug = _slug(name)  # It is the name of a directory.
+    if not slug.strip('.'):
       raise ValueError(
           f'Expected each {what} to have a name with letters or digits, found'
           f' {name!r}.'
       )
-  if len(set(slugs)) < len(slugs):
-    raise ValueError(f'Expected each {what} to have its own name: {names}.')
+    if slug in of_slug:
+      raise ValueError(
+          f'Expected each {what} to have letters or digits of its own, found'
+          f' {of_slug[slug]!r} and {name!r}: the folders of both would be called'
+          f' {slug}.'
+      )
+    of_slug[slug] = name
   return names
 
 
