@@ -141,7 +141,8 @@ def _check_reports(config, measure):
   elif where == 'last_ten_evaluations_mean':
     validates = config.validation_fraction > 0
     assert parts[0] == f'{"validation" if validates else "known"}_clients'
-    if config.eval_every != config.rounds:  # The last round alone.
+    is_of_last = config.rounds in (config.eval_every, config.eval_from)
+    if not is_of_last:
       assert config.eval_every == 1
       assert config.eval_from <= max(config.rounds - 9, 0)
   elif where == 'seconds_per_round_median':
@@ -400,7 +401,8 @@ _TRIALS = (
     ),
     _Trial(
         'fedec_cifar10_100_2_earlier',
-        {'augmentation/crop_padding', 'augmentation/flip'} | _hparams('epochs'),
+        {'augmentation/crop_padding', 'augmentation/flip'}
+        | {'rounds', 'eval_from', 'checkpoint_every'},
         of=dict(table='fedec_cifar10_100_2'),
     ),
     _Trial(
