@@ -45,6 +45,15 @@ def table(request):
 _Flat = dataclasses.make_dataclass('_Flat', run_config.FIELDS)
 
 
+@pytest.fixture(scope='module', autouse=True)
+def _no_folder_is_left():
+  """Programs of pytest-xdist end without what Python does at exit."""
+  yield
+  if _users.cache_info().currsize:
+    _users().cleanup()
+    _users.cache_clear()
+
+
 @functools.cache
 def _users():
   """Returns a folder with the files of users, an image of each of few.
