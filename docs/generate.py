@@ -317,25 +317,26 @@ def _steps(name: str) -> str:
 
 
 def _best_rounds(name: str) -> str:
-  """The round of every method that is best on validation groups."""
+  """The round of every method that is best on validation groups, each seed's."""
   rows = []
-  for _, row, (run,) in _runs(name):
-    best = _summary(run)['best_round']
-    if best > 1:  # What prepares nothing has one round.
-      rows.append([row, f'{best:,}'])
+  for _, row, runs in _runs(name):
+    best = [_summary(run)['best_round'] for run in runs]
+    if best[0] > 1:  # What prepares nothing has one round.
+      rows.append([row, '; '.join(f'{round_num:,}' for round_num in best)])
   return _markdown(['Method', 'Round'], rows)
 
 
 def _preparation(name: str) -> str:
-  """Accuracy of validation groups against the rounds of preparation."""
+  """Accuracy of validation groups against rounds, the mean over seeds."""
   rows: list[list[str]] = []
   rounds: list[float] = []
-  for _, row, (run,) in _runs(name):
-    of_run = _column(run, 'round')
+  for _, row, runs in _runs(name):
+    of_run = _column(runs[0], 'round')
     if len(of_run) > 1:
       rounds = of_run
-      column = _column(run, 'validation_groups/accuracy')
-      rows.append([row, *(f'{100 * value:.2f}' for value in column)])
+      seeds = [_column(run, 'validation_groups/accuracy') for run in runs]
+      means = map(statistics.fmean, zip(*seeds, strict=True))
+      rows.append([row, *(f'{100 * mean:.2f}' for mean in means)])
   return _markdown(['Method', *(f'{r:,.0f}' for r in rounds)], rows)
 
 

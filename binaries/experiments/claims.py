@@ -624,7 +624,7 @@ _FRL_CLAIMS = (
         'Accuracy grows with the rounds of preparation, and FRL needs fewer.',
         'Figure 2',
         evidence=(
-            '[Curves on Omniglot](frl_omniglot.md) are of one seed and swing.'
+            '[Curves on Omniglot](frl_omniglot.md) are of two seeds and swing.'
         ),
         needs='CIFAR-100, miniImageNet and FEMNIST, see below.',
     ),
