@@ -321,7 +321,7 @@ def _best_rounds(name: str) -> str:
   rows = []
   for _, row, runs in _runs(name):
     best = [_summary(run)['best_round'] for run in runs]
-    if best[0] > 1:  # What prepares nothing has one round.
+    if max(best) > 1:  # What prepares nothing has one round.
       rows.append([row, '; '.join(f'{round_num:,}' for round_num in best)])
   return _markdown(['Method', 'Round'], rows)
 

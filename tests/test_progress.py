@@ -1,5 +1,6 @@
 import io
 import time
+import types
 
 from tff_meta import progress
 
@@ -26,26 +27,23 @@ def test_lines_are_plain_and_rare_without_a_terminal(capsys, monkeypatch):
 
 def test_time_left_gets_less_while_a_step_runs(capsys, monkeypatch):
   now = [100.0]
-  monkeypatch.setattr(progress.time, 'monotonic', lambda: now[0])
+  clock = types.SimpleNamespace(monotonic=lambda: now[0])
+  monkeypatch.setattr(progress, 'time', clock)
   monkeypatch.setattr(progress, '_SECONDS_BETWEEN_LOOKS', 0.01)
   told = []
 
-  def next_line():
-    count = len(told)
-    _wait_for(
-        lambda: told.extend(capsys.readouterr().err.splitlines())
-        or told[count:]
-    )
-    return told[-1]
+  def is_told(line):
+    told.extend(capsys.readouterr().err.splitlines())
+    return line in told
 
   with progress.Progress('run', 3, 'runs') as shown:
     now[0] += 100
     shown.update(1)
-    assert next_line() == 'run 1/3  0.01 runs/s  0:03:20 left'
+    _wait_for(lambda: is_told('run 1/3  0.01 runs/s  0:03:20 left'))
     now[0] += 30
-    assert next_line() == 'run 1/3  0.01 runs/s  0:02:50 left'
-    now[0] += 171  # More than both were expected to take.
-    assert next_line() == 'run 1/3  0.01 runs/s'
+    _wait_for(lambda: is_told('run 1/3  0.01 runs/s  0:02:50 left'))
+    now[0] += 971  # The second takes longer; of the third nothing is known.
+    _wait_for(lambda: is_told('run 1/3  0.01 runs/s  0:01:40 left'))
 
 
 def _wait_for(condition):
@@ -74,7 +72,7 @@ def test_a_step_that_takes_long_is_told_of_meanwhile(capsys, monkeypatch):
     with progress.Progress('reading digits'):
       _wait_for(lambda: 'reading digits  0:00:00 so far' in lines())
     _wait_for(lambda: lines()[-1].startswith('run 1/2'))
-    assert told[-1].endswith(' runs/s  busy')  # The second takes longer.
+    assert told[-1].endswith('  0:00:00 left  busy')
   with progress.Progress('tested', 1, 'clients') as quick:
     quick.update(1)
   assert not capsys.readouterr().err

@@ -163,9 +163,9 @@ class Progress(contextlib.AbstractContextManager):
     if rate and self._unit:
       parts.append(f'{rate:.2f} {self._unit}/s')
     if rate and self._total is not None:
-      left = (self._total - self._done) / rate - (now - self._updated)
-      # A step that takes longer than those before says nothing of the rest.
-      parts.append(f'{duration(left)} left' if left >= 0 else '')
+      running = min((now - self._updated) * rate, 1)  # Of one step, at most.
+      left = (self._total - self._done - running) / rate
+      parts.append(f'{duration(max(left, 0))} left')
     if self._done == self._initial or self._total is None:
       parts.append(f'{duration(now - self._began)} so far')
     if self._done == self._initial:

@@ -562,7 +562,7 @@ OMNIGLOT_SEARCH = tables.Table(
     scales={
         'smoke': OMNIGLOT.scale('smoke'),
         'cpu': tables.Scale(
-            seeds=(1,),  # Not the one of the table's numbers.
+            seeds=(1,),  # Not the first one of the table.
             flags=(
                 f'--rounds={_SEARCH_ROUNDS}',
                 *_ON.flags,
