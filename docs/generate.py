@@ -317,7 +317,7 @@ def _steps(name: str) -> str:
 
 
 def _best_rounds(name: str) -> str:
-  """The round of every method that is best on validation groups, each seed's."""
+  """Every method's round that is best on validation groups, with each seed."""
   rows = []
   for _, row, runs in _runs(name):
     best = [_summary(run)['best_round'] for run in runs]

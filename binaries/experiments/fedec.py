@@ -61,8 +61,8 @@ _METHODS = {
         '--hparams=eval_model=stored,constrain=first',
     ),
     # As many epochs of everybody as the scripts of FedRep's code give with
-    # --epochs, which are the rounds of all else. In ten rounds, so that a run of
-    # hours can be continued: momentum begins anew in each.
+    # --epochs, which are the rounds of all else. In ten rounds, so that a run
+    # of hours can be continued: momentum begins anew in each.
     'Local Only': (
         '--algorithm=local',
         '--hparams=epochs=10',

@@ -479,7 +479,7 @@ def _check_unique(what: str, names: Sequence[str]) -> Sequence[str]:
     if slug in of_slug:
       raise ValueError(
           f'Expected each {what} to have letters or digits of its own, found'
-          f' {of_slug[slug]!r} and {name!r}: the folders of both would be called'
+          f' {of_slug[slug]!r} and {name!r}: folders of both would be called'
           f' {slug}.'
       )
     of_slug[slug] = name
