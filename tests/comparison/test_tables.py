@@ -141,6 +141,13 @@ def test_a_table_that_contradicts_itself_is_an_error(changes):
     dataclasses.replace(_TABLE, **({'scales': {}} | changes))
 
 
+def test_names_of_the_same_folder_are_told():
+  rows = tables.Row('rate=1e-3', ()), tables.Row('rate=1e+3', ())
+  problem = r"'rate=1e-3' and 'rate=1e\+3': .* would be called rate_1e_3"
+  with pytest.raises(ValueError, match=problem):
+    dataclasses.replace(_TABLE, rows=rows, scales={})
+
+
 @pytest.mark.parametrize(
     'make',
     [
