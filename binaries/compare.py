@@ -38,6 +38,7 @@ from tff_meta import plugins
 from tff_meta import spelling
 from tff_meta.comparison import searches
 from tff_meta.comparison import tables
+from tff_meta.datasets import own_data
 
 EXPERIMENT = flags.DEFINE_string(
     'experiment',
@@ -317,6 +318,20 @@ def _check_data(cells: Sequence[tables.Cell]) -> None:
       load = datasets.get(name).load
       options = hyperparameters.parse_options(load, 2, text)
       load(data_dir or _data_dir(), False, **options)
+
+
+def _say_places_of_data(
+    cells: Sequence[tables.Cell], kept: pathlib.Path
+) -> None:
+  """Says which places of this machine the flags of kept cells will name."""
+  for name in filter(own_data.is_own, dict.fromkeys(_values(cells, 'dataset'))):
+    kind, _, path = name.partition(':')
+    if os.path.isabs(path):
+      folder, base = os.path.split(path)
+      command_line.report(
+          f'Note: the copies in {kept} will say that the data were in {path}.'
+          f' Tip: those of --dataset={kind}:{base} --data_dir={folder} do not.'
+      )
 
 
 def _claim_kept(kept: pathlib.Path, work: _Work) -> None:
@@ -725,6 +740,7 @@ def _check(work: _Work, kept: pathlib.Path | None) -> None:
       )
     runner.check_claim(kept, **work.claim)
     record.check_target(kept, work.shown())
+    _say_places_of_data(work.shown(), kept)
   if REPORT_ONLY.value and not work.root.exists():
     raise ValueError(
         f'Expected a comparison in {work.root}, found no directory.'

@@ -204,6 +204,7 @@ TABLES = [
         ('--algorithm=own_one',),
         ('--algorithm=fed_avg', '--hparams=epochs=1,learning_rate=fast'),
         ('--dataset=csv:own.csv', '--dataset_options=label=knd'),
+        ('--dataset=csv:/home/me/own.csv',),
     ))
 ]
 """
@@ -216,6 +217,7 @@ def test_a_table_of_ones_own_and_a_search_are_checked_before_the_first_run(
   (tmp_path / 'table.py').write_text(_TABLE)
   (tmp_path / 'late.py').write_text(_TABLE.replace('mine_', 'late_'))
   (tmp_path / 'last.py').write_text(_TABLE.replace('mine_', 'last_'))
+  (tmp_path / 'kept.py').write_text(_TABLE.replace('mine_', 'kept_'))
   (tmp_path / 'runs').mkdir()
   (tmp_path / 'own.csv').write_text('a,kind\n1,oak\n2,elm\n')
   rows = ('--experiment=digits', '--rows=fed_avg')
@@ -240,8 +242,9 @@ def test_a_table_of_ones_own_and_a_search_are_checked_before_the_first_run(
           f'--data_dir={tmp_path}/nothing',
       ),
   ]
-  *found, wrong, misread, lacking = program_calls.call_all(
-      'compare', [*expected, *late], tmp_path
+  placed = ('--experiment=kept.py:kept_3', '--report_only', '--keep=kept')
+  *found, wrong, misread, lacking, said = program_calls.call_all(
+      'compare', [*expected, *late, placed], tmp_path
   )
   for (flags, problem), (code, _, err) in zip(
       expected.items(), found, strict=True
@@ -255,6 +258,8 @@ def test_a_table_of_ones_own_and_a_search_are_checked_before_the_first_run(
   assert lacking[0] == 1 and f'{tmp_path}/nothing/mnist' in lacking[2]
   assert _of_errors(lacking[2])
   assert [p.name for p in (tmp_path / 'runs').iterdir()] == []
+  assert '--dataset=csv:own.csv --data_dir=/home/me do not' in said[2]
+  assert not (tmp_path / 'kept').exists()
 
 
 @pytest.mark.ci

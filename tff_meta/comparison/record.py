@@ -2,9 +2,10 @@
 
 Checkpoints, logs, pictures and most of the metrics stay behind, and so does the
 place of the data set, but for one in the flags of a table of one's own
-(`--dataset=folder:PATH`), by which a cell is known again. What is kept is a
-comparison's directory in its turn: its report can be written again (without the
-losses), and the runs that it lacks can be added to a copy of it.
+(`--dataset=folder:/PATH`), by which a cell is known again; a path relative to
+`--data_dir` names no place. What is kept is a comparison's directory in its
+turn: its report can be written again (without the losses), and the runs that it
+lacks can be added to a copy of it.
 """
 
 from collections.abc import Sequence
