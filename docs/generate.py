@@ -648,6 +648,7 @@ def _claims_of(paper: str) -> list[tuple[int, claims.Claim]]:
 def _claims(paper: str) -> str:
   """All claims of a paper: one row each, then one row a comparison."""
   overview, details, lacking = [], [], []
+  remain = _that_remain()
   for number, claim in _claims_of(paper):
     judged = _judged(claim)
     words = [word for _, _, word, _ in judged]
@@ -670,7 +671,7 @@ def _claims(paper: str) -> str:
             f'{comparison.row} − {comparison.other}',
             _of_paper(comparison),
             *cell_texts.pair(pair),
-            word + (f': {why}' if word == 'not decided' else ''),
+            _verdict(word, why, (claim, comparison) in remain),
         ]
         for comparison, pair, word, why in judged
         if pair
@@ -695,6 +696,13 @@ def _claims(paper: str) -> str:
   if lacking:
     parts += ['Not run:', '\n'.join(lacking)]
   return '\n\n'.join(parts)
+
+
+def _verdict(word: str, why: str, remains: bool) -> str:
+  """Returns what a comparison decides, and what may be said against it."""
+  if word == 'not decided':
+    return f'{word}: {why}'
+  return word if remains else f'{word}, but not with all taken together'
 
 
 def _lacking(judged) -> Iterator[str]:
@@ -727,19 +735,42 @@ def _lacking(judged) -> Iterator[str]:
 def _claims_overview() -> str:
   """How many comparisons of each paper have which verdict."""
   rows = []
+  remain = _that_remain()
   for paper in dict.fromkeys(claim.paper for claim in claims.CLAIMS):
     of_paper = [claim for _, claim in _claims_of(paper)]
-    words = [word for claim in of_paper for _, _, word, _ in _judged(claim)]
+    judged = [(c, *j) for c in of_paper for j in _judged(c)]
+    words = [word for *_, word, _ in judged]
     anchor = paper.lower()
+    decided = [
+        (claim, comparison)
+        for claim, comparison, _, word, _ in judged
+        if word in ('confirmed', 'contradicted')
+    ]
     rows.append(
         [
             f'[{paper}](#{anchor})',
             str(len(of_paper)),
             *(str(words.count(word)) for word in _VERDICTS),
+            f'{len(remain.intersection(decided))} of {len(decided)}',
         ]
     )
   header = ['Paper', 'Claims', *(f'Comparisons {w}' for w in _VERDICTS)]
-  return _markdown(header, rows)
+  return _markdown([*header, 'Decided with all taken together'], rows)
+
+
+@functools.cache
+def _that_remain() -> set[tuple[claims.Claim, claims.Comparison]]:
+  """Returns the differences that are told apart with all taken together."""
+  found = {
+      (claim, comparison): p_value
+      for claim in claims.CLAIMS
+      for comparison, pair, *_ in _judged(claim)
+      if pair
+      for p_value in [pair.p_value_over_units(claim.margin)]
+      if p_value is not None
+  }
+  remain = verdicts.holm(list(found.values()))
+  return {key for key, stays in zip(found, remain, strict=True) if stays}
 
 
 _PAPERS = {

@@ -61,6 +61,9 @@ def test_intervals_by_hand(tmp_path):
   # t(0.975, 2) = 4.3027, from a printed table, as all of these.
   expected = 4.3027 * 10 / math.sqrt(3)
   assert one.half_width_over_units == pytest.approx(expected, rel=1e-4)
+  # Of 2 degrees of freedom, 1 - t / sqrt(2 + t^2), with t of 12^0.5 and 3^0.5.
+  assert one.p_value_over_units() == pytest.approx(1 - (12 / 14) ** 0.5)
+  assert one.p_value_over_units(10) == pytest.approx(1 - (3 / 5) ** 0.5)
   assert one.half_width_over_seeds is None
   shifted = [(name, n, a - 5) for name, n, a in _HIGH]
   two = _pair(tmp_path / 'two', {1: _HIGH, 2: shifted}, {1: _LOW, 2: _LOW})
@@ -203,3 +206,12 @@ def test_the_rule_for_claims(
   pair = pairs.Pair('A', 'B', 'm', dict(enumerate(differences)), 'x', {}, {})
   judgement = verdicts.judge(pair, margin)
   assert judgement.word == word and why in judgement.why
+
+
+def test_what_remains_of_many_differences():
+  """At most 0.05 / 4, 0.05 / 3, 0.05 / 2 and 0.05, until one is above."""
+  remain = verdicts.holm([0.011, 0.04, 0.03, 0.005])
+  assert remain == [True, False, False, True]
+  assert verdicts.holm([0.0125, 1.0, 0.016]) == [True, False, True]
+  assert verdicts.holm([0.02, 0.03]) == [True, True]
+  assert verdicts.holm([]) == []

@@ -116,16 +116,44 @@ class Pair:
 
     None if they are not known, or not the same, for every seed.
     """
+    found = self._error_over_units()
+    if found is None:
+      return None
+    error, degrees = found
+    return float(stats.t.ppf(0.975, degrees)) * error if error else 0.0
+
+  def p_value_over_units(self, margin: float = 0.0) -> float | None:
+    """How likely a mean so far from the margin is, were it that of all clients.
+
+    Two-sided, of the same distribution as the interval: below 0.05 exactly
+    where the interval leaves the margin out.
+
+    Args:
+      margin: In the unit of the measure.
+
+    Returns:
+      From 0 to 1; None where there is no interval.
+    """
+    found = self._error_over_units()
+    if found is None:
+      return None
+    error, degrees = found
+    distance = abs(self.mean - margin)
+    if not error:
+      return float(not distance)
+    return float(2 * stats.t.sf(distance / error, degrees))
+
+  def _error_over_units(self) -> tuple[float, float] | None:
+    """Returns the standard error, and the degrees of freedom of Student's t."""
     spreads = [self.spreads.get(seed) for seed in self.values]
     found = [spread for spread in spreads if spread is not None]
     if len(found) < len(spreads):
       return None
     total = sum(spread.variance for spread in found)
     if not total:
-      return 0.0
+      return 0.0, math.inf
     degrees = total**2 / sum(s.variance**2 / (s.num_units - 1) for s in found)
-    error = math.sqrt(total) / len(found)
-    return float(stats.t.ppf(0.975, degrees)) * error
+    return math.sqrt(total) / len(found), degrees
 
   @property
   def half_width_over_seeds(self) -> float | None:

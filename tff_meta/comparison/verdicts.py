@@ -179,3 +179,30 @@ def judge(pair: pairs.Pair, margin: float = 0.0) -> Judgement:
       f'the interval over {pair.unit} leaves out {over}, and all'
       f' {len(pair.values)} seeds agree',
   )
+
+
+def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
+  """Returns which of many differences remain when all are taken together.
+
+  Of n differences the i-th smallest p-value, from 0 on, must be at most
+  level / (n - i), and so must all that are smaller. Then the probability that
+  any of those that remain is a difference of nothing is at most the level,
+  however they depend on each other.
+
+  Source: Holm (1979), A simple sequentially rejective multiple test procedure.
+
+  Args:
+    p_values: Of each difference, from 0 to 1.
+    level: Above 0 and below 1.
+
+  Returns:
+    Whether it remains, in their order.
+  """
+  remain = [False] * len(p_values)
+  for i, place in enumerate(
+      sorted(range(len(p_values)), key=p_values.__getitem__)
+  ):
+    if p_values[place] > level / (len(p_values) - i):
+      break
+    remain[place] = True
+  return remain
