@@ -185,9 +185,9 @@ def holm(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
   """Returns which of many differences remain when all are taken together.
 
   Of n differences the i-th smallest p-value, from 0 on, must be at most
-  level / (n - i), and so must all that are smaller. Then the probability that
-  any of those that remain is a difference of nothing is at most the level,
-  however they depend on each other.
+  level / (n - i), and so must all that are smaller. If some are differences of
+  nothing, the probability that one or more of these remain is at most the
+  level, however they depend on each other.
 
   Source: Holm (1979), A simple sequentially rejective multiple test procedure.
 
