@@ -694,7 +694,11 @@ def _say_verified(work: _Work) -> bool:
 
 
 def _say_chosen(work: _Work, search: searches.Search) -> bool:
-  """Says what a search has chosen; returns if there is a choice for all."""
+  """Says what a search has chosen, and who took no part.
+
+  Returns:
+    Whether there is a choice for all, of all numbers that were to be there.
+  """
   from tff_meta.comparison import results
   from tff_meta.training import atomic_files
 
@@ -702,17 +706,26 @@ def _say_chosen(work: _Work, search: searches.Search) -> bool:
   entries = results.collect(work.root, work.table, work.cells)
   choices = search.choices(entries)
   atomic_files.write_json(work.root / 'choices.json', {'choices': choices})
+  lacking = [entry for entry in entries if entry.missing]
   for choice in choices:
+    among = f'{choice["candidates"]} candidates'
+    if choice['candidates_with_numbers'] < choice['candidates']:
+      among = (
+          f'the {choice["candidates_with_numbers"]} of {among} with a number'
+      )
     hparams = ','.join(f'{k}={v}' for k, v in choice['hparams'].items())
     print(
         f'{choice["setting"]}, {choice["row"]}: {hparams} has'
-        f' {choice["validation_accuracy"]:.2f} %, the best of'
-        f' {choice["candidates"]} candidates on {choice["validation_on"]}.'
+        f' {choice["validation_accuracy"]:.2f} %, the best of {among} on'
+        f' {choice["validation_on"]}.'
     )
     test = [*_shown_program(work.command), *choice['flags']]
     print(f'  Its test: {shlex.join(test)}')
+  for entry in lacking:
+    print(f'Without a number: {entry.setting}, {entry.row}: {entry.missing}')
   print(f'Written: {work.root / "choices.json"}')
-  return len(choices) == len(search.base)
+  is_complete = REPORT_ONLY.value or not lacking
+  return is_complete and len(choices) == len(search.base)
 
 
 def _print_commands(work: _Work) -> int:

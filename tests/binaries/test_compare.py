@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import shlex
 import signal
 import subprocess
@@ -286,6 +287,12 @@ def test_a_search_chooses_on_validation_data_and_goes_on(tmp_path):
       *flags[:-2], '--sweep=learning_rate=1e-6,0.1,0.05', flags[-1]
   )
   assert '1 of 3 runs to do' in again.stderr and again.returncode == 0
+  (low,) = tmp_path.glob('sweep/*/*1e_6/*/run/summary.json')
+  low.write_text('{}')
+  poorer = _compare(*flags)
+  assert poorer.returncode == 1
+  assert 'the best of the 1 of 2 candidates with a number' in poorer.stdout
+  assert re.search('Without a number: .*=1e-6: seed 0 finished', poorer.stdout)
 
 
 def test_a_comparison_is_not_kept_where_it_is(tmp_path):
@@ -373,7 +380,7 @@ def test_a_choice_is_of_the_seeds_that_are_asked_for(tmp_path):
       [(*flags, f'--seeds={s}', '--report_only') for s in ('1', '1,2')],
   )
   assert 'learning_rate=0.3 has 90.00 %, the best of 2' in one[1], one
-  assert 'learning_rate=0.1 has 55.00 %' in two[1], two
+  assert 'learning_rate=0.1 has 55.00 %, the best of the 1 of 2' in two[1], two
 
 
 @pytest.mark.ci

@@ -85,6 +85,7 @@ def test_the_best_one_is_chosen_that_has_all_its_numbers():
   (choice,) = search.choices(_entries(search, cells, lambda _: next(values)))
   assert choice['hparams'] == {'learning_rate': '0.3'}
   assert choice['validation_accuracy'] == 85.0
+  assert (choice['candidates'], choice['candidates_with_numbers']) == (3, 2)
   assert set(choice['flags']) == {
       '--algorithm=fed_avg',
       '--hparams=epochs=2,learning_rate=0.3',

@@ -356,8 +356,9 @@ class Search:
     Returns:
       For each the row, the setting, the hyperparameters, their accuracy on
       validation data in percent, what that is on, how many candidates there
-      were in the last rung and in all, and the flags of the run that would test
-      them. Rows of whose last rung no candidate has all its seeds are left out.
+      were in the last rung, in all, and with all numbers of the rungs that they
+      were in, and the flags of the run that would test them. Rows of whose last
+      rung no candidate has all its seeds are left out.
     """
     found: list[dict[str, Any]] = []
     for cell in self.base:
@@ -367,6 +368,8 @@ class Search:
       names = _best(entries, last, by_name, len(by_name))
       if not names:
         continue
+      of_cell = {_rung_name(cell.setting, rungs, i) for i in range(len(rungs))}
+      lacking = {e.row for e in entries if e.setting in of_cell and e.missing}
       best = next(e for e in entries if (e.setting, e.row) == (last, names[0]))
       found.append(
           {
@@ -377,6 +380,7 @@ class Search:
               'validation_on': validation(cell.flags).what,
               'candidates_in_last_rung': len(names),
               'candidates': len(self.tried),
+              'candidates_with_numbers': len(by_name.keys() - lacking),
               'seeds': list(best.values),
               'flags': list(with_hparams(cell.flags, by_name[names[0]])),
           }
