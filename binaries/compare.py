@@ -898,7 +898,7 @@ def main() -> int:
         command_line.report(f'Nothing was copied to {kept}.')
       elif kept:
         record.keep(work.root, work.table, work.scale, work.shown(), kept)
-        # What stands there is what the copies say.
+        # The last: what stands there is what the copies say.
         report.write_tables(kept, _comparison(work))
         command_line.report(f'What is kept of it was copied to {kept}.')
       complete = REPORT_ONLY.value or all(

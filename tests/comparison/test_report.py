@@ -506,6 +506,8 @@ def test_small_files_of_finished_cells_are_kept(tmp_path, comparison):
     run = runner.CellFolder(tmp_path, cell).run
     config = {'config': {'data_dir': '/home/me', 'seed': cell.seed}}
     (run / 'config.json').write_text(json.dumps(config))
+  traffic = {'50 clients': {'Good': {'down': 8, 'up': 3, 'clients': 5}}}
+  (tmp_path / 'traffic.json').write_text(json.dumps(traffic))
   report.write(tmp_path, comparison)
   target = tmp_path / 'kept'
   record.keep(tmp_path, _TABLE, 'cpu', comparison.cells, target)
@@ -524,7 +526,8 @@ def test_small_files_of_finished_cells_are_kept(tmp_path, comparison):
     assert table == 'client_id,accuracy\n0,0.5\n1,1.0\n'
   assert not (target / '50_clients' / 'bad').exists()
   files = _files(target)
-  assert len(files) == 4 + 3 * 5
+  assert len(files) == 2 + 3 * 5  # Tables are written of the copies.
+  assert json.loads((target / 'traffic.json').read_text()) == traffic
   with pytest.raises(runner.ComparisonError, match='another directory'):
     record.keep(tmp_path, _TABLE, 'paper', comparison.cells, target)
   kept = {path: path.read_bytes() for path in files}
