@@ -103,6 +103,13 @@ def test_rows_measured_on_others_are_left_out(tmp_path):
   assert '(2) than most (all)' in found.sentence()
 
 
+def test_small_costs_are_not_nothing(tmp_path):
+  run = _run(tmp_path / 'a', 0, {1: 0.2, 2: 0.5}, {1: 0.06, 2: 0.0634}, True)
+  line = _grid(progress.of_runs({'a': [run]}, _SETTING))['a']
+  assert line['seconds to 45.0 %'] == '0.123'
+  assert line['MB down to 45.0 %'] == '6e-05'
+
+
 def test_bytes_of_unequal_rounds_are_summed_or_unknown(tmp_path):
   run = _run(tmp_path / 'a', 0, {1: 0.2, 2: '', 3: 0.5}, sent=True)
   path = run / 'metrics.csv'

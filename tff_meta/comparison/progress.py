@@ -173,7 +173,7 @@ class Progress(NamedTuple):
       found = [course.cost(target)[name] for course in courses]
       known = [value / unit for value in found if value is not None]
       is_whole = len(known) == len(found)
-      yield f'{most}{statistics.fmean(known):,.0f}' if is_whole else _NONE
+      yield f'{most}{_cost(statistics.fmean(known))}' if is_whole else _NONE
 
   def signals(self) -> dict[str, list[list[str]]]:
     """Returns tables of what rounds measured beside accuracy.
@@ -244,6 +244,11 @@ class Progress(NamedTuple):
             for row, courses in self.rows.items()
         },
     }
+
+
+def _cost(value: float) -> str:
+  """Returns seconds or MB: whole numbers, or of small ones three digits."""
+  return f'{value:,.0f}' if value >= 10 else f'{value:.3g}'
 
 
 def _rounds(courses: Sequence[Course], target: float) -> str:
