@@ -56,9 +56,13 @@ class Range:
   is_whole: bool
 
   def draw(self, generator: random.Random) -> str:
-    """Returns one as text, with three digits."""
+    """Returns one as text: three digits, more if these leave the range."""
     value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
-    return str(round(value)) if self.is_whole else f'{value:.3g}'
+    value = min(max(value, self.low), self.high)  # Logarithms are rounded.
+    if self.is_whole:
+      return str(round(value))
+    texts = (f'{value:.{digits}g}' for digits in range(3, 18))
+    return next(t for t in texts if self.low <= float(t) <= self.high)
 
 
 Space = Mapping[str, Sequence[str] | Range]
@@ -87,14 +91,22 @@ def read_space(texts: Sequence[str]) -> dict[str, Sequence[str] | Range]:
           f'Expected `{name}` in one --sweep, found it in two. Tip: values of a'
           ' name have commas between them.'
       )
-    low, dots, high = values.partition('..')
+    low, dots, high = (part.strip() for part in values.partition('..'))
     if dots and len(found) == 1:
       space[name] = _range(name, low, high)
-    elif len(set(found)) < len(found):
+    elif len(set(map(_number, found))) < len(found):
       raise ValueError(f'Expected each value of `{name}` once, found {values}.')
     else:
       space[name] = found
   return space
+
+
+def _number(text: str) -> float | str:
+  """Returns a value as it is compared: 1 and 1.0 are the same."""
+  try:
+    return float(text)
+  except ValueError:
+    return text
 
 
 def _range(name: str, low: str, high: str) -> Range:
@@ -440,8 +452,8 @@ def search(
     budget: As for `candidates`.
 
   Raises:
-    ValueError: If a hyperparameter is unknown to a row's algorithm, or the
-      space does not suit the kind.
+    ValueError: If a hyperparameter is unknown to a row's algorithm, a row says
+      no algorithm, or the space does not suit the kind.
   """
   tried = candidates(space, kind, budget)
   seeds = tuple(dict.fromkeys(cell.seed for cell in base))
@@ -449,6 +461,11 @@ def search(
   settings: dict[str, tables.Setting] = {}
   rows: dict[str, tables.Row] = {}
   for cell in base:
+    if '--algorithm' not in tables.in_force(cell.flags):
+      raise ValueError(
+          f'Expected --algorithm=NAME among the flags of row {cell.row!r} in'
+          f' {cell.setting!r}, found {" ".join(cell.flags)}.'
+      )
     flags = [f for f in cell.flags if not f.startswith('--seed=')]
     rungs = _rungs(kind, num_rounds(flags))
     for i, rounds in enumerate(rungs):
