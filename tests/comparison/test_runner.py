@@ -185,8 +185,11 @@ def test_a_report_takes_cells_with_other_evaluations_on_the_way(tmp_path):
     [
         ('--a=1 --b=2', '--b=2 --a=3 --a=1', True),
         ('--a=1', '--a=1 --b=2', False),
-        ('--a --noa', '--noa --a', False),
-        ('--nob', '--b --nob', True),
+        ('--curve --nocurve', '--nocurve --curve', False),
+        ('--nonvar', '--nvar --nonvar', True),
+        ('--nocurve --nvar=True', '--curve=false --nvar', True),
+        ('--curve=1', '--curve=0', False),
+        ('--normalize', '--rmalize', False),
     ],
 )
 def test_the_last_flag_of_a_name_counts(one, other, same):

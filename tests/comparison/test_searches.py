@@ -7,7 +7,7 @@ import math
 from absl import flags
 import pytest
 
-from binaries import train  # noqa: F401  Defines the flags.
+from binaries import train
 from tff_meta.comparison import results
 from tff_meta.comparison import searches
 from tff_meta.comparison import tables
@@ -30,6 +30,12 @@ _TABLE = tables.Table(
 
 def test_rounds_that_nobody_names_are_those_of_the_program():
   assert searches.num_rounds(()) == flags.FLAGS['rounds'].default
+
+
+def test_switches_are_those_of_the_program():
+  of_program = flags.FLAGS.get_key_flags_for_module(train)
+  found = [flag.name for flag in of_program if flag.boolean]
+  assert sorted(tables.SWITCHES) == sorted(found)
 
 
 def _search(texts, kind, budget=10):
