@@ -745,6 +745,7 @@ def _check(work: _Work, kept: pathlib.Path | None) -> None:
   from tff_meta.comparison import runner
 
   runner.check_claim(work.root, **work.claim)
+  runner.check_flags(work.root, work.shown(), _reported(work))
   if kept:
     if kept == work.root:
       raise ValueError(
@@ -768,6 +769,11 @@ def _check(work: _Work, kept: pathlib.Path | None) -> None:
         ' finished. Reading their data sets.'
     )
     _check_data(todo)
+
+
+def _reported(work: _Work) -> tables.Table | None:
+  """Returns the table if nothing is run but its report is written."""
+  return work.table if REPORT_ONLY.value else None
 
 
 def _todo(work: _Work) -> list[tables.Cell]:
@@ -868,8 +874,7 @@ def main() -> int:
       runner.claim(work.root, **work.claim)
       if kept:
         _claim_kept(kept, work)
-      reported = work.table if REPORT_ONLY.value else None
-      runner.settle(work.root, work.shown(), reported)
+      runner.settle(work.root, work.shown(), _reported(work))
       running = runner.Runner(
           work.root,
           _program(),

@@ -424,6 +424,20 @@ def test_what_cannot_be_kept_is_refused_before_anything_runs(tmp_path):
   assert not directory.exists()
 
 
+def test_runs_of_other_flags_are_refused_before_anything_is_read(tmp_path):
+  directory, kept = tmp_path / 'table', tmp_path / 'kept'
+  directory.mkdir()
+  _write_failed_runs(directory, seeds=[0])
+  (path,) = directory.rglob('cell.json')
+  outcome = sealed_json.read(path)
+  outcome['flags'].append('--rounds=7')
+  path.write_text(json.dumps(sealed_json.seal(outcome)))
+  done = _compare(*_SMOKE, f'--output_dir={directory}', f'--keep={kept}')
+  assert done.returncode == 2 and done.stderr.count('\n') == 1
+  assert 'found --rounds=7' in done.stderr
+  assert not kept.exists()
+
+
 def test_the_list_of_one_experiment():
   done = _compare('--list', '--experiment=digits')
   assert done.returncode == 0
