@@ -139,6 +139,18 @@ flags.declare_key_flag('worker_gpus')
 flags.declare_key_flag('worker_timeout_seconds')
 flags.declare_key_flag('allow_mixed_hosts')
 
+# Where runs compute, and on whose data.
+_OF_MACHINES = (
+    flag_groups.DATA_DIR,
+    flag_groups.DEVICE,
+    flag_groups.EXECUTION,
+    flag_groups.RAY_ADDRESS,
+    flag_groups.WORKERS,
+    flag_groups.WORKER_CPUS,
+    flag_groups.WORKER_GPUS,
+    flag_groups.WORKER_TIMEOUT_SECONDS,
+    flag_groups.ALLOW_MIXED_HOSTS,
+)
 _MANY_ROWS = 50  # Not listed among all experiments.
 # What of finished runs is shown, not which are run.
 _VIEWS = MEASURES, REFERENCE
@@ -530,7 +542,7 @@ def _compare_runs() -> int:
       REFERENCE,
       BUDGET,
       PROCESSES,
-      flag_groups.EXECUTION,
+      *_OF_MACHINES,
       PRINT_COMMAND,
       REPORT_ONLY,
       KEEP,
@@ -852,6 +864,8 @@ def main() -> int:
       return 0
     if RUNS.value:
       return _compare_runs()
+    if PRINT_COMMAND.value:
+      _check_alone(PRINT_COMMAND, KEEP, REPORT_ONLY)
     _check_execution()
     work = _verify_work() if VERIFY.value else _table_work()
     kept = pathlib.Path(KEEP.value).resolve() if KEEP.value else None

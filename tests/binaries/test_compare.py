@@ -133,6 +133,13 @@ _PROBLEMS = {
     (): '--list shows them',
     ('--experiment=nothing',): "found 'nothing'",
     ('--runs=a,b', '--rows=frl'): 'no --rows with --runs, found both',
+    ('--runs=a', '--worker_cpus=2'): 'no --worker_cpus with --runs',
+    ('--runs=a', '--data_dir=a'): 'no --data_dir with --runs',
+    (
+        '--experiment=digits',
+        '--print_command',
+        '--keep=a',
+    ): 'no --keep with --print_command',
     ('--experiment=digits', '--scale=paper'): "'digits': smoke, cpu",
     ('--experiment=digits', '--rows=sgd'): "found 'sgd'",
     ('--experiment=digits', '--seeds=x'): 'below 2**31, found x',
