@@ -294,14 +294,21 @@ def test_what_cannot_be_started_is_an_error(tmp_path):
     broken.run([_cell('works')], 1)
 
 
-def test_a_cell_waits_for_its_directory(tmp_path):
+def test_a_cell_waits_for_its_directory(tmp_path, monkeypatch):
   cell = _cell('works')
+  running, waits = _runner(tmp_path), threading.Event()
+
+  def wait(seconds):
+    waits.set()
+    time.sleep(seconds)
+
+  monkeypatch.setattr(running._stopped, 'wait', wait)
   directory = run_directory.RunDirectory(runner.CellFolder(tmp_path, cell).run)
   runner.CellFolder(tmp_path, cell).run.mkdir(parents=True)
-  thread = threading.Thread(target=_runner(tmp_path).run, args=([cell], 1))
+  thread = threading.Thread(target=running.run, args=([cell], 1))
   with directory.locked():
     thread.start()
-    time.sleep(0.5)
+    assert waits.wait(60)
     assert not (directory.root / 'starts').exists()
   thread.join()
   assert runner.CellFolder(tmp_path, cell).outcome().state == 'finished'
