@@ -317,12 +317,11 @@ def _of_others(runs, column) -> dict[str, str]:
       'groups' in column or protocol_names.NEW_CLASS_CLIENTS in column
   )
   field = 'validation_groups' if is_of_groups else 'validation_clients'
+  unsaid = 'unknown' if is_of_groups else 'all'
   found = {}
   for row, paths in runs.items():
-    configs = (_config(path) for path in paths)
-    found[row] = ' and '.join(
-        dict.fromkeys(str(c.get(field) or 'all') for c in configs)
-    )
+    of_row = (str(_config(path).get(field) or unsaid) for path in paths)
+    found[row] = ' and '.join(dict.fromkeys(of_row))
   numbers = list(found.values())
   most = max(numbers, key=numbers.count, default='')  # Of equal ones the first.
   return {
