@@ -125,6 +125,39 @@ _PICTURED = 6  # Images of inversion.
 _WITHOUT_RUN = {'inversion': 'its weights', 'theory': 'its problems'}
 
 
+_OF_LAYOUTS = PROJECTION, PERPLEXITY, SEED
+# Analysis -> the flags that it reads beside those that all have.
+_READS: dict[str, tuple[flags.FlagHolder, ...]] = {
+    'nvar': (flag_groups.DATA_DIR, LITERAL),
+    'embedding_map': (flag_groups.DATA_DIR, *_OF_LAYOUTS, MAX_EXAMPLES),
+    'group_map': (flag_groups.DATA_DIR, *_OF_LAYOUTS, GROUP, CLIENT),
+    'trajectory': (flag_groups.DATA_DIR, *_OF_LAYOUTS, ROUNDS, CLIENTS),
+    'inversion': (
+        flag_groups.DATA_DIR,
+        SEED,
+        DATASET,
+        IMAGES,
+        LOCAL_CLASSES,
+        SHOTS,
+        ITERATIONS,
+        RESTARTS,
+    ),
+    'theory': (SEED, PROBLEMS),
+}
+
+
+def _check_are_read() -> None:
+  """Raises a ValueError if a flag is given that the analysis does not read."""
+  read = {flag.name for flag in _READS[ANALYSIS.value]}
+  known = {flag.name for of_one in _READS.values() for flag in of_one}
+  ignored = [n for n in sorted(known - read) if flags.FLAGS[n].present]
+  if ignored:
+    raise ValueError(
+        f'Expected no --{ignored[0]} with --analysis={ANALYSIS.value}, which'
+        ' does not read it, found both.'
+    )
+
+
 def _check_flags() -> None:
   """Raises a ValueError if flags do not go together."""
   if ANALYSIS.value is None:
@@ -137,6 +170,7 @@ def _check_flags() -> None:
         'Expected --output_dir to be a directory of its own, found the run in'
         f' {root}.'
     )
+  _check_are_read()
   found = len(RUN_DIR.value)
   if ANALYSIS.value in _WITHOUT_RUN:
     if found:
@@ -296,9 +330,19 @@ def _group_map(root):
   from tff_meta.training import evaluator as evaluator_lib
   from tff_meta.training import protocols
 
+  def check(experiment):
+    rounds = group_map.build_rounds(experiment)
+    num_groups = experiment.config.evaluation.eval_groups
+    if GROUP.value >= num_groups:
+      raise ValueError(
+          f'Expected --group of those that are evaluated, 0..{num_groups - 1},'
+          f' found {GROUP.value}.'
+      )
+    return rounds
+
   configs = _configs()
   ((directory, config),) = configs
-  ((experiment, rounds),) = _prepare(configs, group_map.build_rounds)
+  ((experiment, rounds),) = _prepare(configs, check)
   with _open_models(experiment, directory) as models:
     evaluator = evaluator_lib.Evaluator(experiment)
     evaluator.choose([protocols.NEW_GROUPS])

@@ -139,6 +139,18 @@ flags.declare_key_flag('worker_gpus')
 flags.declare_key_flag('worker_timeout_seconds')
 flags.declare_key_flag('allow_mixed_hosts')
 
+# Where runs compute, and on whose data.
+_OF_MACHINES = (
+    flag_groups.DATA_DIR,
+    flag_groups.DEVICE,
+    flag_groups.EXECUTION,
+    flag_groups.RAY_ADDRESS,
+    flag_groups.WORKERS,
+    flag_groups.WORKER_CPUS,
+    flag_groups.WORKER_GPUS,
+    flag_groups.WORKER_TIMEOUT_SECONDS,
+    flag_groups.ALLOW_MIXED_HOSTS,
+)
 _MANY_ROWS = 50  # Not listed among all experiments.
 # What of finished runs is shown, not which are run.
 _VIEWS = MEASURES, REFERENCE
@@ -530,7 +542,7 @@ def _compare_runs() -> int:
       REFERENCE,
       BUDGET,
       PROCESSES,
-      flag_groups.EXECUTION,
+      *_OF_MACHINES,
       PRINT_COMMAND,
       REPORT_ONLY,
       KEEP,
@@ -694,7 +706,11 @@ def _say_verified(work: _Work) -> bool:
 
 
 def _say_chosen(work: _Work, search: searches.Search) -> bool:
-  """Says what a search has chosen; returns if there is a choice for all."""
+  """Says what a search has chosen, and who took no part.
+
+  Returns:
+    Whether there is a choice for all, of all numbers that were to be there.
+  """
   from tff_meta.comparison import results
   from tff_meta.training import atomic_files
 
@@ -702,17 +718,26 @@ def _say_chosen(work: _Work, search: searches.Search) -> bool:
   entries = results.collect(work.root, work.table, work.cells)
   choices = search.choices(entries)
   atomic_files.write_json(work.root / 'choices.json', {'choices': choices})
+  lacking = [entry for entry in entries if entry.missing]
   for choice in choices:
+    among = f'{choice["candidates"]} candidates'
+    if choice['candidates_with_numbers'] < choice['candidates']:
+      among = (
+          f'the {choice["candidates_with_numbers"]} of {among} with a number'
+      )
     hparams = ','.join(f'{k}={v}' for k, v in choice['hparams'].items())
     print(
         f'{choice["setting"]}, {choice["row"]}: {hparams} has'
-        f' {choice["validation_accuracy"]:.2f} %, the best of'
-        f' {choice["candidates"]} candidates on {choice["validation_on"]}.'
+        f' {choice["validation_accuracy"]:.2f} %, the best of {among} on'
+        f' {choice["validation_on"]}.'
     )
     test = [*_shown_program(work.command), *choice['flags']]
     print(f'  Its test: {shlex.join(test)}')
+  for entry in lacking:
+    print(f'Without a number: {entry.setting}, {entry.row}: {entry.missing}')
   print(f'Written: {work.root / "choices.json"}')
-  return len(choices) == len(search.base)
+  is_complete = REPORT_ONLY.value or not lacking
+  return is_complete and len(choices) == len(search.base)
 
 
 def _print_commands(work: _Work) -> int:
@@ -732,6 +757,7 @@ def _check(work: _Work, kept: pathlib.Path | None) -> None:
   from tff_meta.comparison import runner
 
   runner.check_claim(work.root, **work.claim)
+  runner.check_flags(work.root, work.shown(), _reported(work))
   if kept:
     if kept == work.root:
       raise ValueError(
@@ -755,6 +781,11 @@ def _check(work: _Work, kept: pathlib.Path | None) -> None:
         ' finished. Reading their data sets.'
     )
     _check_data(todo)
+
+
+def _reported(work: _Work) -> tables.Table | None:
+  """Returns the table if nothing is run but its report is written."""
+  return work.table if REPORT_ONLY.value else None
 
 
 def _todo(work: _Work) -> list[tables.Cell]:
@@ -833,6 +864,8 @@ def main() -> int:
       return 0
     if RUNS.value:
       return _compare_runs()
+    if PRINT_COMMAND.value:
+      _check_alone(PRINT_COMMAND, KEEP, REPORT_ONLY)
     _check_execution()
     work = _verify_work() if VERIFY.value else _table_work()
     kept = pathlib.Path(KEEP.value).resolve() if KEEP.value else None
@@ -855,8 +888,7 @@ def main() -> int:
       runner.claim(work.root, **work.claim)
       if kept:
         _claim_kept(kept, work)
-      reported = work.table if REPORT_ONLY.value else None
-      runner.settle(work.root, work.shown(), reported)
+      runner.settle(work.root, work.shown(), _reported(work))
       running = runner.Runner(
           work.root,
           _program(),
@@ -885,7 +917,7 @@ def main() -> int:
         command_line.report(f'Nothing was copied to {kept}.')
       elif kept:
         record.keep(work.root, work.table, work.scale, work.shown(), kept)
-        # What stands there is what the copies say.
+        # The last: what stands there is what the copies say.
         report.write_tables(kept, _comparison(work))
         command_line.report(f'What is kept of it was copied to {kept}.')
       complete = REPORT_ONLY.value or all(

@@ -71,6 +71,7 @@ def test_analyses_write_numbers_and_a_picture(call, tmp_path):
       ['--analysis=trajectory', f'--run_dir={runs["fedec"]}', '--rounds=5'],
       ['--analysis=nvar', f'--run_dir={runs["fedec"]},{runs["frl"]}'],
       ['--analysis=group_map', f'--run_dir={runs["fedec"]}'],
+      ['--analysis=group_map', f'--run_dir={runs["frl"]}', '--group=100'],
       ['--analysis=nvar', f'--run_dir={tmp_path}'],
   ]
   nowhere, empty = tmp_path / 'nowhere', tmp_path / 'empty'
@@ -83,7 +84,7 @@ def test_analyses_write_numbers_and_a_picture(call, tmp_path):
   codes, outputs, errors = zip(
       *program_calls.call_all('analyze', calls), strict=True
   )
-  assert codes == (0, 0, 0, 0, 0, 2, 2, 2, 1, 1, 1), errors
+  assert codes == (0, 0, 0, 0, 0, 2, 2, 2, 2, 1, 1, 1), errors
   assert not nowhere.exists() and empty.exists()
   # All runs are checked before one is.
   assert ''.join(outputs).count('nVAR') == 1
@@ -91,6 +92,7 @@ def test_analyses_write_numbers_and_a_picture(call, tmp_path):
       "the run's 4, found 5",
       f"{runs['frl']}: Expected known clients of 'synthetic' with test",
       f"{runs['fedec']}: Expected a run of an algorithm whose loss has global",
+      f"{runs['frl']}: Expected --group of those that are evaluated, 0..99",
       'found no config.json',
   ):
     assert problem in ''.join(errors)
@@ -158,6 +160,10 @@ _PROBLEMS = {
     ('--analysis=inversion', '--run_dir=a'): 'draws its weights, found a',
     ('--analysis=theory', '--run_dir=a'): 'draws its problems, found a',
     ('--analysis=inversion', '--dataset=x'): "found 'x'",
+    ('--analysis=theory', '--images=3'): 'no --images with --analysis=theory',
+    ('--analysis=theory', '--data_dir=a'): 'no --data_dir with',
+    ('--analysis=nvar', '--run_dir=a', '--projection=pca'): 'no --projection',
+    ('--analysis=inversion', '--problems=7'): 'no --problems with',
     ('--analysis=umap',): 'value should be one of',
     ('--analysis=inversion', '--restarts=0'): 'flag --restarts=0',
     ('--analysis=inversion', '--images=0'): 'flag --images=0',

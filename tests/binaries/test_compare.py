@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import shlex
 import signal
 import subprocess
@@ -132,6 +133,13 @@ _PROBLEMS = {
     (): '--list shows them',
     ('--experiment=nothing',): "found 'nothing'",
     ('--runs=a,b', '--rows=frl'): 'no --rows with --runs, found both',
+    ('--runs=a', '--worker_cpus=2'): 'no --worker_cpus with --runs',
+    ('--runs=a', '--data_dir=a'): 'no --data_dir with --runs',
+    (
+        '--experiment=digits',
+        '--print_command',
+        '--keep=a',
+    ): 'no --keep with --print_command',
     ('--experiment=digits', '--scale=paper'): "'digits': smoke, cpu",
     ('--experiment=digits', '--rows=sgd'): "found 'sgd'",
     ('--experiment=digits', '--seeds=x'): 'below 2**31, found x',
@@ -286,6 +294,12 @@ def test_a_search_chooses_on_validation_data_and_goes_on(tmp_path):
       *flags[:-2], '--sweep=learning_rate=1e-6,0.1,0.05', flags[-1]
   )
   assert '1 of 3 runs to do' in again.stderr and again.returncode == 0
+  (low,) = tmp_path.glob('sweep/*/*1e_6/*/run/summary.json')
+  low.write_text('{}')
+  poorer = _compare(*flags)
+  assert poorer.returncode == 1
+  assert 'the best of the 1 of 2 candidates with a number' in poorer.stdout
+  assert re.search('Without a number: .*=1e-6: seed 0 finished', poorer.stdout)
 
 
 def test_a_comparison_is_not_kept_where_it_is(tmp_path):
@@ -373,7 +387,7 @@ def test_a_choice_is_of_the_seeds_that_are_asked_for(tmp_path):
       [(*flags, f'--seeds={s}', '--report_only') for s in ('1', '1,2')],
   )
   assert 'learning_rate=0.3 has 90.00 %, the best of 2' in one[1], one
-  assert 'learning_rate=0.1 has 55.00 %' in two[1], two
+  assert 'learning_rate=0.1 has 55.00 %, the best of the 1 of 2' in two[1], two
 
 
 @pytest.mark.ci
@@ -415,6 +429,20 @@ def test_what_cannot_be_kept_is_refused_before_anything_runs(tmp_path):
   assert done.returncode == 2
   assert 'found new_groups/fed_avg/seed_7' in done.stderr
   assert not directory.exists()
+
+
+def test_runs_of_other_flags_are_refused_before_anything_is_read(tmp_path):
+  directory, kept = tmp_path / 'table', tmp_path / 'kept'
+  directory.mkdir()
+  _write_failed_runs(directory, seeds=[0])
+  (path,) = directory.rglob('cell.json')
+  outcome = sealed_json.read(path)
+  outcome['flags'].append('--rounds=7')
+  path.write_text(json.dumps(sealed_json.seal(outcome)))
+  done = _compare(*_SMOKE, f'--output_dir={directory}', f'--keep={kept}')
+  assert done.returncode == 2 and done.stderr.count('\n') == 1
+  assert 'found --rounds=7' in done.stderr
+  assert not kept.exists()
 
 
 def test_the_list_of_one_experiment():

@@ -20,7 +20,7 @@ from tff_meta.training import sealed_json
 _FLAGS = (
     '--experiment=digits',
     '--scale=smoke',
-    '--rows=fed_avg',
+    '--rows=fed_avg,local',
     '--settings=Known clients',
     '--seeds=0,1',
     '--report_only',
@@ -40,26 +40,37 @@ def _pictures(root):
   return re.findall(r'base64,([^"]*)', page)
 
 
-def _entries(root):
-  return json.loads((root / 'table.json').read_text())['entries']
+def _table(root):
+  return json.loads((root / 'table.json').read_text())
+
+
+def _entries(table):
+  return {(e['row'], e['measure']): e for e in table['entries']}
+
+
+_ROWS = ['fed_avg', 'local']
 
 
 def _write_comparison(root):
-  """Makes a comparison of two finished runs, as the programs write them."""
+  """Makes a comparison of finished runs, as the programs write them.
+
+  Two rows with two seeds, each with two clients and evaluations on the way.
+  """
   digits = experiments.get('digits')
   root.mkdir()
   runner.claim(root, experiment='digits', scale='smoke')
   for cell in tables.cells(
       digits,
       'smoke',
-      rows=['fed_avg'],
+      rows=_ROWS,
       settings=['Known clients'],
       seeds=[0, 1],
   ):
     folder = runner.CellFolder(root, cell)
     folder.write(runner.Outcome('finished', 1800.0, flags=cell.flags))
     folder.run.mkdir()
-    accuracy = 0.75 + cell.seed / 8
+    accuracy = 0.75 + cell.seed / 8 - _ROWS.index(cell.row) / 4
+    apart = (1 + _ROWS.index(cell.row)) / 16
     evaluation = {
         'accuracy_mean': accuracy,
         'accuracy_micro': accuracy,
@@ -69,13 +80,20 @@ def _write_comparison(root):
         'references': {'untrained': {'accuracy_mean': 0.125}},
     }
     content = {
-        'metrics.csv': 'round,train/loss\n1,2.5\n2,1.25\n3,0.75\n',
-        'clients_known_clients.csv': f'client_id,accuracy\na,{accuracy}\n',
+        'metrics.csv': (
+            'round,train/loss,known_clients/accuracy\n'
+            f'1,2.5,{accuracy / 2}\n2,1.25,\n3,0.75,{accuracy}\n'
+        ),
+        'clients_known_clients.csv': (
+            'client_id,num_support,num_examples,accuracy\n'
+            f'a,7,16,{accuracy - apart}\nb,7,16,{accuracy + apart}\n'
+        ),
     }
     for name, text in content.items():
       (folder.run / name).write_text(text)
     summary = {
         'rounds': 3,
+        'seed': cell.seed,
         'evaluation': {'known_clients': evaluation},
         'files': {
             name: hashlib.sha256(text.encode()).hexdigest()
@@ -97,6 +115,20 @@ def _damage(whole, root, seed, kind):
   return f'{seed}: {kind} of {path.relative_to(root)}'
 
 
+def _check_made_of_it(found, expected, what):
+  """Checks differences and curves, of which some may be gone."""
+  pairs = {p['measure']: p for p in expected['paired']}
+  for pair in found['paired']:
+    right = pairs[pair['measure']]
+    assert pair['values'].items() <= right['values'].items(), what
+    assert pair == right or pair['problems'] or len(pair['values']) < 2, what
+  if found['progress']:
+    ours, right = (t['progress']['Known clients'] for t in (found, expected))
+    for row, of_seed in ours['rows'].items():
+      for seed, course in of_seed.items():
+        assert course['area'] == right['rows'][row][seed]['area'], what
+
+
 def _check(root, what, code, messages, expected, pictures):
   """Checks a report, or the line that says why there is none."""
   assert code in (0, 1, 2), f'{what}: {messages}'
@@ -104,18 +136,22 @@ def _check(root, what, code, messages, expected, pictures):
   if code:
     assert messages.count('\n') == 1 and messages.startswith('Error: '), what
     return 'refused'
-  found = {(e['row'], e['measure']): e for e in _entries(root)}
-  assert found.keys() == expected.keys()
+  table = _table(root)
+  _check_made_of_it(table, expected, what)
+  found, whole = _entries(table), _entries(expected)
+  assert found.keys() == whole.keys()
   for key, entry in found.items():
-    right = expected[key]['values']
+    right = whole[key]['values']
     assert entry['values'].items() <= right.items(), what
     lost = right.keys() - entry['values'].keys()
     # A number that is not there says why.
     assert all(f'seed {seed} ' in entry['missing'] for seed in lost), what
     if not lost:
-      assert entry == expected[key], what
-  if found != expected:
+      assert entry == whole[key], what
+  if found != whole:
     return 'without a number, which says why'
+  assert table['paired'] == expected['paired'], what
+  assert table['progress'] == expected['progress'], what
   assert _pictures(root) == pictures, what
   return 'right'
 
@@ -126,10 +162,13 @@ def _check_all(tmp_path, seeds, digits):
   _write_comparison(whole)
   ((code, messages),) = _report([whole])
   assert code == 0, messages
-  expected = {(e['row'], e['measure']): e for e in _entries(whole)}
-  assert all(len(e['values']) == 2 for e in expected.values() if e['hours'])
+  expected = _table(whole)
+  assert all(len(e['values']) == 2 for e in expected['entries'] if e['hours'])
+  (pair, *_) = expected['paired']
+  assert pair['half_width_95_over_units'] > 0
+  assert set(expected['progress']['Known clients']['rows']) == set(_ROWS)
   pictures = _pictures(whole)
-  assert len(pictures) == 4  # Accuracy, losses, clients, steps.
+  assert len(pictures) == 5  # Accuracy, its curve, losses, clients, steps.
   for name in ('table.md', 'table.csv', 'table.json', 'report.html'):
     (whole / name).unlink()
   damages = {}

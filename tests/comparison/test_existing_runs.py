@@ -224,6 +224,37 @@ def test_what_differs_is_said_and_nothing_else(paths):
   assert same.notes()[1] == ('What differs', [])
 
 
+def test_what_nobody_recorded_is_not_called_the_same(paths):
+  run, *_ = existing_runs.read(paths)
+  runs = [
+      dataclasses.replace(
+          run, number=n, record={'config': run.record['config']}
+      )
+      for n in (1, 2)
+  ]
+  header = ' '.join(existing_runs.RunsReport(runs, '').header())
+  assert 'Settings: the same' in header
+  for part in ('Data', 'Code', 'Environment'):
+    assert f'{part}: not recorded.' in header
+  assert 'Whether runs on digits with seed 0 had the same data' in header
+  alone = ' '.join(existing_runs.RunsReport(runs[:1], '').header())
+  assert 'Whether' not in alone
+
+
+def test_a_spread_is_of_what_the_protocol_has_numbers_of(paths):
+  run, *_ = existing_runs.read(paths)
+  numbers = {'accuracy_mean': 0.5, 'accuracy_std': 0.1, 'num_groups': 2}
+  protocols = ('new_class_clients', 'new_groups_mixed')
+  run.summary['evaluation'].update(dict.fromkeys(protocols, numbers))
+  found = existing_runs.RunsReport([run], '')
+  spreads = {e.measure: e.spread_name for e in found.entries if e.spread}
+  assert spreads == {
+      'known_clients, mean': 'std over clients',
+      'new_class_clients, mean': 'std over clients',
+      'new_groups_mixed, mean': 'std over groups',
+  }
+
+
 def test_runs_of_nobody_are_as_they_are_written(paths, tmp_path):
   """As where the plugin that has the algorithm is not imported."""
   path = tmp_path / 'a/config.json'

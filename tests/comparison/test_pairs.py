@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tff_meta import plain_files
+from tff_meta.comparison import cell_texts
 from tff_meta.comparison import pairs
 from tff_meta.comparison import results
 from tff_meta.comparison import verdicts
@@ -157,6 +158,42 @@ def test_groups_of_other_kinds_are_not_paired(tmp_path):
   config = json.dumps({'config': {'group_clients': 20}})
   (entries[1].runs[1] / 'config.json').write_text(config)
   assert 'drawn otherwise' in pairs.pair(*entries).problems[1]
+
+
+def test_clients_of_a_group_are_not_independent(tmp_path):
+  """Means of 10 and 30 by group: V = 10^2, t(0.975, 1) = 12.7062."""
+  path = 'evaluation/new_class_clients/accuracy_mean'
+  names = [f'group_{g}_client_{k}' for g in range(2) for k in range(2)]
+  mine = [(name, 10, a) for name, a in zip(names, (9, 11, 29, 31), strict=True)]
+  others = [(name, 10, 0.0) for name in names[::-1]]  # In another order.
+  entries = [
+      _entry(tmp_path, row, {1: tested}, path)
+      for row, tested in (('A', mine), ('B', others))
+  ]
+  found = pairs.pair(*entries)
+  assert (found.mean, found.unit, found.num_units) == (20.0, 'groups', 2)
+  assert found.half_width_over_units == pytest.approx(127.062, rel=1e-4)
+  (entries[1].runs[1] / 'config.json').write_text('{"config": {"way": 5}}')
+  assert 'drawn otherwise' in pairs.pair(*entries).problems[1]
+
+
+@pytest.mark.parametrize('seeds', [(1,), (1, 2)])
+def test_differences_without_spread_decide_nothing(tmp_path, seeds):
+  """As of two clients with ten test examples each, but for rounding."""
+  mine = [('a', 10, 10 * 1.1), ('b', 10, 20.0)]
+  others = [('a', 10, 1.1), ('b', 10, 20.0 - 9 * 1.1)]
+  found = _pair(
+      tmp_path, dict.fromkeys(seeds, mine), dict.fromkeys(seeds, others)
+  )
+  assert found.mean == pytest.approx(9.9) and found.num_units == 2 * len(seeds)
+  assert found.half_width_over_units is found.p_value_over_units() is None
+  assert 'the same' in cell_texts.over_units(found)
+  same = _pair(tmp_path / 'same', {1: mine, 2: mine}, {1: mine, 2: mine})
+  assert same.half_width_over_units == 0
+  for pair, margin in ((found, 0), (same, 0), (same, -1)):
+    judgement = verdicts.judge(pair, margin)
+    assert judgement.word == 'not decided'
+    assert 'all differences are the same' in judgement.why
 
 
 def test_clients_make_up_the_number_or_are_refused(tmp_path):

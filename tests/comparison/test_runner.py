@@ -185,8 +185,11 @@ def test_a_report_takes_cells_with_other_evaluations_on_the_way(tmp_path):
     [
         ('--a=1 --b=2', '--b=2 --a=3 --a=1', True),
         ('--a=1', '--a=1 --b=2', False),
-        ('--a --noa', '--noa --a', False),
-        ('--nob', '--b --nob', True),
+        ('--curve --nocurve', '--nocurve --curve', False),
+        ('--nonvar', '--nvar --nonvar', True),
+        ('--nocurve --nvar=True', '--curve=false --nvar', True),
+        ('--curve=1', '--curve=0', False),
+        ('--normalize', '--rmalize', False),
     ],
 )
 def test_the_last_flag_of_a_name_counts(one, other, same):
@@ -291,14 +294,21 @@ def test_what_cannot_be_started_is_an_error(tmp_path):
     broken.run([_cell('works')], 1)
 
 
-def test_a_cell_waits_for_its_directory(tmp_path):
+def test_a_cell_waits_for_its_directory(tmp_path, monkeypatch):
   cell = _cell('works')
+  running, waits = _runner(tmp_path), threading.Event()
+
+  def wait(seconds):
+    waits.set()
+    time.sleep(seconds)
+
+  monkeypatch.setattr(running._stopped, 'wait', wait)
   directory = run_directory.RunDirectory(runner.CellFolder(tmp_path, cell).run)
   runner.CellFolder(tmp_path, cell).run.mkdir(parents=True)
-  thread = threading.Thread(target=_runner(tmp_path).run, args=([cell], 1))
+  thread = threading.Thread(target=running.run, args=([cell], 1))
   with directory.locked():
     thread.start()
-    time.sleep(0.5)
+    assert waits.wait(60)
     assert not (directory.root / 'starts').exists()
   thread.join()
   assert runner.CellFolder(tmp_path, cell).outcome().state == 'finished'

@@ -7,7 +7,7 @@ import math
 from absl import flags
 import pytest
 
-from binaries import train  # noqa: F401  Defines the flags.
+from binaries import train
 from tff_meta.comparison import results
 from tff_meta.comparison import searches
 from tff_meta.comparison import tables
@@ -30,6 +30,12 @@ _TABLE = tables.Table(
 
 def test_rounds_that_nobody_names_are_those_of_the_program():
   assert searches.num_rounds(()) == flags.FLAGS['rounds'].default
+
+
+def test_switches_are_those_of_the_program():
+  of_program = flags.FLAGS.get_key_flags_for_module(train)
+  found = [flag.name for flag in of_program if flag.boolean]
+  assert sorted(tables.SWITCHES) == sorted(found)
 
 
 def _search(texts, kind, budget=10):
@@ -85,6 +91,7 @@ def test_the_best_one_is_chosen_that_has_all_its_numbers():
   (choice,) = search.choices(_entries(search, cells, lambda _: next(values)))
   assert choice['hparams'] == {'learning_rate': '0.3'}
   assert choice['validation_accuracy'] == 85.0
+  assert (choice['candidates'], choice['candidates_with_numbers']) == (3, 2)
   assert set(choice['flags']) == {
       '--algorithm=fed_avg',
       '--hparams=epochs=2,learning_rate=0.3',
@@ -129,6 +136,11 @@ def test_draws_are_the_first_of_more_draws_and_within_their_range():
   # As many below as above the middle of two powers of ten, about.
   assert 4 <= sum(math.log10(rate) < -1 for rate in rates) <= 16
   assert {c['epochs'] for c in many} == {'1', '2', '3'}
+  # Three digits would leave the range, and whole numbers are whole.
+  space = searches.read_space(['a=0.0012345 .. 0.0012355', 'b=1 .. 10'])
+  drawn = searches.candidates(space, 'random', 20)
+  assert all(0.0012345 <= float(c['a']) <= 0.0012355 for c in drawn)
+  assert {c['b'] for c in drawn} <= set(map(str, range(1, 11)))
   assert {c['a'] for c in many} == {'x', 'y'}
   finite = searches.read_space(['a=x,y', 'b=1,2'])
   assert len(searches.candidates(finite, 'random', 9)) == 4
@@ -156,6 +168,7 @@ def test_what_is_measured_is_validation_data_of_the_setting(flags, path):
         (['learning_rate'], 'Tip: --sweep=learning_rate=0.1,0.3'),
         (['a=1', 'a=2'], 'in one --sweep, found it in two'),
         (['a=1,1'], 'each value of `a` once'),
+        (['a=1.0,x,1'], 'each value of `a` once'),
         (['a=3..1'], 'the less first, found 3..1'),
     ],
 )
@@ -167,6 +180,11 @@ def test_what_is_no_space_is_refused(texts, problem):
 def test_a_search_that_cannot_be_is_refused():
   with pytest.raises(ValueError, match='Tip: --search=random'):
     _search(['a=1..3'], searches.GRID)
+  row = dataclasses.replace(_CELL, flags=('--dataset=digits',))
+  with pytest.raises(ValueError, match="--algorithm=NAME .* 'FedAvg'"):
+    searches.search(
+        [row], _TABLE, 'cpu', searches.read_space(['a=1']), searches.GRID, 1
+    )
   with pytest.raises(ValueError, match='at least 3 with --search=halving'):
     _search(['a=1..3'], 'halving', budget=2)
 

@@ -48,13 +48,16 @@ def test_curves_by_hand(tmp_path):
       ],
       'never': [_run(tmp_path / 'd', 0, {2: 0.3, 8: 0.49})],
       'once': [_run(tmp_path / 'e', 0, {1: 0.9, 2: ''})],
+      'none': [_run(tmp_path / 'g', 0, {1: '', 2: ''})],
       'end': [_run(tmp_path / 'f', 0, {8: 0.9, 9: 0.9})],
   }
   found = progress.of_runs(
       runs, _SETTING, lambda row: progress.Sent(2_000_000, None)
   )
   assert (found.best, found.final) == ('good', 1.0)
-  assert set(found.left_out) == {'once', 'end'}
+  assert set(found.left_out) == {'once', 'none', 'end'}
+  whys = found.left_out['once'], found.left_out['none']
+  assert whys == ('evaluated once', 'never evaluated')
   lines = _grid(found)
   good, late, never = lines['good'], lines['late'], lines['never']
   assert [good[f'rounds to {t} %'] for t in ('50.0', '75.0')] == ['3', '7']
@@ -84,6 +87,27 @@ def test_rows_of_one_setting_are_measured_alike(tmp_path):
   found = progress.of_runs({'a': [a], 'b': [b]}, _SETTING)
   assert (found.best, set(found.left_out)) == ('a', {'b'})
   assert progress.of_runs({}, _SETTING) is None
+
+
+def test_rows_measured_on_others_are_left_out(tmp_path):
+  """Who most were measured on counts, with all of them where nobody says."""
+  runs = {}
+  for row, number in (('few', 2), ('all', None), ('older', 'unsaid')):
+    runs[row] = [_run(tmp_path / row, 0, {1: 0.2, 2: 0.5})]
+    config = {} if number == 'unsaid' else {'validation_clients': number}
+    path = runs[row][0] / 'config.json'
+    # That of groups says nothing of clients.
+    path.write_text(json.dumps({'config': config | {'validation_groups': row}}))
+  found = progress.of_runs(runs, _SETTING)
+  assert set(found.rows) == {'all', 'older'} and found.best == 'all'
+  assert '(2) than most (all)' in found.sentence()
+
+
+def test_small_costs_are_not_nothing(tmp_path):
+  run = _run(tmp_path / 'a', 0, {1: 0.2, 2: 0.5}, {1: 0.06, 2: 0.0634}, True)
+  line = _grid(progress.of_runs({'a': [run]}, _SETTING))['a']
+  assert line['seconds to 45.0 %'] == '0.123'
+  assert line['MB down to 45.0 %'] == '6e-05'
 
 
 def test_bytes_of_unequal_rounds_are_summed_or_unknown(tmp_path):

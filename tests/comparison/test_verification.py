@@ -100,6 +100,16 @@ def test_what_has_no_numbers_is_not_identical(tmp_path):
   assert not found.is_identical and 'clients_known' in found.problem
 
 
+def test_a_search_is_no_kept_comparison(tmp_path):
+  claim = {'experiment': 'digits', 'scale': 'cpu'}
+  runner.claim(tmp_path, **claim)
+  assert verification.read_claim(tmp_path) == ('digits', 'cpu')
+  (tmp_path / runner.CLAIM).unlink()
+  runner.claim(tmp_path, **claim, sweep='epochs', search='grid')
+  with pytest.raises(runner.ComparisonError, match='a search .*of epochs'):
+    verification.read_claim(tmp_path)
+
+
 def test_what_is_lost_is_not_identical(tmp_path):
   """A kept table that its summary names, and a number of the run again."""
   for place in ('kept', 'again'):
@@ -116,7 +126,10 @@ def test_what_is_lost_is_not_identical(tmp_path):
   summaries[0].write_text(json.dumps(kept))
   del again['evaluation']['known_clients']['curve']
   summaries[1].write_text(json.dumps(again))
+  metrics = summaries[1].with_name('metrics.csv')
+  metrics.write_text('round,new\n20,7\n')
   assert _verify(tmp_path).differences == [
       '1 numbers of summary.json are not there, as'
-      ' evaluation.known_clients.curve'
+      ' evaluation.known_clients.curve',
+      'metrics.csv: 1 columns are not there, as train/loss',
   ]

@@ -118,6 +118,8 @@ def pair(pair: pairs_lib.Pair) -> list[str]:
 def over_units(pair: pairs_lib.Pair) -> str:
   """Returns the interval over clients or groups, or why there is none."""
   if pair.half_width_over_units is None:
+    if pair.is_without_spread:
+      return 'none: all differences are the same'
     return f'none: {"; ".join(dict.fromkeys(pair.problems.values()))}'
   return _interval(pair.mean, pair.half_width_over_units)
 

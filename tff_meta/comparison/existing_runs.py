@@ -21,6 +21,7 @@ from tff_meta.comparison import run_records
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
 from tff_meta.training import metric_writers
+from tff_meta.training import protocol_names
 from tff_meta.training import run_directory
 from tff_meta.training import sealed_json
 
@@ -33,6 +34,13 @@ _PARTS = {
     'versions': 'Environment',
     'environment': 'Environment',
     'platform': 'Environment',
+}
+# Part -> what begins the field that tells whether it is the same.
+_TOLD_BY = {
+    'Settings': 'config.',
+    'Data': 'data.fingerprint',
+    'Code': 'git_commit',
+    'Environment': 'versions.',
 }
 _ORDER = tuple(dict.fromkeys(['Settings', *_PARTS.values()]))
 _SHOWN = 100  # Characters of a value, which may be anything.
@@ -206,12 +214,13 @@ class RunsReport(report.Report):
         ' Hours are those of the rounds.',
     ]
     counts = collections.Counter(map(_part, differences(self.runs)))
-    sentences += [
-        f'{part}: not the same in all runs, see below (fields: {counts[part]}).'
-        if counts[part]
-        else f'{part}: the same in all runs.'
-        for part in _ORDER
-    ]
+    for part in _ORDER:
+      what = 'the same in all runs'
+      if counts[part]:
+        what = f'not the same in all runs, see below (fields: {counts[part]})'
+      elif not self._is_recorded(_TOLD_BY[part]):
+        what = 'not recorded'
+      sentences.append(f'{part}: {what}.')
     unknown = [
         str(run.number)
         for run in self.runs
@@ -224,10 +233,10 @@ class RunsReport(report.Report):
           ' no commit is recorded, or one with changes.'
       )
     sentences += self._mixed_rows()
-    fingerprints = collections.defaultdict(set)
+    fingerprints = collections.defaultdict(list)
     for run in self.runs:
       fingerprint = run_records.fingerprint(run.record)
-      fingerprints[run.dataset, run.seed].add(fingerprint)
+      fingerprints[run.dataset, run.seed].append(fingerprint)
     for (dataset, seed), found in fingerprints.items():
       same = run_records.same_data(found)
       of = f'runs on {dataset} with seed {seed} had'
@@ -236,6 +245,14 @@ class RunsReport(report.Report):
       elif not same:
         sentences.append(f'Attention: {of} different data.')
     return sentences
+
+  def _is_recorded(self, beginning: str) -> bool:
+    """Returns whether a run has a field, given how its name begins."""
+    return any(
+        field.startswith(beginning) and value is not None
+        for run in self.runs
+        for field, value in run_records.flatten(run.record)
+    )
 
   def _mixed_rows(self) -> list[str]:
     """Returns a sentence on every row whose mean is over several codes."""
@@ -344,8 +361,9 @@ class RunsReport(report.Report):
     )
     for run in self.runs:
       for part, which in (('evaluation', ''), ('evaluation_best', ', best')):
-        for protocol, result in (run.summary.get(part) or {}).items():
-          unit = 'groups' if 'num_groups' in result else 'clients'
+        for protocol in run.summary.get(part) or {}:
+          is_of_groups = protocol in protocol_names.OF_GROUPS
+          unit = 'groups' if is_of_groups else 'clients'
           at = f'{part}/{protocol}/accuracy'
           for measure in (
               tables.Measure(

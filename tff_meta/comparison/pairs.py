@@ -19,7 +19,11 @@ The difference is D = mean_s D_s, with two intervals that answer two questions.
   degrees of freedom, (sum_s V_s)^2 / sum_s (V_s^2 / (n_s - 1)), which is n - 1
   for one seed. Clients are taken as drawn independently, also those of
   different seeds. Groups share their test classes, so that theirs is over
-  groups of these classes.
+  groups of these classes. Clients of a group (`new_class_clients`) share its
+  classes and are not independent: of each group i the weighted mean of its
+  clients' differences counts, with the sum of their weights.
+  Where all differences are the same no spread was seen, and it says nothing of
+  others: there is no such interval, but for two rows that are the same.
 * Over seeds: were all of it done again, from the draw of clients on? That is
   Student's interval of the D_s, from two seeds on.
 
@@ -42,6 +46,7 @@ from scipy import stats
 from tff_meta.comparison import results
 from tff_meta.comparison import run_records
 from tff_meta.training import metric_writers
+from tff_meta.training import protocol_names
 
 _SECTIONS = {'evaluation': '', 'evaluation_best': '_best'}
 _CURVE_END = 'curve_end'  # No column, but of several.
@@ -63,7 +68,7 @@ _COLUMNS = {
 }
 # What no client has by itself, so that nothing can be paired.
 _OF_ALL_CLIENTS = 'accuracy_worst_decile', 'accuracy_gini'
-_UNITS = ('clients', 'groups')
+_TESTED = ('clients', 'groups')
 # What groups are besides their number, as fields of config.json.
 _OF_GROUPS = ('way', 'group_clients', 'partition', 'partition_options')
 _ROUNDING = 1e-6  # In the unit of a measure.
@@ -114,13 +119,16 @@ class Pair:
   def half_width_over_units(self) -> float | None:
     """Half of the 95 % interval over clients or groups.
 
-    None if they are not known, or not the same, for every seed.
+    None if they are not known, or not the same, for every seed, or if all
+    differences are the same and not 0.
     """
+    if self.is_without_spread:
+      return None if abs(self.mean) > _ROUNDING else 0.0
     found = self._error_over_units()
     if found is None:
       return None
     error, degrees = found
-    return float(stats.t.ppf(0.975, degrees)) * error if error else 0.0
+    return float(stats.t.ppf(0.975, degrees)) * error
 
   def p_value_over_units(self, margin: float = 0.0) -> float | None:
     """How likely a mean so far from the margin is, were it that of all clients.
@@ -132,16 +140,22 @@ class Pair:
       margin: In the unit of the measure.
 
     Returns:
-      From 0 to 1; None where there is no interval.
+      From 0 to 1; None where there is no interval, or no spread.
     """
     found = self._error_over_units()
-    if found is None:
+    if found is None or self.is_without_spread:
       return None
     error, degrees = found
-    distance = abs(self.mean - margin)
-    if not error:
-      return float(not distance)
-    return float(2 * stats.t.sf(distance / error, degrees))
+    return float(2 * stats.t.sf(abs(self.mean - margin) / error, degrees))
+
+  @property
+  def is_without_spread(self) -> bool:
+    """Whether all differences of a seed are the same, but for rounding.
+
+    That few of them agree is no sign that others would.
+    """
+    found = self._error_over_units()
+    return found is not None and found[0] <= _ROUNDING
 
   def _error_over_units(self) -> tuple[float, float] | None:
     """Returns the standard error, and the degrees of freedom of Student's t."""
@@ -150,7 +164,7 @@ class Pair:
     if len(found) < len(spreads):
       return None
     total = sum(spread.variance for spread in found)
-    if not total:
+    if not total:  # As `is_without_spread` says.
       return 0.0, math.inf
     degrees = total**2 / sum(s.variance**2 / (s.num_units - 1) for s in found)
     return math.sqrt(total) / len(found), degrees
@@ -168,7 +182,7 @@ class Pair:
   @property
   def num_units(self) -> int | None:
     """How many clients or groups there are over all seeds, None if unknown."""
-    if self.half_width_over_units is None:
+    if self._error_over_units() is None:
       return None
     return sum(self.spreads[seed].num_units for seed in self.values)
 
@@ -212,7 +226,8 @@ def pair(entry: results.Entry, other: results.Entry) -> Pair | None:
   if not shared:
     return None
   spreads, problems = {}, {}
-  unit = 'groups' if 'groups' in entry.path else 'clients'
+  of_groups = 'groups', protocol_names.NEW_CLASS_CLIENTS
+  unit = 'groups' if any(n in entry.path for n in of_groups) else 'clients'
   for seed in shared:
     try:
       mine, others = (_read_units(e, seed) for e in (entry, other))
@@ -263,12 +278,14 @@ class _Units(NamedTuple):
   """What a run measured of every client or group.
 
   Attributes:
-    unit: What they are.
+    unit: What differences are spread over.
     num_examples: Name -> number of test examples.
     num_support: Name -> number of examples to train on.
     values: In the unit of the measure, in the same order.
     weights: Of the measure, of sum 1.
-    groups: What groups are, None for clients.
+    group_of: The groups that clients belong to, in the same order; None if
+      what was tested is what differences are spread over.
+    groups: What groups are, None without any.
   """
 
   unit: str
@@ -276,6 +293,7 @@ class _Units(NamedTuple):
   num_support: dict[str, float | None]
   values: np.ndarray
   weights: np.ndarray
+  group_of: list[str] | None
   groups: dict[str, object] | None
 
 
@@ -288,8 +306,8 @@ def _read_units(entry: results.Entry, seed: int) -> _Units:
   if section not in _SECTIONS or not column:
     raise _UnpairedError('numbers of single clients are not kept')
   run = entry.runs[seed]
-  for unit in _UNITS:
-    name = f'{unit}_{protocol}{_SECTIONS[section]}.csv'
+  for tested in _TESTED:
+    name = f'{tested}_{protocol}{_SECTIONS[section]}.csv'
     sha256 = results.read_sha256(run, name)
     if sha256 or (run / name).exists():  # One that is lost is an error.
       rows = metric_writers.read_units(run / name, sha256)
@@ -302,14 +320,26 @@ def _read_units(entry: results.Entry, seed: int) -> _Units:
   weights = np.array(examples if number == 'accuracy_micro' else values * 0 + 1)
   if not np.isfinite([*values, *weights, *examples]).all():
     raise _UnpairedError(f'{name} of {entry.row} lacks numbers')
+  unit, group_of = tested, None
+  if protocol == protocol_names.NEW_CLASS_CLIENTS:
+    unit, group_of = 'groups', [_group_of(client) for client in rows]
   return _Units(
       unit,
       dict(zip(rows, examples, strict=True)),
       dict(zip(rows, support, strict=True)),
       entry.factor * values,
       weights / np.sum(weights),
+      group_of,
       _groups(run) if unit == 'groups' else None,
   )
+
+
+def _group_of(client: str) -> str:
+  """Returns the group of a client that `clients.new_class_tasks` has named."""
+  found = re.fullmatch(r'(group_\d+)_client_\d+', client)
+  if not found:
+    raise _UnpairedError(f'{client} is no client of a group')
+  return found[1]
 
 
 def _column(number: str) -> str:
@@ -372,6 +402,10 @@ def _spread(mine: _Units, other: _Units, difference: float) -> Spread:
         f'the mean over {mine.unit} is {mean:+.4f}, that of the summaries'
         f' {difference:+.4f}'
     )
+  if mine.group_of:
+    places = np.unique(mine.group_of, return_inverse=True)[1]
+    of_groups = np.bincount(places, w)
+    w, d = of_groups, np.bincount(places, w * d) / of_groups
   n = len(d)
   if n < 2:
     raise _UnpairedError(f'of {mine.unit} there is only one')

@@ -3,7 +3,10 @@
 All of it is read off evaluations on the way in metrics.csv, in the same way for
 all rows of a setting. Between two evaluations nothing is guessed: a target is
 reached in the first evaluated round that has it, or it is not reached. Whose
-accuracy it is follows from the setting, see `on_the_way`.
+accuracy it is follows from the setting, see `on_the_way`. Rows that were
+measured on other clients or groups than most, by `--validation_clients` or
+`--validation_groups`, are left out; how often rows were evaluated may differ,
+and stands beside them.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +23,7 @@ from tff_meta.comparison import on_the_way
 from tff_meta.comparison import results
 from tff_meta.comparison import tables
 from tff_meta.training import metric_writers
+from tff_meta.training import protocol_names
 from tff_meta.training import sealed_json
 
 # Of the best row's last accuracy; the costs in tables are to one of them.
@@ -169,7 +173,7 @@ class Progress(NamedTuple):
       found = [course.cost(target)[name] for course in courses]
       known = [value / unit for value in found if value is not None]
       is_whole = len(known) == len(found)
-      yield f'{most}{statistics.fmean(known):,.0f}' if is_whole else _NONE
+      yield f'{most}{_cost(statistics.fmean(known))}' if is_whole else _NONE
 
   def signals(self) -> dict[str, list[list[str]]]:
     """Returns tables of what rounds measured beside accuracy.
@@ -242,6 +246,11 @@ class Progress(NamedTuple):
     }
 
 
+def _cost(value: float) -> str:
+  """Returns seconds or MB: whole numbers, or of small ones three digits."""
+  return f'{value:,.0f}' if value >= 10 else f'{value:.3g}'
+
+
 def _rounds(courses: Sequence[Course], target: float) -> str:
   """Returns the rounds to a target as text: their mean, and every seed."""
   found = [course.reached(target) for course in courses]
@@ -288,6 +297,9 @@ def of_runs(
         ]
       except _NoCourseError as why:
         left_out[row] = str(why)
+    others = _of_others({row: runs[row] for row in rows}, column)
+    rows = {row: found for row, found in rows.items() if row not in others}
+    left_out |= others
     if rows:
       finals = {
           row: statistics.fmean(course.accuracies[-1] for course in courses)
@@ -297,6 +309,26 @@ def of_runs(
       attention = on_the_way.attention(setting, column)
       return Progress(best, finals[best], rows, left_out, column, attention)
   return None
+
+
+def _of_others(runs, column) -> dict[str, str]:
+  """Returns the rows measured on others than most, each with whom."""
+  is_of_groups = (
+      'groups' in column or protocol_names.NEW_CLASS_CLIENTS in column
+  )
+  field = 'validation_groups' if is_of_groups else 'validation_clients'
+  unsaid = 'unknown' if is_of_groups else 'all'
+  found = {}
+  for row, paths in runs.items():
+    of_row = (str(_config(path).get(field) or unsaid) for path in paths)
+    found[row] = ' and '.join(dict.fromkeys(of_row))
+  numbers = list(found.values())
+  most = max(numbers, key=numbers.count, default='')  # Of equal ones the first.
+  return {
+      row: f'measured on other {field} ({number}) than most ({most})'
+      for row, number in found.items()
+      if number != most
+  }
 
 
 class _NoCourseError(Exception):
@@ -317,7 +349,7 @@ def _course(
   pairs = zip(metrics['round'], metrics[column], strict=True)
   found = {int(r): value for r, value in pairs if not math.isnan(value)}
   if len(found) < 2:
-    raise _NoCourseError('evaluated once')
+    raise _NoCourseError('evaluated once' if found else 'never evaluated')
   rounds = list(found)
   if rounds[0] > rounds[-1] / 2:
     raise _NoCourseError(f'no evaluation before round {rounds[0]:,} was kept')
@@ -362,9 +394,14 @@ def _seconds(run, summary, rounds) -> dict[int, float] | None:
 
 def _is_everybody_there(run: pathlib.Path) -> bool:
   """Whether no client of a run is absent or late, so that rounds are alike."""
-  config = results.read_json(run / 'config.json').get('config')
-  config = config if isinstance(config, Mapping) else {}
+  config = _config(run)
   return not (config.get('absent_clients') or config.get('late_clients'))
+
+
+def _config(run: pathlib.Path) -> Mapping[str, Any]:
+  """Returns a run's configuration as it was written, empty if unknown."""
+  config = results.read_json(run / 'config.json').get('config')
+  return config if isinstance(config, Mapping) else {}
 
 
 def _sent(metrics, rounds, in_a_round: Sent, alike: bool) -> dict[int, Sent]:

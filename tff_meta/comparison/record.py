@@ -5,7 +5,9 @@ place of the data set, but for one in the flags of a table of one's own
 (`--dataset=folder:/PATH`), by which a cell is known again; a path relative to
 `--data_dir` names no place. What is kept is a comparison's directory in its
 turn: its report can be written again (without the losses), and the runs that it
-lacks can be added to a copy of it.
+lacks can be added to a copy of it. The report's tables are written there last,
+of the copies (`report.write_tables`): whatever stops that, no new table stands
+beside old copies.
 """
 
 from collections.abc import Sequence
@@ -15,14 +17,13 @@ import io
 import pathlib
 
 from tff_meta import plain_files
+from tff_meta.comparison import progress
 from tff_meta.comparison import results
 from tff_meta.comparison import runner
 from tff_meta.comparison import tables
 from tff_meta.training import atomic_files
 from tff_meta.training import metric_writers
 from tff_meta.training import sealed_json
-
-_TABLES = ('table.md', 'table.csv', 'table.json')
 
 
 def check_target(target: pathlib.Path, cells: Sequence[tables.Cell]) -> None:
@@ -58,12 +59,13 @@ def keep(
     cells: Sequence[tables.Cell],
     target: pathlib.Path,
 ) -> None:
-  """Copies the tables, and of each finished cell what it was and gave.
+  """Copies what each finished cell was and gave.
 
   That is `cell.json` and, in `run`, `summary.json`, `config.json` without where
   the data set was, the tables of clients or groups at the end, and of
-  `metrics.csv` the rounds that have an evaluation, if any have. Copies that are
-  there are replaced.
+  `metrics.csv` the rounds that have an evaluation, if any have; and the bytes
+  that old runs do not tell themselves (`traffic.json`). Copies that are there
+  are replaced.
 
   Args:
     root: The comparison's directory.
@@ -77,7 +79,7 @@ def keep(
       that is not among the cells or is not finished, or other files, or a
       finished cell lacks a file or has one that cannot be read. Nothing is
       changed then.
-    OSError: If a table cannot be read or a file not be written.
+    OSError: If `traffic.json` cannot be read or a file not be written.
   """
   runner.check_claim(target, experiment=table.name, scale=scale_name)
   check_target(target, cells)
@@ -93,14 +95,15 @@ def keep(
           ' another directory.'
       )
   files = {cell: _small_files(root, cell) for cell in finished}
-  pages = {
-      name: plain_files.read_bytes(root / name, plain_files.MAX_JSON_BYTES)
-      for name in _TABLES
-  }
+  traffic = b''
+  if (root / progress.TRAFFIC_FILE).exists():
+    traffic = plain_files.read_bytes(
+        root / progress.TRAFFIC_FILE, plain_files.MAX_JSON_BYTES
+    )
   plain_files.make_directory(target, parents=True)
   runner.claim(target, experiment=table.name, scale=scale_name)
-  for name, content in pages.items():
-    atomic_files.write_bytes(target / name, content)
+  if traffic:
+    atomic_files.write_bytes(target / progress.TRAFFIC_FILE, traffic)
   for cell, contents in files.items():
     copy = runner.CellFolder(target, cell)
     plain_files.make_directory(copy.run, parents=True)

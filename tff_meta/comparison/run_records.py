@@ -54,13 +54,14 @@ def same_data(fingerprints: Iterable[Fingerprint | None]) -> bool | None:
   """Returns whether runs had the same data; None if that cannot be told.
 
   Args:
-    fingerprints: Of all of them.
+    fingerprints: Of all of them, None for each run without one.
   """
+  fingerprints = list(fingerprints)
   found = set(fingerprints)
-  if len(found) < 2:
+  if len(fingerprints) < 2 or len(found - {None}) == len(found) == 1:
     return True
   of_a_rule = collections.Counter(f.of_all for f in found if f)
-  return False if max(of_a_rule.values()) > 1 else None
+  return False if max(of_a_rule.values(), default=0) > 1 else None
 
 
 def flatten(

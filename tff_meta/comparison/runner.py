@@ -207,17 +207,15 @@ def _flags(content) -> str:
   return ' '.join(f'--{name}={value}' for name, value in content.items())
 
 
-def settle(
+def check_flags(
     root: pathlib.Path,
     cells: Sequence[tables.Cell],
     reported: tables.Table | None = None,
 ) -> None:
-  """Marks cells that a killed comparison left running as interrupted.
-
-  And what was on its way back from another host is removed.
+  """Raises if a cell was run with other flags; changes nothing.
 
   Args:
-    root: The comparison's directory, locked by the caller.
+    root: The comparison's directory; it need not exist.
     cells: All that are asked for now.
     reported: Their table, if nothing is run but its report is written: then
       they may differ in flags that change no number of it.
@@ -238,6 +236,29 @@ def settle(
           f' found {_only_in(found, wanted)}. Tip: remove the folder, or give'
           ' another directory.'
       )
+
+
+def settle(
+    root: pathlib.Path,
+    cells: Sequence[tables.Cell],
+    reported: tables.Table | None = None,
+) -> None:
+  """Marks cells that a killed comparison left running as interrupted.
+
+  And what was on its way back from another host is removed.
+
+  Args:
+    root: The comparison's directory, locked by the caller.
+    cells: All that are asked for now.
+    reported: As for `check_flags`.
+
+  Raises:
+    ComparisonError: If one was run with other flags. Nothing is changed then.
+  """
+  check_flags(root, cells, reported)
+  for cell in cells:
+    folder = CellFolder(root, cell)
+    outcome = folder.outcome()
     remote_runs.recover(folder.run)
     if outcome.state == 'running':
       folder.write(dataclasses.replace(outcome, state='interrupted'))

@@ -56,9 +56,13 @@ class Range:
   is_whole: bool
 
   def draw(self, generator: random.Random) -> str:
-    """Returns one as text, with three digits."""
+    """Returns one as text: three digits, more if these leave the range."""
     value = math.exp(generator.uniform(math.log(self.low), math.log(self.high)))
-    return str(round(value)) if self.is_whole else f'{value:.3g}'
+    value = min(max(value, self.low), self.high)  # Logarithms are rounded.
+    if self.is_whole:
+      return str(round(value))
+    texts = (f'{value:.{digits}g}' for digits in range(3, 18))
+    return next(t for t in texts if self.low <= float(t) <= self.high)
 
 
 Space = Mapping[str, Sequence[str] | Range]
@@ -87,14 +91,22 @@ def read_space(texts: Sequence[str]) -> dict[str, Sequence[str] | Range]:
           f'Expected `{name}` in one --sweep, found it in two. Tip: values of a'
           ' name have commas between them.'
       )
-    low, dots, high = values.partition('..')
+    low, dots, high = (part.strip() for part in values.partition('..'))
     if dots and len(found) == 1:
       space[name] = _range(name, low, high)
-    elif len(set(found)) < len(found):
+    elif len(set(map(_number, found))) < len(found):
       raise ValueError(f'Expected each value of `{name}` once, found {values}.')
     else:
       space[name] = found
   return space
+
+
+def _number(text: str) -> float | str:
+  """Returns a value as it is compared: 1 and 1.0 are the same."""
+  try:
+    return float(text)
+  except ValueError:
+    return text
 
 
 def _range(name: str, low: str, high: str) -> Range:
@@ -356,8 +368,9 @@ class Search:
     Returns:
       For each the row, the setting, the hyperparameters, their accuracy on
       validation data in percent, what that is on, how many candidates there
-      were in the last rung and in all, and the flags of the run that would test
-      them. Rows of whose last rung no candidate has all its seeds are left out.
+      were in the last rung, in all, and with all numbers of the rungs that they
+      were in, and the flags of the run that would test them. Rows of whose last
+      rung no candidate has all its seeds are left out.
     """
     found: list[dict[str, Any]] = []
     for cell in self.base:
@@ -367,6 +380,8 @@ class Search:
       names = _best(entries, last, by_name, len(by_name))
       if not names:
         continue
+      of_cell = {_rung_name(cell.setting, rungs, i) for i in range(len(rungs))}
+      lacking = {e.row for e in entries if e.setting in of_cell and e.missing}
       best = next(e for e in entries if (e.setting, e.row) == (last, names[0]))
       found.append(
           {
@@ -377,6 +392,7 @@ class Search:
               'validation_on': validation(cell.flags).what,
               'candidates_in_last_rung': len(names),
               'candidates': len(self.tried),
+              'candidates_with_numbers': len(by_name.keys() - lacking),
               'seeds': list(best.values),
               'flags': list(with_hparams(cell.flags, by_name[names[0]])),
           }
@@ -436,8 +452,8 @@ def search(
     budget: As for `candidates`.
 
   Raises:
-    ValueError: If a hyperparameter is unknown to a row's algorithm, or the
-      space does not suit the kind.
+    ValueError: If a hyperparameter is unknown to a row's algorithm, a row says
+      no algorithm, or the space does not suit the kind.
   """
   tried = candidates(space, kind, budget)
   seeds = tuple(dict.fromkeys(cell.seed for cell in base))
@@ -445,6 +461,11 @@ def search(
   settings: dict[str, tables.Setting] = {}
   rows: dict[str, tables.Row] = {}
   for cell in base:
+    if '--algorithm' not in tables.in_force(cell.flags):
+      raise ValueError(
+          f'Expected --algorithm=NAME among the flags of row {cell.row!r} in'
+          f' {cell.setting!r}, found {" ".join(cell.flags)}.'
+      )
     flags = [f for f in cell.flags if not f.startswith('--seed=')]
     rungs = _rungs(kind, num_rounds(flags))
     for i, rounds in enumerate(rungs):

@@ -19,6 +19,25 @@ from tff_meta import spelling
 SCALES = ('smoke', 'cpu', 'paper')
 SEED_PREFIX = 'seed_'  # Of the folders of a row's runs.
 PERCENT = 100
+# Flags of `binaries.train` that are true or false.
+SWITCHES = (
+    'allow_mixed_hosts',
+    'curve',
+    'deal_test_images',
+    'describe',
+    'download',
+    'eval_new_clients',
+    'list',
+    'mixed_precision',
+    'nvar',
+    'references',
+    'restrict_f1_to_client_labels',
+    'select_best',
+    'stratify',
+)
+_VALUES = dict.fromkeys(('', 'true', 't', '1'), 'true') | dict.fromkeys(
+    ('false', 'f', '0'), 'false'
+)
 # What is measured on the way, which changes nothing of the last model.
 _ON_THE_WAY = (
     '--eval_every',
@@ -389,16 +408,20 @@ def in_force(flags: Sequence[str]) -> dict[str, str]:
   """Returns what flags mean: the name of each -> how it stands last.
 
   Two cells whose flags are the same in this sense are the same run, in whatever
-  order a table has put them together.
+  order a table has put them together, and whether it says `--curve`,
+  `--curve=true` or `--curve=1`.
 
   Args:
     flags: Of `binaries.train`, flag files read in.
   """
   last = {}
   for flag in flags:
-    name, equals, _ = flag.partition('=')
-    # --nocurve is a value of --curve.
-    last[name if equals else name.replace('--no', '--', 1)] = flag
+    name, equals, value = flag.partition('=')
+    if not equals and name.removeprefix('--no') in SWITCHES:
+      name, value = name.replace('--no', '--', 1), 'false'
+    if name.removeprefix('--') in SWITCHES:
+      flag = f'{name}={_VALUES.get(value.lower(), value)}'
+    last[name] = flag
   return last
 
 

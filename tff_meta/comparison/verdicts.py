@@ -144,7 +144,9 @@ def judge(pair: pairs.Pair, margin: float = 0.0) -> Judgement:
   * confirmed: the 95 % interval over clients or groups lies above the margin,
     there are at least two seeds, and the difference of each is above it.
   * contradicted: the same, all below the margin.
-  * not decided: anything else, with what it is that is missing.
+  * not decided: anything else, with what it is that is missing. So it is, too,
+    if all differences are the same, as of few clients with few examples: they
+    say nothing of how far others would be from them.
 
   The interval over seeds has no say: of two seeds it is 6.4 times as wide as
   they are apart, and would decide nothing. That all seeds agree is a weak
@@ -164,7 +166,9 @@ def judge(pair: pairs.Pair, margin: float = 0.0) -> Judgement:
   signs = {(v > margin) - (v < margin) for v in pair.values.values()}
   half_width = pair.half_width_over_units
   reasons = []
-  if half_width is None:
+  if pair.is_without_spread:
+    reasons.append('all differences are the same')
+  elif half_width is None:
     reasons.append(f'no interval over {pair.unit}')
   elif abs(pair.mean - margin) <= half_width:
     reasons.append(f'the interval over {pair.unit} includes {over}')

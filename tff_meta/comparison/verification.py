@@ -117,11 +117,11 @@ def read_claim(kept: pathlib.Path) -> tuple[str, str]:
   """Returns the experiment and the scale of a kept comparison.
 
   Raises:
-    ComparisonError: If the directory holds none.
+    ComparisonError: If the directory holds none, or a search.
   """
   try:
     claim = sealed_json.read(kept / runner.CLAIM)
-    return str(claim['experiment']), str(claim['scale'])
+    found = str(claim['experiment']), str(claim['scale'])
   except (OSError, KeyError):
     raise runner.ComparisonError(
         f'Expected a comparison of a table in {kept}, found no'
@@ -129,6 +129,13 @@ def read_claim(kept: pathlib.Path) -> tuple[str, str]:
         ' and so does a comparison itself; those of this library are in'
         ' results.'
     ) from None
+  if 'search' in claim:
+    raise runner.ComparisonError(
+        f'Expected a comparison of a table in {kept}, found a search'
+        f' (--sweep of {claim.get("sweep")}), whose runs measure nothing on'
+        ' test data.'
+    )
+  return found
 
 
 def kept_cells(
@@ -254,6 +261,10 @@ def _compare_tables(old, new, name) -> tuple[int, list[str]]:
   lines = []
   if lacking:
     lines.append(f'{name}: {len(lacking)} rows are not there, as {lacking[0]}')
+  columns, found = (next(iter(rows.values()), {}) for rows in (before, after))
+  lost = [column for column in columns if column not in found]
+  if lost:  # What the new run alone has, later versions measure.
+    lines.append(f'{name}: {len(lost)} columns are not there, as {lost[0]}')
   count = num_wrong = 0
   largest = ('', 0.0)
   for key in before.keys() & after.keys():
