@@ -489,7 +489,7 @@ OMNIGLOT = tables.Table(
         ' fine-tuning via FedAvg, without a search of their own.',
         'Fine-tuning via one-shot FL keeps 5 of 10 clients: 20 images a class'
         ' do not go round 20. A client holds out one image, so that many are'
-        ' equal and the first ones of these are kept.',
+        ' equal; of these some at random are kept.',
         'An episode of FRL takes four communication rounds, a step of'
         ' Personalized FL one.',
         'In a group FedAvg starts from random weights: its row needs no'

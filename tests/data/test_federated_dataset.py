@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta.data import client_sources
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import federated_dataset
 from tff_meta.data import partitioners
@@ -565,6 +566,30 @@ def test_writers_and_rotation_groups_as_clients():
   for client_id in dataset.client_ids():
     client = dataset.client(client_id)
     assert set(client.test.y) <= set(client.train.y)
+
+
+@pytest.mark.parametrize('test_fraction', [None, 0.2])
+@pytest.mark.parametrize('name', ['iid', 'shards'])
+def test_rotations_do_not_follow_from_how_examples_are_dealt(
+    name, test_fraction
+):
+  """Both are drawn with seed 0, of as many rows."""
+  corpus = corpus_lib.with_rotation_groups(
+      make_corpus(num_train=900, num_test=300), 0, num_groups=3
+  )
+  clients = client_sources.deal_corpus(
+      corpus,
+      getattr(partitioners, name),
+      3,
+      seed=0,
+      partition_by='label',
+      validation_fraction=0.3,
+      test_fraction=test_fraction,
+  )
+  for client in clients.values():
+    for rows in client:
+      shares = np.unique(corpus.rotations[rows], return_counts=True)[1]
+      assert len(shares) == 3 and shares.max() < 0.6 * len(rows)
 
 
 def make_client_data(sizes, key='pixels', shape=(4, 5)):

@@ -176,7 +176,9 @@ def deal_corpus(
             test_fraction,
             corpus.pooled_labels[rows] if stratify else None,
         )
-        for k, rows in enumerate(_deal(partition, keys, num_clients, seed))
+        for k, rows in enumerate(
+            _deal(partition, keys, num_clients, seed, corpus)
+        )
     ]
   names = None
   if partition_by == 'writer' and corpus.writers_name_clients:
@@ -663,7 +665,7 @@ def _deal_parts(
         ' its train part, found none. Give a `test_fraction` (0 for no test'
         ' examples).'
     )
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(_apart_from_rotations(corpus, seed, 3))
   train, validation, _ = split_rows(
       np.arange(num_train), rng, validation_fraction, 0.0
   )
@@ -675,7 +677,10 @@ def _deal_parts(
     )
   train = np.sort(train)  # Some partitioners keep the corpus order.
   try:
-    own = [train[k] for k in _deal(partition, keys[train], num_clients, seed)]
+    own = [
+        train[k]
+        for k in _deal(partition, keys[train], num_clients, seed, corpus)
+    ]
   except ValueError as e:
     if not validation_fraction:
       raise
@@ -692,18 +697,27 @@ def _deal_parts(
   return [ClientRows(*client) for client in zip(*parts, strict=True)]
 
 
-def _deal(partition, keys, num_clients, seed):
+def _apart_from_rotations(corpus, seed, number):
+  """Returns a seed of permutations of all rows, in which rotations are drawn.
+
+  If both had the same seed, the permutations would be the same, and a client
+  would have examples of one rotation.
+  """
+  return seed if corpus.rotations is None else [seed, number]
+
+
+def _deal(partition, keys, num_clients, seed, corpus):
   """Calls a partitioner, which may be the caller's own, and checks the rows."""
+  function = getattr(partition, 'func', partition)  # Of a functools.partial.
+  if function is partitioners.iid and corpus.rotations is not None:
+    seed = np.random.default_rng(_apart_from_rotations(corpus, seed, 4))
   dealt = [np.asarray(rows) for rows in partition(keys, num_clients, seed)]
   if len(dealt) != num_clients:
     raise ValueError(
         f'Expected `partition` to return the rows of {num_clients} clients'
         f' (`num_clients`), found {len(dealt)}.'
     )
-  # Of a `functools.partial`, that of its function.
-  may_share = getattr(
-      getattr(partition, 'func', partition), 'shares_rows', False
-  )
+  may_share = getattr(function, 'shares_rows', False)
   if not _are_rows_of_nobody_else(dealt, len(keys)):
     _check_rows(dealt, len(keys), may_share)
   return [rows.astype(np.int64) for rows in dealt]
@@ -763,7 +777,7 @@ def _deal_writers(corpus, partition, num_clients, seed, validation_fraction):
         f' as {str(strangers[0])!r}. Tip: give a `test_fraction`, which pools'
         ' the parts, or a file that is split within its writers.'
     )
-  own = _deal(partition, corpus.writers, num_clients, seed)
+  own = _deal(partition, corpus.writers, num_clients, seed, corpus)
   writers = np.concatenate([corpus.writers, corpus.test_writers])
   kinds = np.unique(writers, return_inverse=True)[1]
   chosen = np.isin(kinds[num_train:], kinds[np.concatenate(own)])
