@@ -13,6 +13,7 @@ from tff_meta import composition
 from tff_meta import datasets
 from tff_meta import method
 from tff_meta import models
+from tff_meta import optimizers
 from tff_meta import weights as weights_lib
 from tff_meta.client_works import client_work
 from tff_meta.data import client_sampling
@@ -106,6 +107,28 @@ def test_only_clients_without_weight_leave_the_weights(process):
   spoiled = [client_data(np.inf, 2), CLIENTS[1]]
   output = process.next(process.initialize(), spoiled)
   assert weights_of(process, output.state) == [5, 5]
+
+
+@pytest.mark.parametrize(
+    'of_all',
+    [
+        aggregation.Plain(),
+        aggregation.Compressed(),
+        aggregation.Secure(),
+        aggregation.Robust(),
+    ],
+    ids=lambda of_all: type(of_all).__name__,
+)
+def test_a_server_with_moments_rests_when_nobody_counts(of_all):
+  """Adam's moments of the round before would move the model without cause."""
+  process = build(
+      server_optimizer=optimizers.build_optimizer('adam', 0.1),
+      aggregation=of_all,
+  )
+  first = process.next(process.initialize(), CLIENTS).state
+  second = process.next(first, [client_data(7.0, 0)] * 2).state
+  assert weights_of(process, second) == weights_of(process, first) != [2, 4]
+  assert str(second.finalizer) == str(first.finalizer)
 
 
 def test_server_optimizer_and_aggregator_are_those_given():

@@ -89,7 +89,12 @@ class Aggregation:
 
 @dataclasses.dataclass(frozen=True)
 class Plain(Aggregation):
-  """Of all updates, by their weights, in the clear."""
+  """Of all updates, by their weights, in the clear.
+
+  Where every client has weight zero a mean is NaN, as with `Compressed`,
+  `Secure` and the rule 'adaptive' of `Robust`. TFF's finalizers leave it out:
+  a mean of zeros would still move a model whose server has momentum or Adam.
+  """
 
   def of_models(self, num_parts, summed):
     """See `Aggregation`."""
@@ -100,7 +105,7 @@ class Plain(Aggregation):
       return tff.aggregators.as_weighted_aggregator(
           tff.aggregators.SumFactory()
       )
-    return tff.aggregators.MeanFactory(no_nan_division=True)
+    return tff.aggregators.MeanFactory()
 
   def of_sums(self, num_parts, bound):
     """See `Aggregation`."""
@@ -118,8 +123,7 @@ class Robust(Aggregation):
   Attributes:
     rule: Of the changes of a model. `'adaptive'`: those beyond a multiple of a
       high quantile of the norms so far count as zeros, long ones are cut to a
-      quantile; where every client has weight zero the mean is NaN, which TFF's
-      finalizers leave out. `'centered'`: a client moves the last round's mean
+      quantile. `'centered'`: a client moves the last round's mean
       by `radius` over the number of clients at most, whatever it sends (see
       `aggregators.centered_clipping`); clients count alike.
     radius: Of `'centered'`, above 0.
@@ -201,7 +205,7 @@ class Compressed(Aggregation):
     total = self.of_sums(num_parts, None)
     if summed:
       return tff.aggregators.as_weighted_aggregator(total)
-    return tff.aggregators.MeanFactory(total, no_nan_division=True)
+    return tff.aggregators.MeanFactory(total)
 
   def of_sums(self, num_parts, bound):
     """See `Aggregation`."""
@@ -251,7 +255,6 @@ class Secure(Aggregation):
     return tff.aggregators.MeanFactory(
         tff.aggregators.SecureSumFactory(float(self.clip * self.max_weight)),
         tff.aggregators.SecureSumFactory(float(self.max_weight), 0.0),
-        no_nan_division=True,
     )
 
   def of_sums(self, num_parts, bound):

@@ -359,6 +359,20 @@ def test_a_client_with_one_class():
   assert np.abs(theta_of(states[1]) - theta_of(states[0])).max() > 1e-3
 
 
+def test_a_mean_over_nobody_changes_nothing():
+  """In the rounds of the group and in the meta-update."""
+  nobody = tf.nest.map_structure(lambda w: w * np.nan, state_in(PAPER, 0).phi)
+  for phase in (0, PAPER.rounds):
+    state = state_in(PAPER, phase)
+    classifier = classifiers.DistanceClassifier(
+        oracle.build_model(), oracle.NUM_CLASSES
+    )
+    update = prototypes_lib.ModelAndPrototypes(nobody, state.prototypes)
+    after = frl.next_state(state, update, classifier, PAPER)
+    before = state.phi if phase else state.theta
+    tf.nest.map_structure(np.testing.assert_array_equal, after.theta, before)
+
+
 def test_batches_of_one_example_tell_nothing_apart():
   """At r = 0; from then on the prototypes of all do."""
   config = dataclasses.replace(PAPER, batch_size=1)

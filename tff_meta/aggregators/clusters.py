@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import weights as weights_lib
+
 
 class ClusterUpdate(NamedTuple):
   """A client's update of one of k models.
@@ -58,7 +60,7 @@ class ClusterMeansFactory(tff.aggregators.WeightedAggregationFactory):
 
     @tff.tensorflow.computation([row_type] * num_clusters)
     def stack(models):
-      finite = [_finite_or_zeros(model) for model in models]
+      finite = [weights_lib.where_finite_or_zero(model)[0] for model in models]
       return tf.nest.map_structure(lambda *leaves: tf.stack(leaves), *finite)
 
     @tff.federated_computation
@@ -84,14 +86,6 @@ class ClusterMeansFactory(tff.aggregators.WeightedAggregationFactory):
       )
 
     return tff.templates.AggregationProcess(init_fn, next_fn)
-
-
-def _finite_or_zeros(model):
-  leaves = [tf.math.is_finite(leaf) for leaf in tf.nest.flatten(model)]
-  is_finite = tf.reduce_all([tf.reduce_all(leaf) for leaf in leaves])
-  return tf.nest.map_structure(
-      lambda leaf: tf.where(is_finite, leaf, tf.zeros_like(leaf)), model
-  )
 
 
 def _row(value_type, weight_type, index):

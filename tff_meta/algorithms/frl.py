@@ -263,18 +263,22 @@ def next_state(
     classifier: classifiers.Classifier,
     config: FrlConfig,
 ) -> FrlState:
-  """The server's part of a round: Algorithm 1, lines 13, 14 and 21."""
+  """The server's part of a round: Algorithm 1, lines 13, 14 and 21.
+
+  A change that is not finite, as a mean over nobody is none, counts as zeros.
+  """
+  change, _ = weights_lib.where_finite_or_zero(update.model)
 
   def after_round():
     return state._replace(
-        theta=weights_lib.subtract(state.theta, update.model),
+        theta=weights_lib.subtract(state.theta, change),
         prototypes=update.prototypes,
         phase=state.phase + 1,
         previous=(state.theta, state.prototypes) if state.previous else (),
     )
 
   def after_meta_update():
-    phi = weights_lib.subtract(state.phi, update.model)
+    phi = weights_lib.subtract(state.phi, change)
     return start_episode(phi, state.episode + 1, classifier, config)
 
   return tf.cond(state.phase < config.rounds, after_round, after_meta_update)
