@@ -599,19 +599,8 @@ def _pair(comparison: claims.Comparison) -> pairs.Pair | None:
   return pairs.pair(mine, other) if mine and other else None
 
 
-def _of_paper(comparison: claims.Comparison) -> str:
-  """Returns the difference of what the paper prints, if it does."""
-  table = experiments.get(comparison.experiment)
-  rows = {row.name: row.published for row in table.rows}
-  mine, other = (
-      rows.get(row, {}).get(comparison.setting, {})
-      for row in (comparison.row, comparison.other)
-  )
-  # The measure that decides, or the one that is printed instead.
-  for measure in (comparison.measure, *mine):
-    if '/' not in comparison.measure and measure in mine and measure in other:
-      return f'{mine[measure].value - other[measure].value:+.2f}'
-  return _NONE
+def _or_none(difference: float | None) -> str:
+  return _NONE if difference is None else f'{difference:+.2f}'
 
 
 _VERDICTS = 'confirmed', 'contradicted', 'not decided', 'not run'
@@ -669,7 +658,7 @@ def _claims(paper: str) -> str:
             str(number),
             comparison.where,
             f'{comparison.row} − {comparison.other}',
-            _of_paper(comparison),
+            _or_none(comparison.published),
             *cell_texts.pair(pair),
             _verdict(word, why, (claim, comparison) in remain),
         ]

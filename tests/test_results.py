@@ -323,3 +323,10 @@ def test_claims_are_of_rows_that_there_are():
   ):
     with pytest.raises(ValueError, match='found no such number'):
       dataclasses.replace(comparison, **change)
+
+
+def test_claims_are_what_the_numbers_of_the_papers_say():
+  for claim in claims.CLAIMS:
+    for comparison in claim.comparisons:
+      difference = comparison.published
+      assert difference is None or difference > claim.margin, comparison

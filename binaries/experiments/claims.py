@@ -57,6 +57,25 @@ class Comparison:
             f' {name}, found no such number.'
         )
 
+  @property
+  def published(self) -> float | None:
+    """The difference of what the paper prints; None if it does not.
+
+    Of the measure that decides, or of the one that is printed instead.
+    """
+    rows = {
+        row.name: row.published
+        for row in experiments.get(self.experiment).rows
+    }
+    mine, other = (
+        rows.get(row, {}).get(self.setting, {})
+        for row in (self.row, self.other)
+    )
+    for measure in (self.measure, *mine):
+      if '/' not in self.measure and measure in mine and measure in other:
+        return mine[measure].value - other[measure].value
+    return None
+
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
@@ -180,7 +199,12 @@ _METAVERS_CLAIMS = (
         'MetaVers',
         'Both of its losses together are better than the cross-entropy alone.',
         'Table 5, and a table of the released code',
-        _of_metavers(['MetaVers'], ['Only CE']),
+        # With 50 clients of CIFAR-100 the paper has both at 66.7.
+        tuple(
+            comparison
+            for comparison in _of_metavers(['MetaVers'], ['Only CE'])
+            if comparison.published != 0
+        ),
     ),
     Claim(
         'MetaVers',
