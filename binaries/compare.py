@@ -917,7 +917,7 @@ def main() -> int:
         command_line.report(f'Nothing was copied to {kept}.')
       elif kept:
         record.keep(work.root, work.table, work.scale, work.shown(), kept)
-        # The last: what stands there is what the copies say.
+        # Last, so that no new table stands beside old copies.
         report.write_tables(kept, _comparison(work))
         command_line.report(f'What is kept of it was copied to {kept}.')
       complete = REPORT_ONLY.value or all(

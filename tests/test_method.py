@@ -116,8 +116,9 @@ def test_only_clients_without_weight_leave_the_weights(process):
         aggregation.Compressed(),
         aggregation.Secure(),
         aggregation.Robust(),
+        aggregation.Robust(rule='centered'),
     ],
-    ids=lambda of_all: type(of_all).__name__,
+    ids=str,
 )
 def test_a_server_with_moments_rests_when_nobody_counts(of_all):
   """Adam's moments of the round before would move the model without cause."""

@@ -92,7 +92,7 @@ class Plain(Aggregation):
   """Of all updates, by their weights, in the clear.
 
   Where every client has weight zero a mean is NaN, as with `Compressed`,
-  `Secure` and the rule 'adaptive' of `Robust`. TFF's finalizers leave it out:
+  `Secure` and `Robust`. TFF's finalizers leave it out:
   a mean of zeros would still move a model whose server has momentum or Adam.
   """
 

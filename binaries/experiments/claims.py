@@ -64,8 +64,7 @@ class Comparison:
     Of the measure that decides, or of the one that is printed instead.
     """
     rows = {
-        row.name: row.published
-        for row in experiments.get(self.experiment).rows
+        row.name: row.published for row in experiments.get(self.experiment).rows
     }
     mine, other = (
         rows.get(row, {}).get(self.setting, {})

@@ -1,5 +1,7 @@
 """A mean that a minority of clients cannot move far."""
 
+import math
+
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -57,6 +59,15 @@ class CenteredClippingFactory(tff.aggregators.WeightedAggregationFactory):
       step = tf.math.divide_no_nan(radius, count)
       return weights_lib.add(center, weights_lib.scale(differences, step))
 
+    @tff.tensorflow.computation(value_type, summand_type)
+    def result(moved, total):
+      _, count = total
+      # Of nobody there is no mean; TFF's finalizers leave it out.
+      nobody = tf.where(count > 0, 0.0, math.nan)
+      return tf.nest.map_structure(
+          lambda leaf: leaf + tf.cast(nobody, leaf.dtype), moved
+      )
+
     @tff.federated_computation
     def init_fn():
       return tff.federated_eval(zeros, tff.SERVER)
@@ -70,9 +81,12 @@ class CenteredClippingFactory(tff.aggregators.WeightedAggregationFactory):
       summands = tff.federated_map(
           cut, (value, weight, tff.federated_broadcast(center))
       )
-      moved = tff.federated_map(move, (center, tff.federated_sum(summands)))
+      total = tff.federated_sum(summands)
+      moved = tff.federated_map(move, (center, total))
       return tff.templates.MeasuredProcessOutput(
-          moved, moved, tff.federated_value((), tff.SERVER)
+          moved,
+          tff.federated_map(result, (moved, total)),
+          tff.federated_value((), tff.SERVER),
       )
 
     return tff.templates.AggregationProcess(init_fn, next_fn)

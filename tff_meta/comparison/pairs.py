@@ -22,8 +22,8 @@ The difference is D = mean_s D_s, with two intervals that answer two questions.
   groups of these classes. Clients of a group (`new_class_clients`) share its
   classes and are not independent: of each group i the weighted mean of its
   clients' differences counts, with the sum of their weights.
-  Where all differences are the same no spread was seen, and it says nothing of
-  others: there is no such interval, but for two rows that are the same.
+  Where all differences are the same these clients say nothing of how far others
+  would be: there is no such interval, but 0 to 0 for rows that are equal.
 * Over seeds: were all of it done again, from the draw of clients on? That is
   Student's interval of the D_s, from two seeds on.
 

@@ -317,17 +317,23 @@ def _of_others(runs, column) -> dict[str, str]:
       'groups' in column or protocol_names.NEW_CLASS_CLIENTS in column
   )
   field = 'validation_groups' if is_of_groups else 'validation_clients'
-  unsaid = 'unknown' if is_of_groups else 'all'
-  found = {}
-  for row, paths in runs.items():
-    of_row = (str(_config(path).get(field) or unsaid) for path in paths)
-    found[row] = ' and '.join(dict.fromkeys(of_row))
+
+  def number(config):
+    if is_of_groups:
+      return str(config.get(field) or 'unknown')
+    few, known = config.get(field), config.get('num_clients')
+    return str(few) if few and not (known and few >= known) else 'all'
+
+  found = {
+      row: ' and '.join(dict.fromkeys(number(_config(path)) for path in paths))
+      for row, paths in runs.items()
+  }
   numbers = list(found.values())
   most = max(numbers, key=numbers.count, default='')  # Of equal ones the first.
   return {
-      row: f'measured on other {field} ({number}) than most ({most})'
-      for row, number in found.items()
-      if number != most
+      row: f'{field} is {of_row}, not {most}'
+      for row, of_row in found.items()
+      if of_row != most
   }
 
 
