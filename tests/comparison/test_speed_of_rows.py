@@ -92,15 +92,18 @@ def test_rows_of_one_setting_are_measured_alike(tmp_path):
 def test_rows_measured_on_others_are_left_out(tmp_path):
   """Who most were measured on counts, with all of them where nobody says."""
   runs = {}
-  for row, number in (('few', 2), ('all', None), ('older', 'unsaid')):
+  numbers = {'few': 2, 'all': None, 'as many': 5, 'older': 'unsaid'}
+  for row, number in numbers.items():
     runs[row] = [_run(tmp_path / row, 0, {1: 0.2, 2: 0.5})]
-    config = {} if number == 'unsaid' else {'validation_clients': number}
+    # The number of groups says nothing of clients.
+    config = {'num_clients': 5, 'validation_groups': row}
+    if number != 'unsaid':
+      config['validation_clients'] = number
     path = runs[row][0] / 'config.json'
-    # That of groups says nothing of clients.
-    path.write_text(json.dumps({'config': config | {'validation_groups': row}}))
+    path.write_text(json.dumps({'config': config}))
   found = progress.of_runs(runs, _SETTING)
-  assert set(found.rows) == {'all', 'older'} and found.best == 'all'
-  assert '(2) than most (all)' in found.sentence()
+  assert set(found.rows) == {'all', 'as many', 'older'} and found.best == 'all'
+  assert 'few: validation_clients is 2, not all' in found.sentence()
 
 
 def test_small_costs_are_not_nothing(tmp_path):
