@@ -92,8 +92,8 @@ class Plain(Aggregation):
   """Of all updates, by their weights, in the clear.
 
   Where every client has weight zero a mean is NaN, as with `Compressed`,
-  `Secure` and `Robust`. TFF's finalizers leave it out:
-  a mean of zeros would still move a model whose server has momentum or Adam.
+  `Secure` and `Robust`. TFF's finalizers leave it out: a mean of zeros would
+  still move a model whose server has momentum or Adam.
   """
 
   def of_models(self, num_parts, summed):
@@ -123,8 +123,8 @@ class Robust(Aggregation):
   Attributes:
     rule: Of the changes of a model. `'adaptive'`: those beyond a multiple of a
       high quantile of the norms so far count as zeros, long ones are cut to a
-      quantile. `'centered'`: a client moves the last round's mean
-      by `radius` over the number of clients at most, whatever it sends (see
+      quantile. `'centered'`: a client moves the last round's mean by `radius`
+      over the number of clients at most, whatever it sends (see
       `aggregators.centered_clipping`); clients count alike.
     radius: Of `'centered'`, above 0.
     channel_bound: The longest vector (of control variates; of a class mean) or
