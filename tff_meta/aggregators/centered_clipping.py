@@ -15,9 +15,10 @@ class CenteredClippingFactory(tff.aggregators.WeightedAggregationFactory):
       v <- v + 1/n sum_k (x_k - v) min(1, radius / ||x_k - v||)
 
   over the n clients of a weight above 0, which count alike; v is zero at first
-  and is the result. Where nobody counts v stays, and the result is NaN. Whatever a client sends, it
-  moves v by radius / n at most. The differences are to the last result, not to
-  zero, so that a client that sends what all others do is not cut.
+  and is the result. Where nobody counts v stays, and the result is NaN.
+  Whatever a client sends, it moves v by radius / n at most. The differences are
+  to the last result, not to zero, so that a client that sends what all others
+  do is not cut.
 
   Source: Sai Praneeth Karimireddy, Lie He and Martin Jaggi, "Learning from
   History for Byzantine Robust Optimization", ICML 2021,
