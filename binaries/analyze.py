@@ -156,6 +156,11 @@ def _check_are_read() -> None:
         f'Expected no --{ignored[0]} with --analysis={ANALYSIS.value}, which'
         ' does not read it, found both.'
     )
+  if PROJECTION.value == 'pca' and flags.FLAGS[PERPLEXITY.name].present:
+    raise ValueError(
+        'Expected no --perplexity with --projection=pca, which does not read'
+        ' it, found both.'
+    )
 
 
 def _check_flags() -> None:

@@ -162,6 +162,11 @@ _PROBLEMS = {
     ('--analysis=inversion', '--dataset=x'): "found 'x'",
     ('--analysis=theory', '--images=3'): 'no --images with --analysis=theory',
     ('--analysis=theory', '--data_dir=a'): 'no --data_dir with',
+    (
+        '--analysis=embedding_map',
+        '--projection=pca',
+        '--perplexity=5',
+    ): 'no --perplexity with --projection=pca',
     ('--analysis=nvar', '--run_dir=a', '--projection=pca'): 'no --projection',
     ('--analysis=inversion', '--problems=7'): 'no --problems with',
     ('--analysis=umap',): 'value should be one of',
