@@ -61,6 +61,9 @@ def test_what_is_trained_is_tested_and_saved(fitted, tmp_path):
   assert again['accuracy_mean'] == known['accuracy_mean']
   with pytest.raises(FileExistsError, match='Expected a directory .*saved.$'):
     fitted.save(tmp_path / 'saved')
+  (tmp_path / 'saved' / 'data.npz').rename(tmp_path / 'data.npz')
+  elsewhere = tff_meta.load(tmp_path / 'saved', data_dir=tmp_path)
+  assert elsewhere.experiment.dataset.client_ids()
 
 
 def test_accuracy_is_measured_on_the_way(fitted):
@@ -117,6 +120,8 @@ def test_what_does_not_fit_is_refused(fitted, examples, client, problem):
         (_CLIENTS, dict(dataset='digits'), 'found `dataset` as well'),
         (_CLIENTS, dict(data_dir='.'), 'found `data_dir` as well'),
         ('digits', dict(dataset='digits'), 'found `dataset` as well'),
+        ('digits', dict(execution='native'), 'Expected no `execution`'),
+        ('digits', dict(batched_clients=2), 'no `batched_clients`'),
         (_CLIENTS, dict(algorithm='fedper'), "mean 'fed_per'"),
         ('digit', {}, "mean 'digits'"),
     ],

@@ -39,6 +39,12 @@ _SETTINGS: dict[str, Any] = dict(
     references=False,
 )
 
+# What the execution context says, not a setting -> its argument there.
+_OF_CONTEXT = {
+    'execution': 'devices',
+    'batched_clients': 'batched_clients=...',
+}
+
 Examples = tuple[Any, Any]
 
 
@@ -71,9 +77,10 @@ def fit(
     output_dir: Where the run is written, or continued; None for a directory
       that is there as long as what is returned.
     hparams: Changes to the hyperparameters, name -> value.
-    **settings: What other flags of `binaries.train` say, by their names, such
-      as `test_fraction`, `num_new_clients`, `partition` or `preset`; options
-      such as `dataset_options`, of arrays those of `npz:PATH`, may be mappings.
+    **settings: What other flags of `binaries.train` say that config.json
+      records, by their names, such as `test_fraction`, `num_new_clients`,
+      `partition` or `preset`; options such as `dataset_options`, of arrays
+      those of `npz:PATH`, may be mappings.
 
   Returns:
     What was trained.
@@ -100,6 +107,12 @@ def fit(
   for name in sorted(given & set(settings)):
     raise TypeError(
         f'Expected `clients` to say what the data are, found `{name}` as well.'
+    )
+  for name in sorted(set(_OF_CONTEXT) & set(settings)):
+    raise TypeError(
+        f'Expected no `{name}`, because clients are computed as the context of'
+        ' this process does, found it. Tip:'
+        f' `in_process.set_in_process_context({_OF_CONTEXT[name]})` before.'
     )
   arrays = None if isinstance(clients, str) else _to_arrays(clients)
   temporary = None
@@ -138,6 +151,14 @@ def fit(
         ' `in_process.set_in_process_context(num_shards=...)`.'
     )
   config = run_config.resolve(**values)
+  training = config.training
+  if training.execution == 'native' or training.batched_clients > 1:
+    raise ValueError(
+        f'Expected a run in {root} that can go on in this process, found'
+        f' execution {training.execution!r} and'
+        f' {training.batched_clients} `batched_clients`. Tip: continue it with'
+        ' binaries.train.'
+    )
   experiment = _prepare(config, model)
   evaluator = evaluator_lib.Evaluator(experiment)
   if not recorded and not {'eval_every', 'eval_from', 'select_best'} & set(
@@ -165,12 +186,20 @@ def fit(
   return Fitted(experiment, root, temporary)
 
 
-def load(path: str | os.PathLike[str], *, model: Any = None) -> 'Fitted':
-  """Opens what `Fitted.save` has saved.
+def load(
+    path: str | os.PathLike[str],
+    *,
+    model: Any = None,
+    data_dir: str | os.PathLike[str] | None = None,
+) -> 'Fitted':
+  """Opens what `Fitted.save` has saved, or a run of `binaries.train`.
 
   Args:
     path: The directory.
     model: The network that `fit` was given, where that was no name.
+    data_dir: Where the run's data set is, as `--data_dir` of the programs; None
+      for clients' examples that are saved with the run, or the default place
+      of TensorFlow Datasets.
 
   Raises:
     FileNotFoundError: If there is none.
@@ -182,7 +211,9 @@ def load(path: str | os.PathLike[str], *, model: Any = None) -> 'Fitted':
 
   root = pathlib.Path(path).expanduser()
   config = restored_run.read_config(run_directory.RunDirectory(root))
-  if (root / _ARRAYS).exists():
+  if data_dir is not None:
+    config = config.replace(data_dir=str(pathlib.Path(data_dir).expanduser()))
+  elif (root / _ARRAYS).exists():
     config = config.replace(data_dir=str(root))
   return Fitted(_prepare(config, model), root)
 
