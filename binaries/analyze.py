@@ -422,6 +422,7 @@ def _inversion(root):
   corpus = datasets.load_corpus(DATASET.value, flag_groups.DATA_DIR.value)
   settings = inversion_study.Settings(
       DATASET.value,
+      corpus.fingerprint(),
       LOCAL_CLASSES.value,
       SHOTS.value,
       ITERATIONS.value,

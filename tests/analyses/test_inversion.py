@@ -319,7 +319,7 @@ def test_a_study_goes_on_and_ends_with_the_same_bytes(tmp_path, monkeypatch):
 
   monkeypatch.setattr(inversion, 'invert', guess)
   corpus = datasets.load_corpus('digits')
-  settings = inversion_study.Settings('digits', 2, 3, 4, 2, 7)
+  settings = inversion_study.Settings('digits', 'a', 2, 3, 4, 2, 7)
 
   def run(root, num_images, settings=settings):
     lines = []
@@ -349,7 +349,18 @@ def test_a_study_goes_on_and_ends_with_the_same_bytes(tmp_path, monkeypatch):
   with pytest.raises(
       ValueError, match='to be of seed=8, found seed=7. Tip.*output_'
   ):
-    run(cut, 2, inversion_study.Settings('digits', 2, 3, 4, 2, 8))
+    run(cut, 2, dataclasses.replace(settings, seed=8))
+  with pytest.raises(ValueError, match='to be of fingerprint=b, found .*=a'):
+    run(cut, 2, dataclasses.replace(settings, fingerprint='b'))
+  table.write_bytes(files['inversion.csv'].replace(b',ssim,', b',other,'))
+  with pytest.raises(ValueError, match="row without one .'ssim'."):
+    run(cut, 2)
+  # A table of an earlier version says nothing of the data.
+  table.write_bytes(
+      files['inversion.csv'].replace(b',a,', b',').replace(b'fingerprint,', b'')
+  )
+  assert run(cut, 2)[1:] == (summary, 0)
+  table.write_bytes(files['inversion.csv'])
   with pytest.raises(ValueError, match='`images` of at most 1797, all of'):
     run(cut, 1798)
   assert run(cut, 2) == (files, summary, 0)

@@ -29,6 +29,8 @@ _DEFAULTS = dict(
     num_new_clients=0,
     new_clients='held_out',
     clients_per_round=2,
+    absent_clients=0.1,
+    slow_clients=0.4,
     rounds=4,
     seed=1,
     checkpoint_every=1,
@@ -63,10 +65,12 @@ def models_after_updates(experiment):
   state = process.initialize()
   memories, updates = {}, {}
   for round_num in range(1, 5):
-    cohort = experiment.cohort(round_num)
-    data = []
-    for client_id in cohort:
-      client = experiment.dataset.tff_client_data(client_id)
+    present = experiment.config.training.availability().present(
+        experiment.cohort(round_num), experiment.config.seed, round_num
+    )
+    cohort, data = [client_id for client_id, _ in present.clients], []
+    for client_id, part in present.clients:
+      client = experiment.dataset.tff_client_data(client_id, part)
       client['memory'] = client_work.memory_dataset(
           process.initial_memory, memories.get(client_id)
       )
@@ -126,6 +130,12 @@ def test_steps_are_distances_between_updates():
     [
         ({}, 5, 1, "between 1 and the run's 4, found 5"),
         ({}, 1, 1, 'at least 1 clients that are sampled twice, found 0'),
+        (
+            dict(aggregation='dp', aggregation_options='noise_multiplier=1'),
+            4,
+            2,
+            'done again, found one with --aggregation=dp',
+        ),
         (dict(algorithm='fed_avg'), 4, 2, "keep the model .* 'fed_avg'"),
         (dict(algorithm='fed_per'), 4, 2, "keep the model .* 'fed_per'"),
     ],

@@ -169,6 +169,23 @@ def _tied():
             "penalties, found one of 'l2'",
         ),
         (
+            lambda: _keras(
+                _L.Flatten(),
+                head=_L.Dense(3, name='last', kernel_regularizer='l2'),
+            ),
+            "penalties, found one of 'last'",
+        ),
+        (
+            lambda: _keras(
+                _L.Flatten(), head=_L.Dense(3, bias_constraint='non_neg')
+            ),
+            "without constraints, found 'bias_constraint'",
+        ),
+        (
+            lambda: _keras(_L.Flatten(), head=_L.Dense(3, trainable=False)),
+            'is trained, found .* trainable=False',
+        ),
+        (
             lambda: _keras(_L.Flatten(), head=_L.ReLU()),
             "to be Dense, found 're",
         ),

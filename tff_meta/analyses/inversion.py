@@ -138,7 +138,7 @@ def draw_scene(
 
   Raises:
     ValueError: If there is no such image, there are too few classes or images,
-      or pixels are not in [0, 1].
+      examples are no images, or pixels are not in [0, 1].
   """
   labels = corpus.pooled_labels
   for name, value, least, most in (
@@ -166,6 +166,11 @@ def draw_scene(
   pixels = corpus.preprocess(
       corpus.raw_rows(np.concatenate([[index], *support]))
   ).astype(np.float64)
+  if pixels.ndim != 4:
+    raise ValueError(
+        f'Expected images in {corpus.name!r}, found examples of shape'
+        f' {pixels.shape[1:]}.'
+    )
   if not (pixels.min() >= 0 and pixels.max() <= 1):
     raise ValueError(
         f'Expected pixels of {corpus.name!r} in [0, 1], found'

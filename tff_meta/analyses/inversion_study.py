@@ -42,6 +42,8 @@ class Settings:
 
   Attributes:
     dataset: Its name.
+    fingerprint: `Corpus.fingerprint` of what it holds. A table that an earlier
+      version wrote has none, and is taken to be of these data.
     local_classes: N, of a client.
     shots: Images behind a prototype of the client or of the server.
     iterations: Of L-BFGS from each start.
@@ -50,6 +52,7 @@ class Settings:
   """
 
   dataset: str
+  fingerprint: str
   local_classes: int
   shots: int
   iterations: int
@@ -362,16 +365,25 @@ def _read(table, settings):
   fixed = {k: str(v) for k, v in dataclasses.asdict(settings).items()}
   rows = []
   for values in csv.DictReader(io.StringIO(content.decode())):
-    found = {name: values.get(name) for name in fixed}
-    differing = [name for name in fixed if found[name] != fixed[name]]
+    found = {'fingerprint': fixed['fingerprint']} | {
+        name: values.get(name) for name in fixed if name in values
+    }
+    differing = [name for name in fixed if found.get(name) != fixed[name]]
     if differing:
       wanted = ', '.join(f'{name}={fixed[name]}' for name in differing)
-      there = ', '.join(f'{name}={found[name]}' for name in differing)
+      there = ', '.join(f'{name}={found.get(name)}' for name in differing)
       raise ValueError(
           f'Expected {table} to be of {wanted}, found {there}. Tip: give'
           ' another --output_dir.'
       )
-    rows.append(Row(*(_PARSERS[name](values[name]) for name in Row._fields)))
+    try:
+      row = Row(*(_PARSERS[name](values[name]) for name in Row._fields))
+    except (KeyError, TypeError, ValueError) as error:
+      raise ValueError(
+          f'Expected in {table} {", ".join(Row._fields)} of each image, found a'
+          f' row without one ({error}). Tip: give another --output_dir.'
+      ) from None
+    rows.append(row)
   return rows
 
 

@@ -29,8 +29,8 @@ class Trajectory(NamedTuple):
   Attributes:
     client_id: The client.
     rounds: The rounds of its updates, from 1.
-    features: float32 [u, D], the mean embedding of its training examples by its
-      own model after each of these updates.
+    features: float32 [u, D], the mean embedding of all its training examples by
+      its own model after each of these updates.
   """
 
   client_id: str
@@ -60,20 +60,35 @@ class Recording:
     Args:
       experiment: What the run's configuration stands for.
       num_rounds: How many rounds, at least 1.
-      num_clients: How many clients; those that are sampled most often in these
+      num_clients: How many clients; those that take part most often in these
         rounds, the first by name among equals.
 
     Raises:
-      ValueError: If the run has fewer rounds, its clients keep no model, or
-        fewer than `num_clients` are sampled twice.
+      ValueError: If the run has fewer rounds, is differentially private, its
+        clients keep no model, or fewer than `num_clients` take part twice.
     """
     if not 1 <= num_rounds <= experiment.config.training.rounds:
       raise ValueError(
           "Expected `num_rounds` (--rounds) between 1 and the run's"
           f' {experiment.config.training.rounds}, found {num_rounds}.'
       )
+    config = experiment.config
+    if config.privacy(1) is not None:
+      raise ValueError(
+          'Expected a run whose rounds can be done again, found one with'
+          f' --aggregation={config.training.aggregation}, whose cohorts are'
+          ' secret and whose noise is not kept.'
+      )
+    available = config.training.availability()
     self._experiment = experiment
-    self._cohorts = {r: experiment.cohort(r) for r in range(1, num_rounds + 1)}
+    self._clients = {
+        r: available.present(experiment.cohort(r), config.seed, r).clients
+        for r in range(1, num_rounds + 1)
+    }
+    self._cohorts = {
+        r: [client_id for client_id, _ in clients]
+        for r, clients in self._clients.items()
+    }
     self._watched = _sampled_most_often(self._cohorts.values(), num_clients)
     self._process = experiment.build_process()
     _check_keeps_model(self._process, experiment.config.algorithm)
@@ -104,7 +119,10 @@ class Recording:
         stays=True,
     ) as progress:
       for round_num, cohort in self._cohorts.items():
-        clients = [(c, dataset.tff_client_data(c)) for c in cohort]
+        clients = [
+            (client_id, dataset.tff_client_data(client_id, part))
+            for client_id, part in self._clients[round_num]
+        ]
         output = loop.next_round(process, state, round_num, clients, states)
         states.commit({round_num})  # Drops the models of earlier rounds.
         state = output.state

@@ -60,8 +60,8 @@ def from_keras(keras_model: Any, *, keep_weights: bool = False) -> model.Model:
   Raises:
     TypeError: If it is no Keras model.
     ValueError: If layers behave in another way in training or keep statistics
-      (`Dropout`, `BatchNormalization`), have penalties, or cannot be split or
-      drawn; names the layer.
+      (`Dropout`, `BatchNormalization`), have penalties or constraints, cannot
+      be split or drawn, or the head is not trainable; names the layer.
   """
   if not isinstance(keras_model, tf.keras.Model):
     raise TypeError(
@@ -69,7 +69,12 @@ def from_keras(keras_model: Any, *, keep_weights: bool = False) -> model.Model:
     )
   head = _check_form(keras_model)
   body = tf.keras.Model(keras_model.inputs, head.input)
-  _check_layers(body)
+  _check_layers([*_layers(body), head])
+  if not head.trainable:
+    raise ValueError(
+        'Expected a last layer that is trained, found'
+        f' {head.name!r} with trainable=False.'
+    )
   places, frozen = _places(body)
   constants = [place.weight.numpy() for place in frozen]
   input_shape = tuple(keras_model.input_shape[1:])
@@ -164,9 +169,9 @@ def _check_form(keras_model: Any) -> Any:
   return head
 
 
-def _check_layers(body: Any) -> None:
+def _check_layers(found: Sequence[Any]) -> None:
   """Raises a ValueError that names the first layer that cannot work."""
-  for layer in _layers(body):
+  for layer in found:
     kind, name = type(layer).__name__, layer.name
     if isinstance(layer, tf.keras.layers.BatchNormalization):
       if layer.trainable:
@@ -180,6 +185,16 @@ def _check_layers(body: Any) -> None:
       raise ValueError(
           f'Expected layers without penalties, found one of {name!r} ({kind}).'
           ' Tip: weight_decay in --hparams, where an algorithm has it.'
+      )
+    constraints = [
+        attribute
+        for attribute, value in vars(layer).items()
+        if attribute.endswith('_constraint') and value is not None
+    ]
+    if constraints:
+      raise ValueError(
+          f'Expected layers without constraints, found {constraints[0]!r} of'
+          f' {name!r} ({kind}).'
       )
     if layer.compute_dtype != 'float32':
       raise ValueError(
