@@ -94,6 +94,10 @@ def test_tables(tmp_path):
   assert corpus.class_names == ('NA', 'None') and corpus.input_shape == (1,)
   corpus = _load(f'csv:{path}', separator='semicolon')
   assert (corpus.preprocess(corpus.train.x)[:, 0] == 0).all()  # Constant.
+  # Names may be those of missing values, and bools are numbers.
+  path.write_text('NA,b,label\n0.5,True,x\n1.5,False,y\n')
+  corpus = _load(f'csv:{path}', scaling='raw')
+  assert corpus.train.x.tolist() == [[0.5, 1], [1.5, 0]]
 
   pixels = _PIXELS.reshape(24, -1).T
   _csv(tmp_path / 'c.csv', **{f'p{i:02}': own for i, own in enumerate(pixels)})
@@ -110,17 +114,46 @@ def test_tables(tmp_path):
   _check(_load(f'csv:{tmp_path}/d.csv', image='file'), _PIXELS, None)
 
 
+@pytest.mark.parametrize(
+    'labels, names',
+    [
+        (['10', '9', '-1'], ('-1', '9', '10')),
+        (['01', '1', '2'], ('01', '1', '2')),
+        (['1.1', '1.10', '2'], ('1.1', '1.10', '2')),
+        (['True', 'False'], ('False', 'True')),
+    ],
+)
+def test_labels_of_a_table_are_called_as_they_are(tmp_path, labels, names):
+  path = tmp_path / 'a.csv'
+  path.write_text('\n'.join(['a,label', *(f'1,{label}' for label in labels)]))
+  corpus = _load(f'csv:{path}')
+  assert corpus.class_names == names
+  assert [names[y] for y in corpus.train.y] == labels
+
+
 def test_a_table_with_a_test_file(tmp_path):
   for name, rows in ('train', slice(0, None, 2)), ('test', slice(1, None, 2)):
     frame = pd.DataFrame(
-        dict(a=_NUMBERS[rows, 0], label=_LABELS[rows], who=_OWNERS[rows])
+        dict(
+            a=_NUMBERS[rows, 0],
+            b=_NUMBERS[rows, 1],
+            label=_LABELS[rows],
+            who=_OWNERS[rows],
+        )
     )
-    frame.to_csv(tmp_path / f'{name}.csv', index=False)
-  corpus = _load(
-      f'csv:{tmp_path}/train.csv', client='who', test_file='test.csv'
-  )
+    # Columns go by their names.
+    order = list(frame)[:: 1 if name == 'train' else -1]
+    frame[order].to_csv(tmp_path / f'{name}.csv', index=False)
+  name, options = f'csv:{tmp_path}/train.csv', dict(test_file='test.csv')
+  corpus = _load(name, client='who', **options)
   np.testing.assert_array_equal(corpus.test_writers, _OWNERS[1::2])
-  np.testing.assert_array_equal(corpus.test.x[:, 0], _NUMBERS[1::2, 0])
+  np.testing.assert_array_equal(corpus.test.x, _NUMBERS[1::2])
+  frame.assign(c=1).to_csv(tmp_path / 'test.csv', index=False)
+  _raises("in .*test.csv, found 'c' as well", name, client='who', **options)
+  frame.drop(columns='b').to_csv(tmp_path / 'test.csv', index=False)
+  _raises("column 'b' in .*test.csv", name, client='who', **options)
+  frame.to_csv(tmp_path / 'test.csv', index=False)
+  assert len(_load(name, features=('b', 'a'), **options).test.y) == 12
 
 
 def test_parquet(tmp_path):

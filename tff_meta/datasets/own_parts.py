@@ -228,10 +228,26 @@ def _checked_labels(part: Part, where: str) -> np.ndarray:
   return np.array(found, object)
 
 
+def as_whole_numbers(labels: np.ndarray) -> np.ndarray:
+  """Returns labels as int64 if all are texts as `str` writes such numbers.
+
+  Others, such as 01 beside 1, stay as they are: each is a class of its own.
+
+  Args:
+    labels: Texts, or what stands for missing ones [n].
+  """
+  found = labels.tolist()
+  try:
+    numbers = np.array([int(label) for label in found], np.int64)
+  except (OverflowError, TypeError, ValueError):
+    return labels
+  return numbers if list(map(str, numbers.tolist())) == found else labels
+
+
 def _comparable(labels: np.ndarray) -> np.ndarray:
   """Returns labels as whole numbers if they all are, else as names."""
   found = labels.tolist()
-  if all(isinstance(x, int | float) for x in found):
+  if all(isinstance(x, int | float) and not isinstance(x, bool) for x in found):
     if all(float(x).is_integer() and abs(x) < 2**63 for x in found):
       return np.array([int(x) for x in found], np.int64)
   return np.array([str(x) for x in found])

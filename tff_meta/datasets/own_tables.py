@@ -45,12 +45,14 @@ def csv(
       image, row by row; () if they are not.
     image_size: Height and width, or both in one number, that images of `image`
       are resized to; () where they have one size.
-    test_file: A file of the same kind, relative to this one's folder, with the
-      examples to test on; '' where clients hold some of their own back.
+    test_file: A file of the same kind and columns, relative to this one's
+      folder, with the examples to test on; '' where clients hold some of their
+      own back.
     separator: What is between two values.
     scaling: 'unit' divides by 255, 'standard' gives each number mean 0 and
       variance 1, 'raw' leaves numbers as they are. 'auto' is 'unit' for images
-      and 'standard' for other numbers.
+      of whole numbers 0..255, 'raw' for other images, and 'standard' for other
+      numbers.
 
   Returns:
     The corpus.
@@ -113,11 +115,21 @@ def _corpus(path, test_file, read, *, scaling, **columns):
   own_parts.warn_of_clients(
       columns['client'], [str(n) for n in table.columns if n not in used], path
   )
+  takes_all = not (columns['image'] or columns['features'])
+  if takes_all:  # By name: a test file may have them in another order.
+    columns['features'] = _others(table, columns)
   train = _part(table, path, **columns)
   test = None
   if test_file:
     beside = os.path.join(os.path.dirname(path), test_file)
-    test = _part(_table(read, beside), beside, **columns)
+    table = _table(read, beside)
+    more = set(_others(table, columns)) - set(columns['features'])
+    if takes_all and more:
+      raise ValueError(
+          f'Expected the columns of {path} in {beside}, found {min(more)!r} as'
+          ' well.'
+      )
+    test = _part(table, beside, **columns)
   return own_parts.to_corpus(
       os.path.basename(path),
       train,
@@ -129,7 +141,14 @@ def _corpus(path, test_file, read, *, scaling, **columns):
 
 
 def _read_csv(path: str, separator: str, names: tuple[str, ...]) -> Any:
-  """Returns a table; `names` are columns whose values are no numbers."""
+  """Returns a table.
+
+  Args:
+    path: The file.
+    separator: What is between two values.
+    names: The columns with the label, the client and the image, which are read
+      as text; labels are made whole numbers where all are written like them.
+  """
   import pandas as pd  # Only when needed.
 
   # Text that holds numbers takes about as much again as numbers.
@@ -138,12 +157,14 @@ def _read_csv(path: str, separator: str, names: tuple[str, ...]) -> Any:
   try:
     with warnings.catch_warnings():
       warnings.simplefilter('error', pd.errors.ParserWarning)
-      first = pd.read_csv(path, header=None, nrows=1, dtype=str, **how)
-      columns = [str(name) for name in first.iloc[0]]
-      _check_columns(columns, path)
-      return pd.read_csv(
+      first = pd.read_csv(
+          path, header=None, nrows=1, dtype=str, na_filter=False, **how
+      )
+      columns = first.iloc[0].tolist()
+      _check_columns(columns)
+      table = pd.read_csv(
           path,
-          dtype={name: str for name in names[1:] if name in columns},
+          dtype={name: str for name in names if name in columns},
           keep_default_na=False,
           na_values={
               name: [''] if name in names else list(_MISSING)
@@ -158,15 +179,18 @@ def _read_csv(path: str, separator: str, names: tuple[str, ...]) -> Any:
         f'Expected {path} to be a table with a line of names, and as many'
         f' values in every line after it, found: {" ".join(str(e).split())}'
     ) from e
+  if names[0] in columns:
+    table[names[0]] = own_parts.as_whole_numbers(table[names[0]].to_numpy())
+  return table
 
 
-def _check_columns(columns, path):
+def _check_columns(columns):
   """Raises a ValueError if a column has no name, or that of another."""
   twice = sorted({name for name in columns if columns.count(name) > 1})
   if twice:
     raise ValueError(f'two columns are called {twice[0]!r}.')
-  if 'nan' in columns:  # What pandas makes of nothing.
-    raise ValueError(f'no name of column {columns.index("nan") + 1}.')
+  if '' in columns:
+    raise ValueError(f'no name of column {columns.index("") + 1}.')
   if len(columns) == 1 and any(s in columns[0] for s in _SEPARATORS.values()):
     raise ValueError(
         f'a single column, {columns[0]!r}. Tip: --dataset_options=separator='
@@ -199,13 +223,18 @@ def _table(read, path: str) -> Any:
   return table
 
 
+def _others(table, columns) -> tuple[str, ...]:
+  """Returns the columns but those with the label, client and image."""
+  used = [columns[name] for name in ('label', 'client', 'image')]
+  return tuple(n for n in map(str, table.columns) if n not in used)
+
+
 def _part(
     table, path, *, label, client, features, image, image_shape, image_size
 ) -> own_parts.Part:
   """Returns what the columns of a table hold."""
   columns = [str(name) for name in table.columns]
-  others = [name for name in (label, client, image) if name]
-  for name in (*others, *features):
+  for name in (*filter(None, (label, client, image)), *features):
     own_parts.check_has(name, columns, 'column', path)
   if image:
     if features or image_shape:
@@ -214,8 +243,7 @@ def _part(
       )
     x = _read_images(table[image], path, image_size)
   else:
-    chosen = features or [name for name in columns if name not in others]
-    x = _read_numbers(table, list(chosen), path, image_shape)
+    x = _read_numbers(table, list(features), path, image_shape)
   clients = None
   if client:
     if table[client].isna().any():
@@ -264,7 +292,9 @@ def _read_numbers(table, names, path, image_shape) -> np.ndarray:
           f' {numbers[bad][0]} in column {name!r} of row {_first(bad)}.'
           ' Tip: leave out such rows, or fill them in, beforehand.'
       )
-  x = table[names].to_numpy()
+  # Beside other numbers pandas would have bools as objects.
+  bools = {name: np.float32 for name in names if table[name].dtype.kind == 'b'}
+  x = table[names].astype(bools).to_numpy()
   if not image_shape:
     return x
   if np.prod(image_shape) != len(names):
