@@ -181,6 +181,10 @@ def test_arrays(tmp_path):
   with warnings.catch_warnings():
     warnings.simplefilter('error')
     _load(f'npz:{path}', label='user')
+  parts = {'x_train': _PIXELS, 'y_train': _LABELS, 'x_val': 1, 'y_val': 2}
+  np.savez(path, **parts)
+  with pytest.warns(UserWarning, match='a.npz .* not read: x_val, y_val'):
+    _load(f'npz:{path}')
   np.savez(path, x=_PIXELS, y=_LABELS, User=_OWNERS)
   with pytest.warns(UserWarning, match="'User'.* made up.*client=User"):
     assert _load(f'npz:{path}').writers is None
@@ -321,6 +325,13 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path, monkeypatch):
   _raises('to be a height and a width', place, image_size=(1, 2, 3))
   monkeypatch.setattr(machine, 'total_bytes', lambda: 1000)
   _raises('half of the memory.*, found 25 images', place, image_size=(9,))
+
+
+@pytest.mark.parametrize('parts', [('Train', 'val'), ('test', 'train', 'val')])
+def test_parts_of_images_are_no_clients(tmp_path, parts):
+  for part in parts:
+    _folder(tmp_path / part, client=False)
+  _raises(f'or train and test, found {", ".join(parts)}', f'folder:{tmp_path}')
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 import os
 from typing import Any
+import warnings
 import zipfile
 
 import numpy as np
@@ -27,7 +28,7 @@ def npz(
 
   An array `x` may also be called `x_train`; one called `x_test`, together with
   `y_test`, has the examples to test on, without which clients hold some of
-  their own back.
+  their own back. A warning names arrays that are not read.
 
   Args:
     path: The file.
@@ -63,15 +64,18 @@ def npz(
       is_split = f'{features}{_TEST}' in held
       for name in names if is_split else ():
         own_parts.check_has(f'{name}{_TEST}', held, 'array', path)
+      read = {f'{name}{suffix}' for name in names}
+      read |= {f'{name}{_TEST}' for name in names if is_split}
+      unread = [name for name in held if name not in read]
       own_parts.warn_of_clients(
-          client,
-          [
-              name.removesuffix(_TRAIN)
-              for name in held
-              if name.removesuffix(_TRAIN) not in (features, label)
-          ],
-          path,
+          client, [name.removesuffix(_TRAIN) for name in unread], path
       )
+      if unread:
+        warnings.warn(
+            f'{path} has arrays that are not read: {", ".join(unread)}.'
+            ' Examples in them are neither trained nor tested on.',
+            stacklevel=2,
+        )
       train = _npz_part(archive, names, suffix, path)
       test = _npz_part(archive, names, _TEST, path) if is_split else None
   except (OSError, EOFError, zipfile.BadZipFile) as e:

@@ -10,6 +10,11 @@ from tff_meta.datasets import locations
 from tff_meta.datasets import own_parts
 
 _PARTS = ('train', 'test')
+_CALLED_TRAIN = ('train', 'training')
+_CALLED_PARTS = (
+    *_CALLED_TRAIN,
+    *('val', 'valid', 'validation', 'dev', 'test', 'testing'),
+)
 _SUFFIXES = (
     '.bmp',
     '.gif',
@@ -33,8 +38,9 @@ def folder(
 ) -> corpus_lib.Corpus:
   """Reads `class/image` or `client/class/image`, whichever there is.
 
-  Each may be in two folders `train` and `test`; without them clients hold some
-  of their own images back to be tested on. Images are grey if all of them are,
+  Each may be in two folders `train` and `test`, beside which no other part is
+  read; without them clients hold some of their own images back to be tested on.
+  Images are grey if all of them are,
   otherwise RGB. Files and folders whose names begin with a point do not count.
 
   Args:
@@ -62,6 +68,14 @@ def folder(
   if is_split and 'train' not in found:
     raise ValueError(
         f'Expected a folder train beside the folder test in {path}, found none.'
+    )
+  names = {name.lower() for name in found}
+  has_parts = bool(names & set(_CALLED_TRAIN)) and names <= set(_CALLED_PARTS)
+  if has_parts and not is_split:
+    raise ValueError(
+        f'Expected folders of clients or of classes in {path}, or train and'
+        f' test, found {", ".join(found)}. Tip: move the images of another part'
+        ' into one of the two, or elsewhere.'
     )
   roots = [os.path.join(path, p) for p in _PARTS if p in found]
   trees = [_Tree(root) for root in (roots if is_split else [path])]
