@@ -489,6 +489,33 @@ def test_what_suits_the_data_is_looked_up(tmp_path):
   assert len(spec.load(None, **options).train.y) == 479
 
 
+def test_what_was_looked_at_is_every_file_that_is_read(tmp_path):
+  _csv(tmp_path / 'a.csv', file=[f'{row:02}.png' for row in _ROWS])
+  _csv(tmp_path / 'test.csv', a=3)
+  for row in _ROWS:
+    Image.fromarray(_PIXELS[row]).save(tmp_path / f'{row:02}.png')
+  _folder(tmp_path / 'images')
+  image = next((tmp_path / 'images/ann').rglob('*.png'))
+  for name, options, changed in (
+      ('csv:a.csv', dict(image='file'), tmp_path / '00.png'),
+      (
+          'csv:a.csv',
+          dict(features=('a', 'b'), test_file='test.csv'),
+          tmp_path / 'test.csv',
+      ),
+      ('folder:images', {}, image),
+  ):
+    spec = datasets.get(name)
+    spec.look(str(tmp_path), options)
+    before = spec.load(str(tmp_path), **options).fingerprint()
+    spec.look(str(tmp_path), options)
+    if changed.suffix == '.png':
+      Image.fromarray(255 - _PIXELS[0]).save(changed)
+    else:
+      _csv(changed, a=7)
+    assert spec.load(str(tmp_path), **options).fingerprint() != before
+
+
 @pytest.mark.parametrize(
     'name, short',
     [

@@ -103,10 +103,14 @@ def spec(name: str) -> dataset_spec.DatasetSpec:
 
   def look(data_dir, options):
     place, key = _place(path, data_dir, kind, options)
-    if key not in _found:
+    corpus = _found.get(key)
+    if corpus is None:
       _found.clear()
-      _found[key] = read(place, False, **options)
-    return _suiting(unlooked, _found[key])
+      corpus = read(place, False, **options)
+      # Only the text of a table tells which images it has.
+      if not options.get('image'):
+        _found[key] = corpus
+    return _suiting(unlooked, corpus)
 
   load.__qualname__ = f'the kind {kind!r} of data'
   unlooked = dataset_spec.DatasetSpec(
@@ -125,7 +129,13 @@ def _place(path, data_dir, kind, options) -> tuple[str, Any]:
   place = os.path.expanduser(path)
   if data_dir is not None:
     place = os.path.join(os.path.expanduser(data_dir), place)
-  facts = image_folders.files_digest('', [place])
+  files = [place]
+  if options.get('test_file'):
+    files.append(os.path.join(os.path.dirname(place), options['test_file']))
+  for folder, folders, names in os.walk(place, followlinks=True):
+    folders.sort()
+    files += [os.path.join(folder, name) for name in sorted(names)]
+  facts = image_folders.files_digest('', files)
   return place, (kind, os.path.abspath(place), repr(options), facts)
 
 
