@@ -131,6 +131,20 @@ def test_labels_of_a_table_are_called_as_they_are(tmp_path, labels, names):
   assert [names[y] for y in corpus.train.y] == labels
 
 
+def test_numbers_that_float32_does_not_tell_apart_are_warned_of(tmp_path):
+  path, seconds = tmp_path / 'a.csv', np.arange(24) + 1_700_000_000
+  _csv(path, b=seconds)
+  with pytest.warns(
+      UserWarning, match='number 2 .* 1700000000.0, by up to 23, of'
+  ):
+    _load(f'csv:{path}')
+  # Neither seconds of years, nor what does not vary, nor what seldom does.
+  _csv(path, b=seconds * np.arange(24), c=0.1, d=2020 + (np.arange(24) == 7))
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    _load(f'csv:{path}')
+
+
 def test_a_table_with_a_test_file(tmp_path):
   for name, rows in ('train', slice(0, None, 2)), ('test', slice(1, None, 2)):
     frame = pd.DataFrame(

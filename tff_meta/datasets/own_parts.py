@@ -21,6 +21,8 @@ _CALLED_CLIENTS = (
     *('client', 'client_id', 'clients', 'user', 'user_id', 'users'),
     *('writer', 'writer_id', 'device', 'device_id', 'participant'),
 )
+# More than this of a deviation is not lost without a word.
+_MOST_ROUNDED = 0.01
 # A file of so many classes has more than one in every second example.
 _MANY_CLASSES = 20
 # Below, the parts of a split would have less than two classes each.
@@ -139,6 +141,9 @@ def to_corpus(
 
   Raises:
     ValueError: If labels or numbers are not what they should be.
+
+  Warns:
+    UserWarning: If numbers differ by little more than float32 rounds them.
   """
   parts = [train] if test is None else [train, test]
   for part in parts:
@@ -151,6 +156,7 @@ def to_corpus(
       )
   labels, class_names = _number_classes(parts, where)
   pixels = [to_pixels(part.x, where) for part in parts]
+  _warn_of_rounding(train.x, where)
   if test is None:
     pixels.append(pixels[0][:0])
     labels.append(labels[0][:0])
@@ -286,6 +292,24 @@ def to_pixels(x: np.ndarray, where: str) -> np.ndarray:
         f' {x.shape}.'
     )
   return x
+
+
+def _warn_of_rounding(x: np.ndarray, where: str) -> None:
+  """Warns of large numbers that are almost the same in float32."""
+  if np.can_cast(x.dtype, np.float32):
+    return
+  x = x.reshape(len(x), -1)
+  rounding = np.abs(x - x.astype(np.float32)).max(axis=0)
+  lost = (rounding > _MOST_ROUNDED * x.std(axis=0)) & (x != x[0]).any(axis=0)
+  if lost.any():
+    number = int(lost.argmax())
+    warnings.warn(
+        f'Expected numbers that float32 tells apart in {where}, found that it'
+        f' rounds number {number + 1} of an example, such as {x[0, number]}, by'
+        f' up to {rounding[number]:.3g}, of a deviation of'
+        f' {x[:, number].std():.3g}. Tip: subtract the least one beforehand.',
+        stacklevel=2,
+    )
 
 
 def _preprocess(pixels, scaling, where, is_table):
