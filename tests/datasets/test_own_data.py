@@ -252,6 +252,9 @@ def test_files_by_client(tmp_path):
   (tmp_path / 'leaf/train').mkdir(parents=True)
   (tmp_path / 'leaf/train/a.json').write_text(json.dumps(users))
   _check(_load(f'leaf:{tmp_path}/leaf', image_shape=(6, 4, 3)), _PIXELS)
+  users['user_data']['bob']['x'][0][0] = 0.5  # Whole numbers are floats, too.
+  (tmp_path / 'leaf/train/a.json').write_text(json.dumps(users))
+  assert _load(f'leaf:{tmp_path}/leaf').train.x[12, 0] == 0.5
 
   with sqlite3.connect(tmp_path / 'a.sqlite') as database:
     database.execute(
@@ -310,6 +313,21 @@ def test_files_by_client(tmp_path):
     _load(f'sqlite:{tmp_path}/a.sqlite', clients='b')
   with pytest.raises(ValueError, match='`clients` to be a regular expression'):
     _load(f'sqlite:{tmp_path}/a.sqlite', clients='(')
+  example.features.feature['pixels'].float_list.value.append(0)
+  name = f'sqlite:{tmp_path}/a.sqlite'
+  with sqlite3.connect(tmp_path / 'a.sqlite') as database:
+    database.execute(
+        'UPDATE examples SET serialized_example_proto = ? WHERE rowid = 1',
+        (example.SerializeToString(),),
+    )
+  _raises("of client 'c_ann' of .*a.sqlite, found 72 and 73", name)
+  for change, problem in (
+      ("DELETE FROM client_metadata WHERE client_id = 'c_bob'", '12, not 0'),
+      ('UPDATE client_metadata SET num_examples = 60', '12, not 60'),
+  ):
+    with sqlite3.connect(tmp_path / 'a.sqlite') as database:
+      database.execute(change)
+    _raises(f'metadata says, found {problem}, of', name, clients='c_ann')
 
 
 def _raises(problem, name, **options):

@@ -81,6 +81,12 @@ def _read_users(
     users[user] = {'x': _to_images(x, image_shape), 'y': y}
 
   writer_files.take_users(paths, take, 'x [n, ...], numbers, and y [n]')
+  # JSON writes 1.0 as 1, so that a user's numbers may happen to be whole.
+  dtype = np.result_type(bool, *(held['x'].dtype for held in users.values()))
+  users = {
+      user: {'x': held['x'].astype(dtype, copy=False), 'y': held['y']}
+      for user, held in users.items()
+  }
   clients = {user: held.__getitem__ for user, held in users.items()}
   return own_arrays.join(clients, 'x', 'y', os.path.dirname(paths[0]))
 
@@ -140,6 +146,7 @@ def sqlite(
             path, 'SELECT split_name, client_id FROM client_metadata'
         )
     )
+    _check_metadata(path, [f'{prefix}{part}' for part in _PARTS])
     names = _names(path, [client for _, client in rows], clients)
     train, test = (
         _read_split(
@@ -165,6 +172,31 @@ def sqlite(
         ' --dataset_options=prefix=NAME says what precedes train and test.'
     )
   return own_parts.to_corpus(os.path.basename(path), train, test, scaling, path)
+
+
+def _check_metadata(path: str, splits: Sequence[str]) -> None:
+  """Raises a ValueError if the examples of splits are not those it tells."""
+  where = f'WHERE split_name IN ({", ".join("?" * len(splits))})'
+  told, found = (
+      {
+          (split, client): number
+          for split, client, number in writer_files.query(
+              path, f'SELECT split_name, client_id, {sql}', *splits
+          )
+      }
+      for sql in (
+          f'num_examples FROM client_metadata {where}',
+          f'COUNT(*) FROM examples {where} GROUP BY split_name, client_id',
+      )
+  )
+  for split, client in {**told, **found}:
+    numbers = [of.get((split, client), 0) for of in (told, found)]
+    if numbers[0] != numbers[1]:
+      raise ValueError(
+          f'Expected as many examples in {path} as client_metadata says, found'
+          f' {numbers[1]}, not {numbers[0]}, of client {client!r} in'
+          f' {split!r}.'
+      )
 
 
 def _names(path: str, clients: Sequence[str], form: str) -> Mapping[str, str]:
@@ -212,6 +244,12 @@ def _read_split(
   def of_client(client):
     def read(name):
       values = [example[name] for example in held[client]]
+      sizes = sorted({np.size(value) for value in values})
+      if len(sizes) > 1:
+        raise ValueError(
+            f'Expected as many {name} in every example of client {client!r} of'
+            f' {path}, found {sizes[0]} and {sizes[-1]}.'
+        )
       x = np.asarray(values)
       if name == features and values:
         x = _to_images(x, image_shape)
