@@ -80,6 +80,7 @@ def test_a_client_gets_a_model_of_its_own(fitted):
   assert model.predict(x[:1]).shape == (1,) and set(model.predict(x)) == set(
       _CLASSES
   )
+  assert model.predict(x[:0]).shape == (0,)
   # A known client begins with its own head, trained already.
   known = fitted.experiment.dataset.client_ids()[0]
   own = fitted.personalize((x[:1], y[:1]), client=known)
@@ -93,12 +94,39 @@ def test_a_client_gets_a_model_of_its_own(fitted):
         ((_examples(9)[0][:, :1], ['ape'] * 40), None, r'shape \(2,\).*\(1,\)'),
         ((np.zeros((3, 2), np.uint8), ['ape'] * 3), None, 'float32 .* uint8'),
         ((_examples(9)[0], ['ape'] * 3), None, 'found 3 of 40'),
+        ((_examples(9)[0][:0], []), None, 'Expected examples, .*found 0 of 0'),
+        ((_examples(9)[0], [['ape'] * 2] * 40), None, r'found \(40, 2\)'),
         (_examples(9), 'c9', "of training, such as 'c.', found 'c9'"),
     ],
 )
 def test_what_does_not_fit_is_refused(fitted, examples, client, problem):
   with pytest.raises(ValueError, match=problem):
     fitted.personalize(examples, client=client)
+
+
+@pytest.mark.parametrize(
+    'classes',
+    [
+        np.array(['07', '10', '9']),
+        np.array([7, 10, -1], object),
+        np.array([[7], [10], [9]], np.uint8),
+        np.array([0.0, 1.0, 2.5], np.float32),
+        np.array([True, False, True]),
+    ],
+)
+def test_labels_are_as_they_were_given(classes, tmp_path):
+  numbers = {name: i for i, name in enumerate(_CLASSES)}
+  clients = {
+      client: (x, classes[[numbers[name] for name in y]])
+      for client, (x, y) in _CLIENTS.items()
+  }
+  fitted = tff_meta.fit(clients, **_SETTINGS | dict(rounds=1, eval_every=0))
+  for model in fitted, tff_meta.load(fitted.save(tmp_path / 'saved')):
+    x, y = clients['c0']
+    found = model.personalize((x, y)).predict(x)
+    kinds = [{type(c) for c in of.reshape(-1).tolist()} for of in (found, y)]
+    assert kinds[0] == kinds[1]
+    assert (found == y.reshape(-1)).mean() > 0.5
 
 
 @pytest.mark.parametrize(
@@ -113,6 +141,10 @@ def test_what_does_not_fit_is_refused(fitted, examples, client, problem):
             {},
             "client 'b', found others",
         ),
+        ({'a': ([1.0], ['b']), 'c': ([1.0], [None])}, {}, "'c', found None"),
+        ({'a': ([1.0, 2.0], ['b', np.nan])}, {}, "of client 'a', found nan"),
+        ({'a': ([1.0, 2.0], ['b', ''])}, {}, "of client 'a', found ''"),
+        ({1: ([1.0], [0]), '1': ([1.0], [0])}, {}, "text, found 1 and '1'"),
         (_CLIENTS, dict(round=3), "found 'round'. Tip: .* mean 'rounds'"),
         (_CLIENTS, dict(num_new_client=3), "mean 'num_new_clients'"),
         (_CLIENTS, dict(dataset_options={'scalling': 1}), "mean 'scaling'"),
@@ -136,6 +168,9 @@ def test_another_run_in_its_directory_stays_as_it_is(fitted, tmp_path):
   before = {p: p.read_bytes() for p in saved.rglob('*') if p.is_file()}
   others = _CLIENTS | {'c0': _examples(8)}
   with pytest.raises(ValueError, match='to hold these examples, found others'):
+    tff_meta.fit(others, output_dir=saved, **_SETTINGS)
+  others = {name: (x.astype(float), y) for name, (x, y) in _CLIENTS.items()}
+  with pytest.raises(ValueError, match='or such of another dtype, in'):
     tff_meta.fit(others, output_dir=saved, **_SETTINGS)
   assert before == {p: p.read_bytes() for p in before}
   again = tff_meta.fit(_CLIENTS, output_dir=saved, **_SETTINGS)

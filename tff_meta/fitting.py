@@ -7,6 +7,7 @@ it is called.
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import os
 import pathlib
 import shutil
@@ -25,6 +26,8 @@ if TYPE_CHECKING:  # They import TensorFlow.
   from tff_meta.training import experiment as experiment_lib
 
 _ARRAYS = 'data.npz'
+# What stands for a missing label, as text; the last two are of pandas.
+_MISSING = ('None', 'nan', '<NA>', 'NaT')
 # The defaults of the flags of programs, but for references.
 _SETTINGS: dict[str, Any] = dict(
     new_clients='held_out',
@@ -328,7 +331,7 @@ class Fitted:
 
     Raises:
       ValueError: If the algorithm has no use for such a client, the client is
-        unknown, or the examples have another form.
+        unknown, or there are no examples, or such of another form.
     """
     import tensorflow as tf
 
@@ -350,9 +353,10 @@ class Fitted:
           f' {dataset.client_ids()[0]!r}, found {client!r}.'
       )
     x, y = self._network_input(examples[0]), self._labels(examples[1])
-    if len(x) != len(y):
+    if len(x) != len(y) or not len(y):
       raise ValueError(
-          f'Expected one class an example, found {len(y)} of {len(x)}.'
+          'Expected examples, and one class of each, found'
+          f' {len(y)} of {len(x)}.'
       )
     personalizer = getattr(experiment.method, use)()
     with restored_run.open_models(
@@ -373,7 +377,9 @@ class Fitted:
           ),
       )
     adapted = tf.function(personalizer.adapt, autograph=False)(*arguments)
-    return Personalized(self._network_input, personalizer, adapted, self._named)
+    return Personalized(
+        self._network_input, personalizer, adapted, self._classes
+    )
 
   def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
     """Copies the run, with clients' examples if `fit` was given them.
@@ -457,24 +463,35 @@ class Fitted:
   def _labels(self, y: Any) -> np.ndarray:
     from tff_meta.data import checks
 
-    dataset, labels = self.experiment.dataset, np.asarray(y)
-    if dataset.class_names is not None:
-      numbers = {name: i for i, name in enumerate(dataset.class_names)}
-      for name in map(str, labels.tolist()):
-        if name not in numbers:
+    dataset, labels = self.experiment.dataset, _to_labels(y, 'the examples')
+    names, classes = dataset.class_names, self._classes
+    if names is not None and classes is not None:
+      numbers: dict[Any, int] = {name: i for i, name in enumerate(names)}
+      numbers |= {label: i for i, label in enumerate(classes.tolist())}
+      found = labels.tolist()
+      for i, label in enumerate(found):
+        found[i] = numbers.get(label, numbers.get(str(label)))
+        if found[i] is None:
           raise ValueError(
-              f'Expected classes of {", ".join(numbers)}, found {name!r}.'
+              f'Expected classes of {", ".join(names)}, found {label!r}.'
           )
-      labels = np.array([numbers[str(name)] for name in labels.tolist()], int)
+      labels = np.array(found, int)
     return checks.to_labels(labels, 'the examples', dataset.num_classes)
 
-  def _named(self, labels: np.ndarray) -> np.ndarray:
-    names = self.experiment.dataset.class_names
-    if names is None:
-      return labels
-    found = np.array(names)[labels]
-    is_numbers = all(name.lstrip('-').isdecimal() for name in names)
-    return found.astype(np.int64) if is_numbers else found
+  @functools.cached_property
+  def _classes(self) -> np.ndarray | None:
+    """What classes are called, as `fit` took it; None for their numbers."""
+    from tff_meta.datasets import own_parts
+
+    if self.experiment.dataset.class_names is None:
+      return None
+    names = np.array(self.experiment.dataset.class_names)
+    path = self.path / _ARRAYS
+    if not path.exists():  # Read from a file.
+      return own_parts.as_whole_numbers(names)
+    with np.load(path, allow_pickle=False) as held:
+      dtype = held['y'].dtype
+    return names == 'True' if dtype.kind == 'b' else names.astype(dtype)
 
 
 class Personalized:
@@ -485,7 +502,7 @@ class Personalized:
       network_input: Callable[[Any], np.ndarray],
       personalizer: 'personalizer_lib.ClientPersonalizer',
       adapted: Any,
-      named: Callable[[np.ndarray], np.ndarray],
+      classes: np.ndarray | None,
   ):
     """Use `Fitted.personalize` instead."""
     import tensorflow as tf
@@ -495,7 +512,7 @@ class Personalized:
         personalizer.predict, autograph=False, reduce_retracing=True
     )
     self._adapted = adapted
-    self._named = named
+    self._classes = classes
 
   def predict(self, x: Any) -> np.ndarray:
     """Returns the class of each example, as they are called in `fit`.
@@ -516,7 +533,8 @@ class Personalized:
         tf.zeros(len(pixels), tf.int32),
         tf.ones(len(pixels)),
     )
-    return self._named(self._predict(self._adapted, query).numpy())
+    labels = self._predict(self._adapted, query).numpy()
+    return labels if self._classes is None else self._classes[labels]
 
 
 def _prepare_process(num_shards: int | None = None) -> int:
@@ -547,7 +565,8 @@ def _to_arrays(clients: Mapping[Any, Examples]) -> dict[str, np.ndarray]:
 
   Raises:
     TypeError: If they are no mapping of pairs.
-    ValueError: If a client has none, or examples of another form.
+    ValueError: If a client has none, examples of another form, one without a
+      label, or the name of another as text.
   """
   from tff_meta.datasets import own_arrays
 
@@ -564,24 +583,64 @@ def _to_arrays(clients: Mapping[Any, Examples]) -> dict[str, np.ndarray]:
           f'Expected (x, y) of client {client!r}, found a'
           f' {type(examples).__name__}.'
       )
-    x, y = map(np.asarray, examples)
+    x = np.asarray(examples[0])
+    y = _to_labels(examples[1], f'client {client!r}')
     if x.dtype.kind == 'f' and not np.isfinite(x).all():
       raise ValueError(
           f'Expected finite numbers of client {client!r}, found others.'
       )
     return {'x': x, 'y': y}.__getitem__
 
+  named = {str(client): client for client in clients}
+  for client in clients:
+    if named[str(client)] != client:
+      raise ValueError(
+          'Expected clients whose names differ as text, found'
+          f' {client!r} and {named[str(client)]!r}.'
+      )
   part = own_arrays.join(
-      {str(client): of_client(client) for client in clients},
+      {name: of_client(client) for name, client in named.items()},
       'x',
       'y',
       '`clients`',
   )
-  labels = part.labels
-  if labels.dtype == object:
-    labels = labels.astype(str)
   assert part.clients is not None
-  return {'x': part.x, 'y': labels, 'client': part.clients}
+  return {'x': part.x, 'y': part.labels, 'client': part.clients}
+
+
+def _to_labels(y: Any, whose: str) -> np.ndarray:
+  """Returns labels as an array of numbers or of text, none of them missing.
+
+  Args:
+    y: Labels [n] or [n, 1].
+    whose: Whose they are, for errors.
+
+  Returns:
+    Labels [n] of their own dtype; objects as numbers if they all are, otherwise
+    as text.
+
+  Raises:
+    ValueError: If one is missing (None, NaN or no text), or they are no vector.
+  """
+  labels = np.asarray(y)
+  # An array would have made text of what stands for missing labels.
+  found = np.asarray(y, object) if isinstance(y, list | tuple) else labels
+  for label in found.reshape(-1).tolist():
+    if str(label) in ([''] if isinstance(label, str) else _MISSING):
+      raise ValueError(
+          f'Expected a class of every example of {whose}, found {label!r}.'
+      )
+  if labels.dtype == object:
+    numbers = np.array(labels.tolist())
+    labels = numbers if numbers.dtype.kind in 'biuf' else labels.astype(str)
+  if labels.shape[1:] == (1,):
+    labels = labels[:, 0]
+  if labels.ndim != 1:
+    raise ValueError(
+        f'Expected labels of {whose} of shape [n] or [n, 1], found'
+        f' {labels.shape}.'
+    )
+  return labels
 
 
 def _write_arrays(root: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -594,12 +653,15 @@ def _write_arrays(root: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
   if path.exists():
     with np.load(path, allow_pickle=False) as held:
       if any(
-          name not in held.files or not np.array_equal(held[name], array)
+          name not in held.files
+          or held[name].dtype != array.dtype
+          or not np.array_equal(held[name], array)
           for name, array in arrays.items()
       ):
         raise ValueError(
             f'Expected {root} to be new, or to hold these examples, found'
-            f' others in {path}. Tip: give another `output_dir`.'
+            f' others, or such of another dtype, in {path}. Tip: give another'
+            ' `output_dir`.'
         )
     return
   root.mkdir(parents=True, exist_ok=True)

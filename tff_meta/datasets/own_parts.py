@@ -276,7 +276,7 @@ def to_pixels(x: np.ndarray, where: str) -> np.ndarray:
   if x.dtype != np.uint8:
     with np.errstate(over='ignore'):
       found = x.astype(np.float32)
-    bad = ~np.isfinite(found.reshape(len(x), -1)).all(axis=1)
+    bad = ~np.isfinite(found).all(axis=tuple(range(1, x.ndim)))
     if bad.any():
       raise ValueError(
           f'Expected finite numbers of float32 in {where}, found NaN, infinity'
