@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -225,9 +226,26 @@ def test_what_cannot_work_is_refused_by_name(build, problem):
     models.from_keras(build())
 
 
-def test_another_thing_is_refused():
+@pytest.mark.parametrize('thing', [_L.Dense(2), lambda *_: _L.Dense(2)])
+def test_another_thing_is_refused(thing):
   with pytest.raises(TypeError, match='a `tf.keras.Model`, found a Dense'):
-    models.from_keras(_L.Dense(2))
+    models.adopt(thing, 'given', _SHAPE, 2)
+
+
+class _Builder:
+
+  def __call__(self, input_shape, num_classes, width=4):
+    head = _L.Dense(num_classes)
+    return _keras(_L.Flatten(), _L.Dense(width), shape=input_shape, head=head)
+
+
+def test_whatever_can_be_called_builds_a_network():
+  for builder, width in (
+      (_Builder(), 4),
+      (functools.partial(_Builder(), width=7), 7),
+  ):
+    network = models.adopt(builder, 'given', _SHAPE, 2)
+    assert (network.embedding_size, network.num_classes) == (width, 2)
 
 
 _MODULE = """

@@ -6,7 +6,6 @@ Nothing here imports TensorFlow before a network is built.
 from collections.abc import Callable
 import dataclasses
 import importlib
-import inspect
 from typing import Any, TYPE_CHECKING
 
 from tff_meta import catalog
@@ -181,10 +180,14 @@ def adopt(
     ValueError: If it is for examples of another shape, or no network can be
       made of it.
   """
-  from tff_meta.models import model as model_lib  # Imports TensorFlow.
+  import tensorflow as tf  # Only when a network is built.
+
+  from tff_meta.models import model as model_lib
 
   built = network
-  if not isinstance(built, model_lib.Model) and inspect.isroutine(built):
+  # Layers can be called, and so can the models that are made of them.
+  is_network = isinstance(built, model_lib.Model | tf.keras.layers.Layer)
+  if callable(built) and not is_network:
     built = network(tuple(input_shape), num_classes or _ANY_NUM_CLASSES)
   if not isinstance(built, model_lib.Model):
     built = from_keras(built)
