@@ -121,7 +121,9 @@ def test_labels_are_as_they_were_given(classes, tmp_path):
       for client, (x, y) in _CLIENTS.items()
   }
   fitted = tff_meta.fit(clients, **_SETTINGS | dict(rounds=1, eval_every=0))
-  for model in fitted, tff_meta.load(fitted.save(tmp_path / 'saved')):
+  saved = tff_meta.load(fitted.save(tmp_path / 'saved'))
+  (saved.path / 'data.npz').rename(tmp_path / 'data.npz')
+  for model in fitted, tff_meta.load(saved.path, data_dir=tmp_path):
     x, y = clients['c0']
     found = model.personalize((x, y)).predict(x)
     kinds = [{type(c) for c in of.reshape(-1).tolist()} for of in (found, y)]

@@ -486,12 +486,14 @@ class Fitted:
     if self.experiment.dataset.class_names is None:
       return None
     names = np.array(self.experiment.dataset.class_names)
-    path = self.path / _ARRAYS
-    if not path.exists():  # Read from a file.
-      return own_parts.as_whole_numbers(names)
-    with np.load(path, allow_pickle=False) as held:
-      dtype = held['y'].dtype
-    return names == 'True' if dtype.kind == 'b' else names.astype(dtype)
+    data = self.experiment.config.data
+    if data.dataset == f'npz:{_ARRAYS}':
+      path, label = data.data_dir or '', data.dataset_options['label']
+      with np.load(os.path.join(path, _ARRAYS), allow_pickle=False) as held:
+        if label in held.files:
+          dtype = held[label].dtype
+          return names == 'True' if dtype.kind == 'b' else names.astype(dtype)
+    return own_parts.as_whole_numbers(names)
 
 
 class Personalized:
