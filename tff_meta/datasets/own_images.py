@@ -40,8 +40,8 @@ def folder(
 
   Each may be in two folders `train` and `test`, beside which no other part is
   read; without them clients hold some of their own images back to be tested on.
-  Images are grey if all of them are,
-  otherwise RGB. Files and folders whose names begin with a point do not count.
+  Images are grey if all of them are, otherwise RGB. Files and folders whose
+  names begin with a point do not count.
 
   Args:
     path: The folder.
