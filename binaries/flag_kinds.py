@@ -88,6 +88,13 @@ def define_paths(
   )
 
 
+def _plain(text: str) -> str:
+  """Returns the text of a number; raises a ValueError if it is not plain."""
+  if not spelling.is_plain(text):
+    raise ValueError
+  return text
+
+
 def define_whole_number(
     name: str, default: int | None, help_text: str, least: int = 0
 ) -> flags.FlagHolder:
@@ -102,7 +109,7 @@ def define_whole_number(
 
   def read(text: str) -> int:
     try:
-      value = int(text)
+      value = int(_plain(text))
     except ValueError:
       raise ValueError('expected a whole number') from None
     if not least <= value < _INT32_END:
@@ -121,7 +128,7 @@ def define_number(
 
   def read(text: str) -> float:
     try:
-      value = float(text)
+      value = float(_plain(text))
     except ValueError:
       raise ValueError(
           'expected a number, with a point before its decimals'

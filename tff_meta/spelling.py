@@ -1,4 +1,4 @@
-"""Names that somebody may have meant, and how things are counted."""
+"""Names that somebody may have meant, and how numbers are written."""
 
 from collections.abc import Iterable
 import re
@@ -43,6 +43,14 @@ def counted(count: float, noun: str) -> str:
     noun: Singular, of which the plural ends with s.
   """
   return f'{count:.0f} {noun}' + ('' if count == 1 else 's')
+
+
+def is_plain(number: str) -> bool:
+  """Returns whether a number is ASCII without underscores.
+
+  Python's `int` and `float` read `1_0` as 10, and the digits of all scripts.
+  """
+  return number.isascii() and '_' not in number
 
 
 def _letters(name: str) -> str:

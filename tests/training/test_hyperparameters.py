@@ -17,6 +17,7 @@ class _Config:
   mu: float | None = 0.5
   sizes: tuple[int, ...] = (1,)
   span: tuple[float, float] = (0.0, 1.0)
+  words: tuple[str, ...] = ()
 
   def __post_init__(self):
     if self.rate < 0:
@@ -37,6 +38,9 @@ class _Config:
         ('sizes=(3,4,5),steps=3', {'sizes': (3, 4, 5), 'steps': 3}),
         ('sizes=()', {'sizes': ()}),
         ('span=(0.4,0.6)', {'span': (0.4, 0.6)}),
+        ('words=(a (b),c (d))', {'words': ('a (b)', 'c (d)')}),
+        ('words=(a (b,c)),steps=3', {'words': ('a (b,c)',), 'steps': 3}),
+        ('words=a (b)', {'words': ('a (b)',)}),
     ],
 )
 def test_values_are_read_by_their_types(text, changes):
@@ -67,6 +71,12 @@ def test_values_are_read_by_their_types(text, changes):
         ('span=(1)', '`span` to be 2 values'),
         ('sizes=(1,x)', '`sizes` to be a whole number'),
         ('steps=1,steps=2', 'once'),
+        ('steps=1_0', '`steps` to be a whole number'),
+        ('steps=\u0661\u0662', '`steps` to be a whole number'),
+        ('rate=1_0.5', '`rate` to be a finite number'),
+        ('words=(a,steps=3', 'parenthesis to be opened and closed'),
+        ('words=a),steps=3', 'parenthesis to be opened and closed'),
+        ('words=(a) (b)', 'parenthesis to be opened and closed'),
         ('rate=-1', 'at least 0'),
     ],
 )

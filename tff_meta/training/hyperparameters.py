@@ -195,14 +195,25 @@ def assignments(text: str, known: Collection[str], of: str) -> dict[str, str]:
 
 
 def split(text: str) -> list[str]:
-  """Returns the assignments of `name=value,...`: commas in parentheses stay."""
+  """Returns the assignments of `name=value,...`: commas in parentheses stay.
+
+  Raises:
+    ValueError: If a parenthesis has no other one.
+  """
   parts, depth = [''], 0
   for char in text:
     depth += (char == '(') - (char == ')')
+    if depth < 0:
+      break
     if char == ',' and not depth:
       parts.append('')
     else:
       parts[-1] += char
+  if depth:
+    raise ValueError(
+        'Expected every parenthesis to be opened and closed, found'
+        f' {text!r}.'
+    )
   return [part for part in (p.strip() for p in parts) if part]
 
 
@@ -234,7 +245,7 @@ def _parse(name: str, text: str, hint: Any) -> Any:
 def _parse_whole_number(name: str, text: str) -> int:
   """Returns a whole number; all of this library are counts and seeds."""
   with contextlib.suppress(ValueError):
-    if 0 <= int(text) < config_checks.INT32_END:
+    if spelling.is_plain(text) and 0 <= int(text) < config_checks.INT32_END:
       return int(text)
   expected = 'a whole number of at least 0 and below 2**31'
   raise _error(name, expected, text, f' Tip: as in {name}=10.')
@@ -243,7 +254,7 @@ def _parse_whole_number(name: str, text: str) -> int:
 def _parse_number(name: str, text: str) -> float:
   """Returns a finite number."""
   with contextlib.suppress(ValueError):
-    if math.isfinite(float(text)):
+    if spelling.is_plain(text) and math.isfinite(float(text)):
       return float(text)
   raise _error(
       name, 'a finite number', text, f' Tip: as in {name}=0.1 or {name}=1e-3.'
@@ -252,7 +263,9 @@ def _parse_number(name: str, text: str) -> float:
 
 def _parse_tuple(name: str, text: str, arguments: Sequence[Any]) -> tuple:
   """Returns the tuple that `text`, e.g. `(1,2,3)`, means."""
-  items = [x.strip() for x in text.strip('()').split(',') if x.strip()]
+  if text.startswith('(') and text.endswith(')'):
+    text = text[1:-1]
+  items = split(text)
   if len(arguments) == 2 and arguments[1] is Ellipsis:
     arguments = [arguments[0]] * len(items)
   if len(items) != len(arguments):
