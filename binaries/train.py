@@ -233,7 +233,8 @@ MIXED_PRECISION = flags.DEFINE_bool(
 CHECKPOINT_EVERY = flag_kinds.define_whole_number(
     'checkpoint_every',
     20,
-    'Rounds from one checkpoint to the next.',
+    'Rounds from one checkpoint to the next; with --driver=program there is one'
+    ' when the run ends or is stopped.',
     least=1,
 )
 EVAL_EVERY = flag_kinds.define_whole_number(

@@ -2,9 +2,11 @@
 
 import asyncio
 import collections
+import contextlib
 import datetime
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import loop
+from tff_meta.training import run
 from tff_meta.training import run_config
 from tff_meta.training import run_directory
 
@@ -86,6 +89,28 @@ def _run(experiment, process, root, rounds, **options):
   kept = {name: store.read(name) for name in store.client_ids()}
   store.close()
   return checkpoints.to_arrays(saved.state), kept
+
+
+def _train(experiment, process, root, rounds, **options):
+  """Begins a run in a directory, or goes on, as `binaries.train` does."""
+  directory = run_directory.RunDirectory(root)
+  root.mkdir(exist_ok=True)
+  store = client_state_store.SqliteStore(directory.client_states)
+  with contextlib.closing(store):
+    return train.train(
+        process,
+        experiment.cohort,
+        experiment.dataset.tff_client_data,
+        loop.NO_EVALUATION,
+        client_states=store,
+        directory=directory,
+        config={},
+        schedule=loop.Schedule(rounds, checkpoint_every=1, eval_every=0),
+        checkpoint=run.find_checkpoint(
+            directory, {}, process, store, pytest.fail
+        ),
+        **dict(should_stop=lambda: False, report=pytest.fail) | options,
+    )
 
 
 def _assert_equal(found, expected):
@@ -196,26 +221,66 @@ def test_a_program_that_is_stopped_has_saved_its_rounds_or_fails(
 
   monkeypatch.setattr(tff.program.FileProgramStateManager, 'save', save)
   asked = iter([False, True])
-
-  def run_it():
-    return train.train(
-        process,
-        experiment.cohort,
-        experiment.dataset.tff_client_data,
-        loop.NO_EVALUATION,
-        client_states=client_state_store.InMemoryStore(),
-        directory=run_directory.RunDirectory(tmp_path),
-        config={},
-        schedule=loop.Schedule(5, checkpoint_every=1, eval_every=0),
-        should_stop=lambda: next(asked),
-        report=pytest.fail,
-    )
-
+  arguments = experiment, process, tmp_path, 5
   if version is None:
-    assert run_it().rounds == 2
+    assert _train(*arguments, should_stop=lambda: next(asked)).rounds == 2
   else:
     with pytest.raises(OSError, match='disk full'):
-      run_it()
+      _train(*arguments, should_stop=lambda: next(asked))
+
+
+def test_what_a_killed_program_leaves_is_gone_on_from_or_named(
+    experiment, process, tmp_path, monkeypatch
+):
+  """It is killed in round 5, after it had ended with round 1."""
+  whole, root, lines = tmp_path / 'whole', tmp_path / 'run', []
+  expected = _train(experiment, process, whole, 5)
+  _train(experiment, process, root, 1)
+  done = loop.next_round
+
+  def next_round(process, state, round_num, *others):
+    if round_num == 5:
+      raise RuntimeError('killed')
+    return done(process, state, round_num, *others)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(loop, 'next_round', next_round)
+    with pytest.raises(RuntimeError, match='killed'):
+      _train(experiment, process, root, 5)
+  for name, problem in (
+      ('program_states', 'the state after round 1, .* found that after'),
+      ('program_metrics.csv', 'the metrics of rounds 2 to 4, found none of'),
+  ):
+    (root / name).rename(tmp_path / name)
+    with pytest.raises(run_directory.RunDirectoryError, match=problem):
+      _train(experiment, process, root, 5)
+    (tmp_path / name).rename(root / name)
+  trained = _train(experiment, process, root, 5, report=lines.append)
+  assert 'Continuing after round 4 of 5' in lines[0]
+  _assert_equal(
+      *(checkpoints.to_arrays(end.state) for end in (trained, expected))
+  )
+  metrics = [(path / 'metrics.csv').read_bytes() for path in (whole, root)]
+  assert metrics[0] == metrics[1] and metrics[0].count(b'\n') == 6
+  # metrics.csv has what program_metrics.csv does not have any more.
+  (root / 'program_metrics.csv').unlink()
+  _train(experiment, process, root, 6)
+  assert (root / 'metrics.csv').read_bytes().startswith(metrics[0])
+
+
+def test_a_program_that_begins_forgets_what_clients_kept(
+    experiment, process, tmp_path
+):
+  """Its states are lost, and it has no checkpoint yet."""
+  for name in ('whole', 'run'):
+    (tmp_path / name).mkdir()
+  _, expected = _run(experiment, process, tmp_path / 'whole', 1)
+  _run(experiment, process, tmp_path / 'run', 2)
+  shutil.rmtree(tmp_path / 'run/states')
+  _, found = _run(experiment, process, tmp_path / 'run', 1)
+  assert found.keys() == expected.keys()
+  for name, arrays in expected.items():
+    _assert_equal(found[name], arrays)
 
 
 def test_an_iterator_is_its_position():

@@ -296,6 +296,37 @@ def test_a_summary_of_an_earlier_version_is_made_again(whole, tmp_path):
   assert 'summary.json has no checksum' in lines[0]
 
 
+def test_rounds_that_a_program_has_done_count(whole, tmp_path):
+  root = tmp_path / 'run'
+  shutil.copytree(whole.root, root)
+  (root / f'program_states/program_state_{_ROUNDS + 1}').mkdir(parents=True)
+  with pytest.raises(run.AnotherConfigurationError, match='at least 5, which'):
+    _go_on(whole.experiment, root, _ROUNDS, [])
+
+
+def test_a_program_without_a_checkpoint_is_told_when_it_has_one(
+    whole, tmp_path
+):
+  root = tmp_path / 'run'
+  shutil.copytree(whole.root, root)
+  shutil.rmtree(root / 'checkpoints')
+  for changes, when in (
+      ({}, 'after --checkpoint_every rounds'),
+      (
+          {'driver': 'program', 'eval_every': 0, 'select_best': False},
+          'when it ends or is stopped, with --driver=program',
+      ),
+  ):
+    experiment = dataclasses.replace(
+        whole.experiment, config=whole.experiment.config.replace(**changes)
+    )
+    with pytest.raises(FileNotFoundError, match=when):
+      with restored_run.open_models(
+          experiment, run_directory.RunDirectory(root), pytest.fail
+      ):
+        pass
+
+
 def _check_all(whole, tmp_path, seeds):
   counts = collections.Counter()
   for done, seed in enumerate(seeds):

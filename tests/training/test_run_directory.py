@@ -88,6 +88,16 @@ def test_what_is_no_directory_is_named(tmp_path):
     [
         ((), {'config.json': '{}', 'metrics.csv': ''}, False),
         ((), {'config.json': '{}', 'metrics.csv': 'round\n1\n'}, True),
+        # What a program writes before, and after, its first round.
+        (
+            (),
+            {'program_metrics.csv': 'round\n', 'program_states/x': ''}
+            | {'program_states/program_state_0/x': ''},
+            False,
+        ),
+        ((), {'program_metrics.csv': 'round\n1\n'}, True),
+        ((), {'program_states/program_state_2/x': ''}, True),
+        ((), {'checkpoints/round_000000001.ckpt': ''}, True),
         (('config.json',), {'metrics.csv': ''}, True),
         (('mine.txt',), {}, True),
     ],
@@ -102,9 +112,15 @@ def test_a_run_that_fails_at_once_leaves_nothing(
   with pytest.raises(OSError, match='at once'):
     with directory.locked(), directory.removed_if_no_round_is_done():
       for name, text in meanwhile.items():
-        (directory.root / name).write_text(text)
+        path = directory.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
       raise OSError('at once')
-  found = {path.name for path in tmp_path.rglob('*') if path.is_file()}
+  found = {
+      str(path.relative_to(directory.root))
+      for path in tmp_path.rglob('*')
+      if path.is_file()
+  }
   assert found == ({'.lock', *before, *meanwhile} if stays else set())
 
 

@@ -1,7 +1,7 @@
 """What clients keep between rounds, beside a program that does not know it."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from typing import Any
 
 import tensorflow_federated as tff
@@ -90,6 +90,7 @@ class StatesWithMemories(tff.program.ProgramStateManager):
       states: tff.program.ProgramStateManager,
       client_states: client_state_store.ClientStateStore,
       metrics: ReleasedMetrics | None = None,
+      kept_rounds: Collection[int] = (),
   ):
     """Wraps a state manager.
 
@@ -97,9 +98,11 @@ class StatesWithMemories(tff.program.ProgramStateManager):
       states: Where program states are, under the numbers of rounds.
       client_states: What clients keep.
       metrics: Where the program releases the metrics of its rounds.
+      kept_rounds: Rounds beside those of its states that may still be gone back
+        to.
     """
     self._states, self._client_states = states, client_states
-    self._metrics = metrics
+    self._metrics, self._kept_rounds = metrics, kept_rounds
     self._in_turn = _InTurn()
 
   def check(self) -> None:
@@ -139,10 +142,11 @@ class StatesWithMemories(tff.program.ProgramStateManager):
     if version and self._metrics is not None:
       await self._metrics.wait_for(version)
     before = await self.get_versions() or []
-    self._client_states.commit({version, *before})
+    self._client_states.commit({version, *before, *self._kept_rounds})
     await self._states.save(program_state, version)
     # Without what states needed that are gone now.
-    self._client_states.commit(set(await self.get_versions() or ()))
+    after = await self.get_versions() or []
+    self._client_states.commit({*after, *self._kept_rounds})
 
   async def remove_all(self) -> None:
     """Removes all states."""

@@ -1,9 +1,11 @@
 """`tff.learning.programs.train_model` in the place of our training loop."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 import contextlib
 import csv
+import os
+import pathlib
 import shutil
 import time
 from typing import Any
@@ -14,15 +16,13 @@ from tff_meta import traffic
 from tff_meta.programs import cohorts
 from tff_meta.programs import context as context_lib
 from tff_meta.programs import memories
+from tff_meta.training import atomic_files
 from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
 from tff_meta.training import loop
 from tff_meta.training import metric_writers
 from tff_meta.training import run_config
 from tff_meta.training import run_directory
-
-# In a run's directory.
-PROGRAM_STATES, PROGRAM_METRICS = 'program_states', 'program_metrics.csv'
 
 
 async def train_model(
@@ -37,6 +37,7 @@ async def train_model(
     outputs: tff.program.ReleaseManager | None = None,
     evaluation: tff.learning.programs.EvaluationManager | None = None,
     evaluate_every: int | None = None,
+    kept_rounds: Collection[int] = (),
 ) -> None:
   """Trains a process, whose clients may keep something, as a TFF program.
 
@@ -56,12 +57,18 @@ async def train_model(
     evaluation: Evaluates models on the way, see `evaluation.build_process`.
     evaluate_every: Rounds from one evaluation to the next; None for the last
       round alone, which is evaluated in any case.
+    kept_rounds: Rounds beside those of `states` to which `client_states` may
+      still be taken back.
 
   Raises:
     Exception: What a manager has raised, also in the background.
   """
   released = metrics and memories.ReleasedMetrics(metrics)
-  saved = memories.StatesWithMemories(states, client_states, released)
+  saved = memories.StatesWithMemories(
+      states, client_states, released, kept_rounds
+  )
+  if not await saved.get_versions():  # It begins, whatever is there.
+    client_states.roll_back(0)
   try:
     await tff.learning.programs.train_model(
         train_process=memories.ProcessWithMemories(
@@ -127,17 +134,36 @@ def train(
     Where the run has come to.
 
   Raises:
-    OSError: If a file cannot be read or written.
+    OSError: If a file cannot be read or written, or states or metrics of the
+      program are lost that it is to go on from.
     ValueError: If a state that was saved is not one of the process.
   """
   del evaluation, others
-  states_path = directory.root / PROGRAM_STATES
-  for path in states_path.glob('*_temp*'):  # Of a save that was killed.
+  position = checkpoints.Position(0, 0, 0)
+  if checkpoint is not None:
+    position = checkpoint.position
+  done, last = position.rounds, directory.rounds_of_program()
+  if last < done:
+    raise run_directory.RunDirectoryError(
+        f'Expected {directory.program_states} to hold the state after round'
+        f' {done}, to which the run has come, found that after round {last}.'
+        ' Tip: put the folder back, or give another --output_dir.'
+    )
+  _read_rows(directory.program_metrics, done + 1, last)  # Raises without one.
+  if last > done:
+    report(
+        f'Continuing after round {last} of {schedule.num_rounds}, the last one'
+        f' of {directory.program_states.name}.'
+    )
+  store = checkpoints.CheckpointStore(directory.checkpoints)
+  for path in directory.program_states.glob('*_temp*'):  # Of a killed save.
     shutil.rmtree(path)
   states = tff.program.FileProgramStateManager(
-      str(states_path), keep_total=3, keep_first=False
+      str(directory.program_states),
+      prefix=run_directory.STATE_PREFIX,
+      keep_total=3,
+      keep_first=False,
   )
-  metrics_path = directory.root / PROGRAM_METRICS
   started: dict[int, float] = {}
 
   def cohort_unless_stopped(round_num):
@@ -154,13 +180,6 @@ def train(
 
   async def program():
     template = process.initialize()
-    done = 0 if checkpoint is None else checkpoint.position.rounds
-    last = max(await states.get_versions() or [0])
-    if last > done:
-      report(
-          f'Continuing after round {last} of {schedule.num_rounds}, the last'
-          f' one of {PROGRAM_STATES}.'
-      )
     with contextlib.suppress(_Stopped):
       await train_model(
           process,
@@ -170,8 +189,9 @@ def train(
           states=states,
           client_states=client_states,
           metrics=tff.program.CSVFileReleaseManager(
-              str(metrics_path), key_fieldname='round'
+              str(directory.program_metrics), key_fieldname='round'
           ),
+          kept_rounds=[r for r in store.rounds(done) if client_states.holds(r)],
       )
     # What is still saved in the background, where it was stopped.
     unfinished = asyncio.all_tasks() - {asyncio.current_task()}
@@ -193,7 +213,7 @@ def train(
       directory,
       config,
       client_states,
-      metrics_path,
+      position,
       started,
       loop.traffic_columns(sent, len(cohort(1))),
   )
@@ -207,34 +227,76 @@ def driver(config: run_config.RunConfig) -> Callable[..., loop.Trained]:
   return drivers[config.training.driver]
 
 
+def _read_rows(
+    path: pathlib.Path, first: int, last: int
+) -> list[dict[str, str]]:
+  """Returns the metrics that a program has released of rounds.
+
+  Args:
+    path: The file of TFF's manager.
+    first: The first round.
+    last: The last one; the file need not exist if there is none.
+
+  Raises:
+    RunDirectoryError: If one of the rounds has no row, or there is no table.
+  """
+  rows: dict[int, dict[str, str]] = {}
+  with contextlib.suppress(FileNotFoundError):
+    with open(path, newline='', encoding='utf-8') as file:
+      with contextlib.suppress(ValueError, csv.Error):  # Those before count.
+        for row in csv.DictReader(file):
+          rows[int(row.pop('round', ''))] = row
+  wanted = range(first, last + 1)
+  missing = [r for r in wanted if r not in rows]
+  if missing:
+    raise run_directory.RunDirectoryError(
+        f'Expected {path} to hold the metrics of rounds {first} to {last},'
+        f' found none of round {missing[0]}. Tip: put the file back, or give'
+        ' another --output_dir.'
+    )
+  return [rows[r] for r in wanted]
+
+
 def _write_files(
-    trained, directory, config, client_states, metrics_path, started, sent
+    trained, directory, config, client_states, position, started, sent
 ) -> None:
-  """Writes what `loop.train` leaves, so that the run can be evaluated."""
-  metrics = metric_writers.MetricsFile(directory.metrics, 0, b'')
+  """Writes what `loop.train` leaves, so that the run can be evaluated.
+
+  metrics.csv goes on from the position of the last checkpoint. It is written
+  beside its place: the old one stays until all of the new one is there.
+  """
+  rows = _read_rows(
+      directory.program_metrics, position.rounds + 1, trained.rounds
+  )
+  prefix = metric_writers.read_prefix(
+      directory.metrics, position.metrics_bytes, position.metrics_sha256
+  )
+  beside = directory.metrics.with_name(
+      f'{directory.metrics.name}.{os.getpid()}{atomic_files.TMP_SUFFIX}'
+  )
+  metrics = metric_writers.MetricsFile(beside, position.metrics_rows, prefix)
   timings = metric_writers.TimingsFile(
       directory.timings, min(started) - 1, lambda _: None
   )
   try:
-    with open(metrics_path, newline='') as file:
-      for row in csv.DictReader(file):
-        number = int(row.pop('round'))
-        if number > trained.rounds:
-          continue
-        metrics.append(
-            number,
-            {n.replace('model_metrics/', 'train/'): v for n, v in row.items()}
-            | sent,
-        )
-        if {number, number + 1} <= started.keys():
-          timings.append(number, started[number + 1] - started[number], None)
+    for number, row in enumerate(rows, position.rounds + 1):
+      metrics.append(
+          number,
+          {n.replace('model_metrics/', 'train/'): v for n, v in row.items()}
+          | sent,
+      )
+      if {number, number + 1} <= started.keys():
+        timings.append(number, started[number + 1] - started[number], None)
+    written = metrics.sync()
+    os.replace(beside, directory.metrics)
+    atomic_files.sync_directory(directory.root)
     store = checkpoints.CheckpointStore(directory.checkpoints)
     store.create()
     store.save(
         checkpoints.Checkpoint(
             config=config,
             position=checkpoints.Position(
-                trained.rounds, *metrics.sync(), client_states.fingerprint()
+                trained.rounds, *written, client_states.fingerprint()
             ),
             server_state=checkpoints.to_arrays(trained.state),
         )

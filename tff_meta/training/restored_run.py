@@ -100,9 +100,12 @@ def open_models(
         needs_metrics=False,
     )
     if checkpoint is None:
+      when = 'after --checkpoint_every rounds'
+      if experiment.config.training.driver == 'program':
+        when = 'when it ends or is stopped, with --driver=program'
       raise FileNotFoundError(
           f'Expected a checkpoint in {directory.checkpoints}, found none.'
-          ' Tip: a new run writes its first after --checkpoint_every rounds.'
+          f' Tip: a new run writes its first {when}.'
       )
     run.report_other_environment(directory, report)
     state = checkpoints.to_state(process, checkpoint.server_state)

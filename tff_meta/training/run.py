@@ -265,9 +265,10 @@ def train_and_evaluate(
         directory, run_identity, process, client_states, report
     )
     done = checkpoint.position.rounds if checkpoint else 0
-    if done > num_rounds:
+    most = max(done, directory.rounds_of_program())
+    if most > num_rounds:
       raise AnotherConfigurationError(
-          f'Expected `rounds` to be at least {done}, which the run has done'
+          f'Expected `rounds` to be at least {most}, which the run has done'
           f' already, found {num_rounds}.'
       )
     if config_error is not None:

@@ -16,6 +16,7 @@ from tff_meta.training import atomic_files
 from tff_meta.training import sealed_json
 
 CLIENT_STATES = 'client_states.sqlite'
+STATE_PREFIX = 'program_state_'  # The rest of the name is the round.
 _SECRET_BYTES = 100
 _SHOWN = 100  # Characters of a value, which may be anything.
 _NOTHING = object()  # Stands for a field that is not there.
@@ -42,6 +43,9 @@ class RunDirectory:
     self.learning_curve = self.root / 'learning_curve.png'
     self.checkpoints = self.root / 'checkpoints'
     self.client_states = self.root / CLIENT_STATES
+    # Of --driver=program.
+    self.program_states = self.root / 'program_states'
+    self.program_metrics = self.root / 'program_metrics.csv'
     self.events = self.root / 'tensorboard'
     self.trackers = self.root / 'trackers'
     self.evaluations = self.root / 'evaluation'
@@ -134,6 +138,12 @@ class RunDirectory:
       yield
       place.check()
 
+  def rounds_of_program(self) -> int:
+    """Returns the round of the newest program state, 0 without one."""
+    names = [p.name for p in self.program_states.glob(f'{STATE_PREFIX}*')]
+    rounds = [name.removeprefix(STATE_PREFIX) for name in names]
+    return max((int(r) for r in rounds if r.isdecimal()), default=0)
+
   def tables(self) -> list[pathlib.Path]:
     """Returns the tables of clients and groups that are there, sorted."""
     kinds = 'clients_*.csv', 'groups_*.csv'
@@ -173,10 +183,18 @@ class RunDirectory:
     try:
       yield
     except Exception:
-      is_begun = self.metrics.exists() and self.metrics.stat().st_size
-      if is_new and not is_begun:
+      if is_new and not self._is_begun():
         shutil.rmtree(self.root, ignore_errors=True)
       raise
+
+  def _is_begun(self) -> bool:
+    """Whether a round is done, by our loop or by a program."""
+    tables = filter(pathlib.Path.exists, (self.metrics, self.program_metrics))
+    return (  # A program writes a header at once.
+        any(len(path.read_bytes().splitlines()) > 1 for path in tables)
+        or self.rounds_of_program() > 0
+        or any(self.checkpoints.glob('*.ckpt'))
+    )
 
   def _check_is_ours(self) -> None:
     """Raises if files of a run are here without its configuration.
