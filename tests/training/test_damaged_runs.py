@@ -26,6 +26,7 @@ from tff_meta.training import restored_run
 from tff_meta.training import run
 from tff_meta.training import run_config
 from tff_meta.training import run_directory
+from tff_meta.training import sealed_json
 
 _ROUNDS = 4
 _MORE_ROUNDS = 5
@@ -294,6 +295,44 @@ def test_a_summary_of_an_earlier_version_is_made_again(whole, tmp_path):
   summary = _go_on(whole.experiment, root, _ROUNDS, lines)
   assert _end(root, summary) == whole.ends[_ROUNDS]
   assert 'summary.json has no checksum' in lines[0]
+
+
+def test_a_run_is_not_finished_with_other_hparams_of_its_reference(
+    whole, tmp_path
+):
+  """Summaries of earlier versions do not have them, config.json does."""
+  root = tmp_path / 'run'
+  shutil.copytree(whole.root, root)
+  evaluation = whole.experiment.config.evaluation
+  other = dataclasses.replace(evaluation.reference_hparams, rounds=7)
+  changed = dataclasses.replace(
+      whole.experiment,
+      config=whole.experiment.config.replace(reference_hparams=other),
+  )
+  summary = json.loads((root / 'summary.json').read_text())
+  del summary['reference_hparams'], summary['sha256']
+  (root / 'summary.json').write_text(json.dumps(sealed_json.seal(summary)))
+  for experiment, is_finished in (
+      (whole.experiment, True),
+      (changed, False),
+      (changed, True),
+      (whole.experiment, False),
+  ):
+    lines = []
+    _go_on(experiment, root, _ROUNDS, lines)
+    assert is_finished == any('this run, finished' in line for line in lines)
+
+
+def test_what_a_lost_configuration_said_of_the_code_is_not_known(
+    whole, tmp_path
+):
+  root, lines = tmp_path / 'run', []
+  shutil.copytree(whole.root, root)
+  (root / 'config.json').unlink()
+  (root / 'summary.json').unlink()
+  _go_on(whole.experiment, root, _ROUNDS, lines)
+  notes = [line for line in lines if 'has changed' in line]
+  assert len(notes) == 1 and 'is not known' in notes[0]
 
 
 def test_rounds_that_a_program_has_done_count(whole, tmp_path):

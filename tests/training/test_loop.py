@@ -666,6 +666,24 @@ def test_the_best_round_is_kept_with_its_client_states(stateful, tmp_path):
   assert store.load_latest(pytest.fail).best[:2] == (4, 0.75)
 
 
+def test_a_run_that_goes_on_keeps_the_best_rounds_of_earlier_checkpoints(
+    stateful, tmp_path
+):
+  """Round 2 is the best of the first checkpoint, 4 of those after it."""
+  held = []
+  for name, stops in (('whole', ()), ('run', (6,))):
+    root, values = tmp_path / name, iter([0.5, 0.6, 0.1])
+    evaluation = loop.Evaluation(
+        ('value',), lambda *_, v=values: {'value': next(v)}, best_by='value'
+    )
+    for rounds in (*stops, _ROUNDS):
+      _train_stateful(stateful, root, evaluation=evaluation, rounds=rounds)
+    store = client_state_store.SqliteStore(root / 'client_states.sqlite')
+    with contextlib.closing(store):
+      held.append([r for r in range(_ROUNDS + 1) if store.holds(r)])
+  assert held == [[2, 3, 4, 6, 7]] * 2
+
+
 def _find(process, root, reports):
   directory = run_directory.RunDirectory(root)
   with run.open_client_states(process, directory) as states:

@@ -463,6 +463,15 @@ def test_there_must_be_something_to_select_on():
     nothing.check_on_the_way()
   groups = evaluator_lib.Evaluator(prepare(algorithm='frl', **_FEW_ROUND))
   assert groups.check_on_the_way() == 'validation_groups/accuracy'
+  changes = dict(eval_every=1, select_best=True, patience=2, **_FEW_ROUND)
+  scratch = evaluator_lib.Evaluator(prepare(algorithm='fed_avg', **changes))
+  with pytest.raises(ValueError, match='`patience` .* found 2: in new_groups'):
+    scratch.check_on_the_way()
+
+
+def test_a_protocol_that_comes_twice_is_run_once(evaluator):
+  names = ['new_clients', 'known_clients', 'new_clients']
+  assert evaluator.choose(names) == ('new_clients', 'known_clients')
 
 
 @pytest.mark.ci

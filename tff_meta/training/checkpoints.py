@@ -11,6 +11,7 @@ round.
 """
 
 from collections.abc import Callable, Mapping
+import contextlib
 import hashlib
 import json
 import math
@@ -36,6 +37,7 @@ _SHOWN = 300  # Characters of what is wrong, which may quote anything.
 _MANIFEST_BYTES = 2**20  # Far more than a configuration takes.
 _STRING_BYTES = 2**8  # The longest string of a state.
 _LONGEST = 2**10  # Far more levels than a tree over rounds has.
+_MOST_BYTES = 2**40  # Where nobody knows the state.
 _MEMBER_BYTES = 2**11  # An array's name, twice, and its headers.
 
 
@@ -298,7 +300,7 @@ class CheckpointStore:
       self,
       report: Callable[[str], None],
       is_usable: Callable[[Checkpoint], str | None] = lambda _: None,
-      most_bytes: int = 2**40,
+      most_bytes: int = _MOST_BYTES,
   ) -> Checkpoint | None:
     """Returns the newest good checkpoint, or None if there is none.
 
@@ -322,6 +324,24 @@ class CheckpointStore:
         return checkpoint
       report(f'Checkpoint {path} cannot be used: {problem[:_SHOWN]}')
     return None
+
+  def best_rounds(self, last: int) -> dict[int, int]:
+    """Returns the best rounds of good checkpoints that have one.
+
+    Args:
+      last: Of checkpoints of no later rounds than this.
+
+    Returns:
+      Rounds of a checkpoint -> its best round.
+    """
+    found = {}
+    for rounds in self.rounds(last):
+      with contextlib.suppress(OSError, DamagedCheckpointError):
+        content = plain_files.read_bytes(self._path(rounds), _MOST_BYTES)
+        best = _deserialize(content, rounds).best
+        if best is not None:
+          found[rounds] = best.rounds
+    return found
 
 
 def _is_checkpoint(path: pathlib.Path) -> bool:

@@ -83,8 +83,9 @@ class Evaluator:
     """Returns the protocols to run, having checked that they can be run.
 
     Args:
-      names: Protocols. An empty sequence stands for those of
-        `DEFAULT_PROTOCOLS` that are offered, `('none',)` for no protocol.
+      names: Protocols; one that comes twice is run once. An empty sequence
+        stands for those of `DEFAULT_PROTOCOLS` that are offered, `('none',)`
+        for no protocol.
 
     Raises:
       ValueError: If one is unknown or not offered, or the data are not enough.
@@ -106,7 +107,7 @@ class Evaluator:
             f'{self._tip(name)}'
         )
       self.protocols[name].check()
-    return tuple(names)
+    return tuple(dict.fromkeys(names))
 
   def check_uses(self, names: Iterable[str]) -> None:
     """Raises a ValueError if a use does not take the hyperparameters.
@@ -237,10 +238,17 @@ class Evaluator:
     """Returns the column of metrics.csv that `on_the_way` fills.
 
     Raises:
-      ValueError: If the algorithm and the data set offer nothing for it, or
-        there is nothing to select the best round on.
+      ValueError: If the algorithm and the data set offer nothing for it, there
+        is nothing to select the best round on, or patience would go by those
+        to whom training makes no difference.
     """
-    _, column, _ = self._choose_on_the_way()[0]
+    first, column, _ = self._choose_on_the_way()[0]
+    if self._config.training.patience and first.starts_from_scratch:
+      raise ValueError(
+          'Expected no `patience` where what is measured does not depend on'
+          f' training, found {self._config.training.patience}: in {first.name}'
+          f' {self._config.algorithm} begins with random weights.'
+      )
     return column
 
   def why_no_curve(self) -> str | None:

@@ -202,9 +202,12 @@ class _Recorder:
     self._config = config
     self._store = checkpoints.CheckpointStore(directory.checkpoints)
     self._store.create()
-    self._best_rounds = {} if best is None else {position.rounds: best.rounds}
     self._client_states = client_states
     self._client_states.roll_back(position.rounds)
+    self._best_rounds = {}
+    if best is not None:  # Of the checkpoints before it, too.
+      found = self._store.best_rounds(position.rounds).items()
+      self._best_rounds = {k: r for k, r in found if client_states.holds(r)}
     self._metrics = metric_writers.MetricsFile(
         directory.metrics, position.metrics_rows, metrics, evaluation_names
     )

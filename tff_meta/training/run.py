@@ -276,7 +276,7 @@ def train_and_evaluate(
         raise config_error
       report(f'Note: {config_error} It is made again.')
       _write_config(directory, _config_file(experiment, process))
-    summary = _finished_summary(directory, config, done, report)
+    summary = _finished_summary(directory, config, old_file, done, report)
     if summary is not None:
       report(f'{directory.root} holds this run, finished: {done} rounds.')
       return summary
@@ -609,8 +609,14 @@ def _read_config_file(
 
 def _report_other_code(old_file, new_file, report):
   """Says so if a run goes on with other code, or kernels, than so far."""
+  if old_file is None:
+    report(
+        'Note: whether the code or its environment has changed is not known, as'
+        ' there was no config.json to read.'
+    )
+    return
   changes = _changes(
-      old_file or {}, new_file, 'versions', 'environment', 'git_commit'
+      old_file, new_file, 'versions', 'environment', 'git_commit'
   )
   if changes:
     report(
@@ -745,6 +751,7 @@ def _summary(experiment, directory, trained, sent) -> dict[str, Any]:
       'seed': config.seed,
       'eval_groups': config.evaluation.eval_groups,
       'references': config.evaluation.references,
+      'reference_hparams': config.to_json()['reference_hparams'],
       'nvar': config.evaluation.nvar,
       'seconds_per_round_median': metric_writers.median_seconds(
           directory.timings
@@ -774,10 +781,19 @@ def _last_evaluations(
 def _finished_summary(
     directory: run_directory.RunDirectory,
     config: run_config.RunConfig,
+    old_file: Mapping[str, Any] | None,
     done: int,
     report: Callable[[str], None],
 ) -> dict[str, Any] | None:
-  """Returns summary.json if it is what this run would write again."""
+  """Returns summary.json if it is what this run would write again.
+
+  Args:
+    directory: The run's directory.
+    config: Of the run as it is asked for now.
+    old_file: What config.json has been; None if it cannot be read.
+    done: Rounds that are done.
+    report: Called with a line if the file cannot be used.
+  """
   try:
     summary = sealed_json.read(directory.summary, directory.config)
   except FileNotFoundError:
@@ -800,6 +816,8 @@ def _finished_summary(
       )
       and summary['eval_groups'] == evaluation.eval_groups
       and summary['references'] == evaluation.references
+      and _reference_hparams(summary, old_file, evaluation)
+      == evaluation.reference_hparams
       # Older ones have none.
       and summary.get('nvar', False) == evaluation.nvar
       and tuple(summary['evaluation']) == evaluation.protocols
@@ -816,3 +834,14 @@ def _finished_summary(
     report(f'Note: {names} is not as it was written, and is made again.')
     return None
   return summary
+
+
+def _reference_hparams(summary, old_file, evaluation):
+  """Returns what a summary's references were trained with, None if unknown.
+
+  Summaries of earlier versions leave that to config.json. A field that neither
+  has is as it was before there was one.
+  """
+  of_run = old_file['config'] if old_file else {}
+  values = summary.get('reference_hparams', of_run.get('reference_hparams'))
+  return values and type(evaluation.reference_hparams)(**values)
