@@ -209,6 +209,11 @@ def _evaluate(stack):
     )
     names = evaluator.choose(eval_config.evaluation.protocols)
     evaluator.check_has_groups(**flag_groups.group_sizes())
+    evaluator.check_has_settings(
+        names,
+        eval_groups=flag_groups.EVAL_GROUPS.value,
+        **flag_groups.settings_of_clients(),
+    )
     if flag_groups.NVAR.value:
       evaluator_lib.check_has_known_clients(names)
     grid_axes.check_protocols(axes, names)
@@ -247,8 +252,12 @@ def _evaluate(stack):
         command_line.report,
     )['']
     for name, result in results.items():
+      of_protocol = {
+          setting: value if name in protocol_names.having(setting) else None
+          for setting, value in settings.items()
+      }
       atomic_files.write_json(
-          files[name], {'protocol': name, **settings, **result}
+          files[name], {'protocol': name, **of_protocol, **result}
       )
   print(f'After {models.rounds} rounds of {config.training.rounds}:')
   print(accuracy_table.format_table(results))

@@ -235,6 +235,14 @@ def ray_options(execution: str) -> dict[str, Any]:
   }
 
 
+def settings_of_clients() -> dict[str, float | bool | None]:
+  """Returns the settings that only tests of clients have, None if not given."""
+  return {
+      flag.name: flag.value
+      for flag in (EVAL_SUPPORT_FRACTION, RESTRICT_F1_TO_CLIENT_LABELS)
+  }
+
+
 def group_sizes() -> dict[str, int | None]:
   """Returns the sizes of groups that are asked for, None where none is."""
   return {flag.name: flag.value for flag in (WAY, GROUP_CLIENTS)}

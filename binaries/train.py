@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import pathlib
 import sys
+from typing import Any
 
 from absl import flags
 
@@ -411,6 +412,13 @@ def _config(**changes):
   return run_config.resolve(**values | chosen | changes)
 
 
+def _new_settings_of_clients() -> dict[str, Any]:
+  """Returns what is given of them, but for what the run has that goes on."""
+  recorded = _run_directory().recorded_if_readable()
+  given = flag_groups.settings_of_clients()
+  return {k: v for k, v in given.items() if v != recorded.get(k)}
+
+
 def _run_directory() -> run_directory.RunDirectory:
   return run_directory.RunDirectory(_output_dir())
 
@@ -450,7 +458,6 @@ def main() -> int:
     )
     from binaries import accuracy_table
     from tff_meta.programs import train
-    from tff_meta.training import checkpoints
     from tff_meta.training import evaluator as evaluator_lib
     from tff_meta.training import experiment as experiment_lib
     from tff_meta.training import run
@@ -459,6 +466,7 @@ def main() -> int:
     if DESCRIBE.value:
       _describe(experiment.dataset)
       return 0
+    experiment.dataset.fingerprint()  # Looks at all data; kept for the run.
     evaluator = evaluator_lib.Evaluator(experiment)
     chosen = evaluator.choose(config.evaluation.protocols)
     evaluator.check_has_groups(**flag_groups.group_sizes())
@@ -474,8 +482,12 @@ def main() -> int:
     experiment = dataclasses.replace(
         experiment, config=config.replace(protocols=chosen)
     )
+    tested = chosen
     if config.training.eval_every:
       evaluator.check_on_the_way()
+      tested += evaluator.names_on_the_way()
+    if chosen:  # Else they are for an evaluation to come.
+      evaluator.check_has_settings(tested, **_new_settings_of_clients())
     if not chosen and not config.evaluation.protocols:
       command_line.report(
           f'Note: nothing will be evaluated: {evaluator.why_nothing()}'
@@ -517,10 +529,7 @@ def main() -> int:
       )
   except run.NothingLearnedError as error:
     command_line.fail(error, command_line.FAILURE)
-  except (
-      run.AnotherConfigurationError,
-      checkpoints.IncompatibleCheckpointError,
-  ) as error:
+  except ValueError as error:  # As of another configuration.
     command_line.fail(error, command_line.USAGE_ERROR)
   except run.StoppedError as stopped:
     command_line.report('Stopped; the same command continues the run.')

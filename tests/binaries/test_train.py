@@ -196,6 +196,10 @@ def _check_evaluation(call, directory):
       evaluate, f'--run_dir={directory}', '--protocol=known_clients'
   )
   assert code == 2 and 'offers: new_groups, new_groups_iid' in err
+  code, _, err = call(
+      evaluate, f'--run_dir={directory}', '--eval_support_fraction=0.5'
+  )
+  assert code == 2 and 'with --eval_support_fraction, found new_groups' in err
 
 
 def _check_a_full_disk(call, directory, monkeypatch):
@@ -516,6 +520,9 @@ def _check_evaluation_of_clients(call, directory, summary):
   found = json.loads((directory / 'evaluation/known_clients.json').read_text())
   expected = summary['evaluation']['known_clients']
   assert expected.items() <= found.items()
+  assert found['way'] is found['group_clients'] is None
+  code, _, err = call(evaluate, f'--run_dir={directory}', '--eval_groups=3')
+  assert code == 2 and 'to be tested with --eval_groups, found known_' in err
   code, _, err = call(
       evaluate,
       f'--run_dir={directory}',
@@ -602,6 +609,16 @@ def _check_evaluation_of_clients(call, directory, summary):
         (['--test_fraction=0.2'], 2, 'no `test_fraction`'),
         (['--num_new_clients=2'], 2, 'no `num_new_clients`'),
         (['--eval_support_fraction=2'], 2, 'between 0 and 1'),
+        (
+            ['--eval_support_fraction=0.5'],
+            2,
+            'known_clients, new_clients to be tested with --eval_support_f',
+        ),
+        (
+            ['--restrict_f1_to_client_labels'],
+            2,
+            'tested with --restrict_f1_to_client_labels, found new_groups.\n',
+        ),
         (['--new_clients=bought'], 2, 'one of held_out, redealt'),
         (['--select_best', '--eval_every=0'], 2, '`eval_every` to be at least'),
         (['--validation_clients=0'], 2, 'expected a whole number of at least'),
@@ -646,6 +663,31 @@ def test_bad_input_ends_with_one_line(call, tmp_path, flags, code, message):
   assert (found, out, err.count('\n')) == (code, '', 1)
   assert err.startswith('Error: ')
   assert not directory.exists()
+
+
+def test_settings_that_a_run_has_may_be_given_again(tmp_path):
+  """Earlier versions took them from runs that test no client with them."""
+  config = {'eval_support_fraction': 0.5}
+  (tmp_path / 'config.json').write_text(json.dumps({'config': config}))
+  for fraction, expected in ((0.5, [True]), (0.4, [0.4, True])):
+    given = ['--algorithm=frl', '--restrict_f1_to_client_labels']
+    given += [f'--eval_support_fraction={fraction}', f'--output_dir={tmp_path}']
+    with flagsaver.flagsaver():
+      absl_flags.FLAGS(['train', *given])
+      assert list(train._new_settings_of_clients().values()) == expected
+
+
+def test_what_is_wrong_with_a_value_first_in_training_is_a_line(
+    call, tmp_path, monkeypatch
+):
+  def fail(*_, **__):
+    raise ValueError('Expected one,\nfound another.')
+
+  monkeypatch.setattr(run_lib, 'train_and_evaluate', fail)
+  where = tmp_path / 'run'
+  code, _, err = call(train, *_TINY, f'--output_dir={where}')
+  assert code == 2 and err.endswith('Error: Expected one, found another.\n')
+  assert not where.exists()
 
 
 def test_nan_pixels_end_with_one_line(call, tmp_path, monkeypatch):

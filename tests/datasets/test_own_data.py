@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sqlite3
 import warnings
 
@@ -348,7 +349,10 @@ def test_what_is_wrong_with_a_folder_is_named(tmp_path, monkeypatch):
   (tmp_path / 'dog/broken.png').unlink()
   (tmp_path / 'eels').mkdir()
   _raises('images in every folder of .*, found none in eels', place)
-  (tmp_path / 'eels').rmdir()
+  (tmp_path / 'eels').rename(tmp_path / 'caf\udce9')  # Of Latin-1.
+  (tmp_path / 'caf\udce9/0.png').touch()
+  _raises(r"named in UTF-8, found 'caf\\udce9'", place)
+  shutil.rmtree(tmp_path / 'caf\udce9')
   _folder(tmp_path / 'dog', [0], size=(5, 7), client=False)
   _raises('class/image, found .*png and .*png', place)
   (tmp_path / 'dog/cat/00.png').rename(tmp_path / 'dog/00.png')

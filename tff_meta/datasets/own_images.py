@@ -127,6 +127,14 @@ class _Tree:
           f' found {shown}.'
       )
     names = [os.path.relpath(f, root).split(os.sep) for f in self.files]
+    for name in sorted({folder for parts in names for folder in parts[:-1]}):
+      try:
+        name.encode()
+      except UnicodeEncodeError:
+        raise ValueError(
+            f'Expected folders in {root} named in UTF-8, found {name!r}. Tip:'
+            ' rename it.'
+        ) from None
     empty = sorted(set(_names(root)) - {name[0] for name in names})
     if empty:
       raise ValueError(

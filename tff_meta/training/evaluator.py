@@ -62,6 +62,21 @@ class Evaluator:
           f' {given}.'
       )
 
+  def check_has_settings(self, tested: Sequence[str], **given: Any) -> None:
+    """Raises a ValueError if a setting is given that nobody tested has.
+
+    Args:
+      tested: Names of protocols.
+      **given: Settings of an evaluation; None where none is given.
+    """
+    for name, value in given.items():
+      having = protocol_names.having(name)
+      if value is not None and not set(having) & set(tested):
+        raise ValueError(
+            f'Expected one of {", ".join(having)} to be tested with --{name},'
+            f' found {", ".join(dict.fromkeys(tested)) or protocols.NONE}.'
+        )
+
   def why_nothing(self) -> str:
     """Returns why nothing is offered, and what to do."""
     uses, partition = self._experiment.spec.uses, self._config.data.partition
@@ -250,6 +265,14 @@ class Evaluator:
           f' {self._config.algorithm} begins with random weights.'
       )
     return column
+
+  def names_on_the_way(self) -> tuple[str, ...]:
+    """Returns the protocols whose clients or groups `on_the_way` measures.
+
+    Raises:
+      ValueError: As `check_on_the_way`.
+    """
+    return tuple(p.name for p, _, _ in self._choose_on_the_way())
 
   def why_no_curve(self) -> str | None:
     """Returns why nobody is measured on the way unless that is asked for.

@@ -17,16 +17,6 @@ OWN_AXES = {
     'eval_shots': int,
     'eval_support_fraction': float,
 }
-# Axes -> the protocols that have them; all others have every protocol.
-_PROTOCOLS = {
-    GROUP_ROUNDS: protocol_names.OF_GROUPS,
-    'group_clients': protocol_names.WITH_GROUPS,
-    'way': protocol_names.WITH_GROUPS,
-    'eval_support_fraction': (
-        protocol_names.KNOWN_CLIENTS,
-        protocol_names.NEW_CLIENTS,
-    ),
-}
 
 
 def read_axes(
@@ -101,7 +91,7 @@ def check_protocols(axes: Mapping[str, Any], names: Sequence[str]) -> None:
         f' --protocol={protocol_names.NEW_GROUPS}.'
     )
   for axis, name in itertools.product(axes, names):
-    having = _PROTOCOLS.get(axis, protocol_names.PROTOCOLS)
+    having = protocol_names.having(axis)
     if name not in having:
       raise ValueError(
           f'Expected axes of --grid that {name} has, found {axis!r}, which is'

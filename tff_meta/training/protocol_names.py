@@ -43,6 +43,25 @@ VALIDATED_AS = {
     **dict.fromkeys(OF_GROUPS, 'validation_groups'),
 }
 
+# Settings of an evaluation, and axes of a grid -> the protocols that have them.
+_HAVING = {
+    'group_rounds': OF_GROUPS,
+    'group_clients': WITH_GROUPS,
+    'way': WITH_GROUPS,
+    'eval_groups': WITH_GROUPS,
+    'eval_support_fraction': (KNOWN_CLIENTS, NEW_CLIENTS),
+    'restrict_f1_to_client_labels': (
+        KNOWN_CLIENTS,
+        NEW_CLIENTS,
+        NEW_CLASS_CLIENTS,
+    ),
+}
+
+
+def having(setting: str) -> tuple[str, ...]:
+  """Returns the protocols that have a setting, which is all for most."""
+  return _HAVING.get(setting, PROTOCOLS)
+
 
 def check(names: Sequence[str]) -> None:
   """Raises a ValueError if there is no protocol of a name.
