@@ -280,7 +280,7 @@ def build_process(
 
 def client_function(
     method: Method, seed: int
-) -> tuple[Callable[..., client_work.ClientOutput], Callable[[], Any]]:
+) -> tuple[Callable[..., client_work.ClientOutput], Callable[[Any], Any]]:
   """Returns what a client computes in a round, without TFF.
 
   Args:
@@ -290,14 +290,19 @@ def client_function(
   Returns:
     `(weights, message, ClientData) -> ClientOutput`, where the weights are the
     `global_model_weights` of the server's state; and what makes the message
-    that is sent with them in the first round.
+    that is sent with them, of the `client_work` of that state.
   """
   if method.compose is not None:
-    state = client_work.run_seed(seed)
-    return method.client_update, lambda: state.message(state.initialize())
-  state = client_work.round_seed(seed, method.state and method.state(seed))
-  work = _work_of(method, _channel(method, 'signal'))
-  return work, lambda: state.message(state.initialize())
+    return method.client_update, client_work.run_seed(seed).message
+  own, signal = method.state and method.state(seed), _channel(method, 'signal')
+  state = client_work.round_seed(seed, own)
+
+  def message(of_server):
+    # Beside what the aggregator of signals keeps, where there is one.
+    aggregates = own is not None and signal is not None
+    return state.message(of_server[0] if aggregates else of_server)
+
+  return _work_of(method, signal), message
 
 
 def _work_of(method: Method, signal: Channel | None):

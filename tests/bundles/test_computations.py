@@ -27,7 +27,7 @@ _SYSTEMS = 'frl', 'metavers', 'cafeme', 'fedec', 'fedmeta_per'
 
 
 def _write(root, algorithm, **settings):
-  """Exports what training begins with, its computations, too."""
+  """Exports what there is after a round, its computations, too."""
   pairs = 'known_client' not in registry.get(algorithm).uses
   config = run_config.resolve(
       **fitting._SETTINGS
@@ -43,6 +43,11 @@ def _write(root, algorithm, **settings):
       experiment.model.input_shape,
       experiment.dataset.num_classes,
   )
+  client = replay.to_sequences(
+      process.next.type_signature.parameter[1].member,
+      computations._made_up_client(trained, 0),
+  )
+  trained = trained._replace(state=process.next(trained.state, [client]).state)
   return trained, export.write(
       experiment,
       protocols.untrained_model(process),
@@ -57,6 +62,11 @@ def _write(root, algorithm, **settings):
 @pytest.fixture(scope='module')
 def fed_rep(tmp_path_factory):
   return _write(tmp_path_factory.mktemp('fed_rep'), 'fed_rep', model='mlp')
+
+
+@pytest.fixture(scope='module')
+def scaffold(tmp_path_factory):
+  return _write(tmp_path_factory.mktemp('scaffold'), 'scaffold', model='mlp')
 
 
 def _replay(bundle, form='next'):
@@ -99,9 +109,10 @@ def test_a_round_that_differs_is_noticed(fed_rep, tmp_path):
 
 @pytest.mark.ci
 @pytest.mark.parametrize('tflite', [False, True], ids=['saved model', 'lite'])
-def test_a_client_round_is_that_of_training(fed_rep, tflite):
+@pytest.mark.parametrize('name', ['fed_rep', 'scaffold'])
+def test_a_client_round_is_that_of_training(name, tflite, request):
   """Of a client that has a memory: what it sends, and what it keeps."""
-  trained, bundle = fed_rep
+  trained, bundle = request.getfixturevalue(name)
   client = replay.read_arrays(bundle / 'computations/round/client_1.npz')
   manifest = serve.read_manifest(bundle)[serve.CLIENT_ROUND]
   fed = dict(replay.read_arrays(bundle / 'client_round.npz'))

@@ -55,7 +55,8 @@ def _declared(subject):
   """What the method says is sent, in bytes, where its state is weights."""
   method = subject.method
   _, message = method_lib.client_function(method, seed=0)
-  weights = _num_bytes(subject.weights(subject.process.initialize()))
+  state = subject.process.initialize()
+  weights = _num_bytes(subject.weights(state))
   of_models = weights + 4 * (method.num_models or 1) * (not method.sums_updates)
   of_channels = sum(
       np.dtype(spec.dtype.as_numpy_dtype).itemsize * spec.shape.num_elements()
@@ -63,7 +64,7 @@ def _declared(subject):
       for spec in tree.flatten(channel.summed)
   )
   return (
-      weights + _num_bytes(message()),
+      weights + _num_bytes(message(state.client_work)),
       method.sends_updates * of_models + of_channels + _METRICS,
   )
 

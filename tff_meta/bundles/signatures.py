@@ -151,11 +151,13 @@ def of_round(
     -> array.
   """
   method, network = experiment.method, experiment.model
-  update, first_message = method_lib.client_function(
+  update, message_of = method_lib.client_function(
       method, experiment.config.seed
   )
   weights = trained.state.global_model_weights
-  message = tf.nest.map_structure(np.asarray, first_message())
+  message = tf.nest.map_structure(
+      np.asarray, message_of(trained.state.client_work)
+  )
   sent = {'weights': weights, 'message': message}
   kept = getattr(trained.process, 'initial_memory', None)
   keeps = kept is not None
