@@ -1,6 +1,7 @@
 """TFF's computations and a client's round in a bundle, without tff_meta."""
 
 import collections
+from concurrent import futures
 import json
 import os
 import shutil
@@ -18,6 +19,7 @@ from tff_meta.bundles import computations
 from tff_meta.bundles import export
 from tff_meta.bundles import replay
 from tff_meta.bundles import serve
+from tff_meta.bundles import signatures
 from tff_meta.training import checkpoints
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
@@ -177,8 +179,47 @@ def test_what_is_adapted_once_predicts_later(fed_rep):
         bundle, 'new_client', adapted | {'query_x': x[20:]}, tflite
     )
     np.testing.assert_array_equal(found, expected)
+  with futures.ThreadPoolExecutor(6) as pool:
+    asked = support | {'query_x': x[20:]}
+    for found in pool.map(
+        lambda _: serve.predict(bundle, 'new_client', asked, True), range(60)
+    ):
+      np.testing.assert_array_equal(found, expected)
+  nobody = dict(support_x=x[:0], support_y=np.zeros(0, np.int32))
+  with pytest.raises(ValueError, match='examples in support_y with TensorFlow'):
+    serve.adapt(bundle, 'new_client', nobody, tflite=True)
   with pytest.raises(ValueError, match='Expected the arrays adapted_0.*query'):
     serve.predict(bundle, 'new_client', adapted | support)
+
+
+@pytest.mark.ci
+def test_groups_of_linear_heads_are_served_by_tensorflow_lite(tmp_path):
+  """Also one of whose clients has no examples."""
+  _, bundle = _write(tmp_path, 'fed_avg_ft', model='mlp', dataset='digit_pairs')
+  y = np.arange(60) % 2
+  x = np.zeros([60, 8, 16, 1], np.uint8)
+  x[y == 0, :, :8] = x[y == 1, :, 8:] = 16
+  group = dict(
+      support_x=x.reshape(3, 20, 8, 16, 1),
+      support_y=y.reshape(3, 20),
+      query_x=x,
+      support_mask=np.arange(60).reshape(3, 20) < 35,
+  )
+  found = [serve.predict(bundle, 'group', group, lite) for lite in (0, 1)]
+  assert len(set(found[0])) > 1
+  np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.ci
+def test_what_converts_but_does_not_run_is_refused(tmp_path):
+  function = tf.function(lambda x: {'y': tf.reshape(x, [-1, 3])})
+  concrete = function.get_concrete_function(tf.TensorSpec([None, 2], name='x'))
+  manifest = {'inputs': {'x': {'dtype': 'float32', 'shape': [None, 2]}}}
+  traced = signatures.Traced(tf.Module(), {'use': concrete}, manifest)
+  export._save(traced, tmp_path / 'use')
+  with pytest.raises(ValueError, match='Lite to take use, .*RuntimeError'):
+    export._convert(tmp_path / 'use', traced, 2)
+  assert not (tmp_path / 'use.tflite').exists()
 
 
 @pytest.mark.ci

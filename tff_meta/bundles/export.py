@@ -7,13 +7,14 @@ file. What known clients have kept is not in it: whoever asks for a known client
 gives its memory, too.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+import glob
 import json
 import os
 import pathlib
 import platform
 import shutil
-from typing import Any
+import socket
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +30,7 @@ from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
 from tff_meta.training import run_directory
 
+_ROWS = 2  # Of each axis of any size, where a converted model is run.
 USES = ('known_client', 'new_client', 'new_class', 'group')
 _OF_GROUPS = signatures.OF_GROUPS
 
@@ -115,11 +117,10 @@ def write(
   }
   folder.parent.mkdir(parents=True, exist_ok=True)
   _remove_leftovers(folder)
-  unfinished = folder.with_name(f'.{folder.name}.{os.getpid()}')
+  unfinished = folder.with_name(f'{_unfinished(folder)}{os.getpid()}')
   unfinished.mkdir()
+  saved = dict(traced)
   try:
-    for name, found in traced.items():
-      _save(found, unfinished / name)
     manifest = _manifest(experiment, traced, rounds)
     if trained is not None:
       manifest['computations'] = computations.write(
@@ -130,11 +131,13 @@ def write(
       shutil.copyfile(replay.__file__, unfinished / 'replay.py')
       client_round, sent = signatures.of_round(experiment, trained)
       manifest[serve.CLIENT_ROUND] = client_round.manifest
-      _save(client_round, unfinished / serve.CLIENT_ROUND)
+      saved[serve.CLIENT_ROUND] = client_round
       np.savez(unfinished / f'{serve.CLIENT_ROUND}.npz', **sent)
-    if tflite:
-      for model_folder in (*traced, *(trained and [serve.CLIENT_ROUND] or [])):
-        _convert(unfinished / model_folder)
+    for name, found in saved.items():
+      _save(found, unfinished / name)
+      if tflite:
+        least = _of_group(experiment, name).get('min_clients', 0)
+        _convert(unfinished / name, found, max(least, _ROWS))
     scaling = _scaling(experiment)
     if scaling is not None:
       manifest['examples'], arrays = scaling
@@ -152,12 +155,12 @@ def write(
   return folder
 
 
-def _sees_its_neighbours(network, embed: Callable[..., Any]) -> bool:
+def _sees_its_neighbours(network) -> bool:
   """Whether what is made of an example depends on those beside it."""
   x = np.random.default_rng(0).random([4, *network.input_shape], np.float32)
-  together = embed(x=tf.constant(x))['embeddings'].numpy()[:1]
-  alone = embed(x=tf.constant(x[:1]))['embeddings'].numpy()
-  return not np.allclose(together, alone, rtol=1e-3, atol=1e-5)
+  body = network.initialize(tf.zeros([2], tf.int32))['body']
+  together, alone = (network.embed(body, of, None) for of in (x, x[:1]))
+  return not np.allclose(together[:1], alone, rtol=1e-3, atol=1e-5)
 
 
 def _scaling(experiment):
@@ -184,8 +187,21 @@ def _save(traced: signatures.Traced, folder: pathlib.Path) -> None:
   tf.saved_model.save(traced.module, str(folder), signatures=traced.signatures)
 
 
-def _convert(folder: pathlib.Path) -> None:
-  """Writes a SavedModel as FOLDER.tflite, with the same signatures."""
+def _convert(
+    folder: pathlib.Path, traced: signatures.Traced, rows: int
+) -> None:
+  """Writes a SavedModel as FOLDER.tflite, with the same signatures.
+
+  Each is run once, since a file that is converted need not run.
+
+  Args:
+    folder: Of the SavedModel.
+    traced: What is in it.
+    rows: How many clients and examples it is run with.
+
+  Raises:
+    ValueError: If it is not converted, or does not run.
+  """
   converter = tf.lite.TFLiteConverter.from_saved_model(str(folder))
   # Loops, draws and gradients are operations of TensorFlow itself.
   converter.target_spec.supported_ops = [
@@ -194,18 +210,43 @@ def _convert(folder: pathlib.Path) -> None:
   ]
   try:
     content = converter.convert()
+    _run(tf.lite.Interpreter(model_content=content), traced, rows)
   except Exception as error:  # Of many kinds, some of them C++'s.
     raise ValueError(
         f'Expected TensorFlow Lite to take {folder.name}, found'
         f' {type(error).__name__}: {str(error)[:300]}. Tip: leave --tflite out,'
-        ' or name other --uses.'
+        ' or name other --uses (a client_round: --nocomputations).'
     ) from error
   folder.with_suffix('.tflite').write_bytes(content)
 
 
+def _run(interpreter, traced: signatures.Traced, rows: int) -> None:
+  """Runs every signature on made-up examples; what it returns is no matter."""
+  rng = np.random.default_rng(0)
+
+  def made_up(dtype, shape):
+    shape = [rows if size is None else size for size in shape]
+    if dtype == 'float32':
+      return rng.random(shape, np.float32)
+    return (np.arange(np.prod(shape)) % 2).reshape(shape).astype(dtype)
+
+  given = {n: made_up(**of) for n, of in traced.manifest['inputs'].items()}
+  given['support_mask'] = np.ones([rows, rows], np.float32)
+  given.setdefault('x', given.get('query_x'))  # What `embed` takes.
+  for name in traced.signatures:
+    run = interpreter.get_signature_runner(name)
+    inputs = {key: given[key] for key in run.get_input_details()}
+    given |= run(**inputs)  # What is adapted is asked.
+
+
+def _unfinished(folder: pathlib.Path) -> str:
+  """Returns how names of unfinished exports of this host begin."""
+  return f'.{folder.name}.{socket.gethostname()}.'
+
+
 def _remove_leftovers(folder: pathlib.Path) -> None:
-  """Removes what exports to a folder have left that were killed."""
-  for path in folder.parent.glob(f'.{folder.name}.*'):
+  """Removes what exports to a folder have left that were killed here."""
+  for path in folder.parent.glob(f'{glob.escape(_unfinished(folder))}*'):
     pid = path.name.rpartition('.')[2]
     if pid.isdigit() and not os.path.exists(f'/proc/{pid}'):
       shutil.rmtree(path, ignore_errors=True)
@@ -226,12 +267,7 @@ def _manifest(experiment, traced: Mapping[str, signatures.Traced], rounds: int):
     )
   if config['select_best']:
     caveats.append('The model is that of the last round, not of the best one.')
-  embeds = [
-      use.signatures['embed']
-      for use in traced.values()
-      if 'embed' in use.signatures
-  ]
-  if embeds and _sees_its_neighbours(experiment.model, embeds[0]):
+  if _sees_its_neighbours(experiment.model):
     caveats.append(
         'The network normalises a batch by its own mean and variance, so that'
         ' a prediction depends on the examples that are asked with it. Ask with'

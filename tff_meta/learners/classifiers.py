@@ -134,10 +134,12 @@ class LinearClassifier:
   Attributes:
     model: The network; its head, if any, is replaced.
     num_classes: Number of outputs of the dense layer.
+    num_absent: Rows of its prototypes, of classes that are not there.
   """
 
   model: model_lib.Model
   num_classes: int
+  num_absent: int = 0
 
   def initialize(self, seed: tf.Tensor):
     """Returns initial weights with a head of `num_classes` outputs."""
@@ -154,7 +156,8 @@ class LinearClassifier:
   def no_prototypes(self) -> prototypical.Prototypes:
     """Returns prototypes of no class."""
     return prototypical.Prototypes(
-        tf.zeros([0, self.model.embedding_size]), tf.zeros([0])
+        tf.zeros([self.num_absent, self.model.embedding_size]),
+        tf.zeros([self.num_absent]),
     )
 
   def prototypes(self, weights, examples) -> prototypical.Prototypes:

@@ -276,6 +276,9 @@ def build_group_personalizer(
   Returns:
     A `GroupPersonalizer`; `adapt` starts from `classifier.start(weights)`.
   """
+  if isinstance(classifier, classifiers.LinearClassifier):
+    # TensorFlow Lite does not stack what clients upload where it has no rows.
+    classifier = dataclasses.replace(classifier, num_absent=1)
 
   def adapt(weights, support, salts, seed):
     start_seed, rounds_seed = tf.unstack(
