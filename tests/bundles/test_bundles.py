@@ -5,8 +5,10 @@ import os
 import pathlib
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import types
 
 import numpy as np
 import pytest
@@ -120,6 +122,12 @@ def test_a_group_gets_what_the_personalizer_gives(tmp_path):
   found = serve.predict(bundle, 'group', arrays)
   assert len(set(expected)) > 1
   np.testing.assert_array_equal(found, expected)
+  mask = np.ones([4, 6], bool)
+  masked = serve.predict(bundle, 'group', arrays | dict(support_mask=mask))
+  np.testing.assert_array_equal(masked, expected)
+  for mask in -np.ones([4, 6]), np.full([4, 6], 0.5), np.zeros([4, 6]):
+    with pytest.raises(ValueError, match='of 0 and 1|group with examples'):
+      serve.predict(bundle, 'group', arrays | dict(support_mask=mask))
 
 
 @pytest.mark.ci
@@ -166,8 +174,10 @@ def test_the_manifest_says_what_is_there(fed_rep):
 
 
 @pytest.mark.ci
-def test_a_network_that_sees_its_batch_is_said_to(tmp_path):
-  _, _, bundle = _write(tmp_path, 'fed_avg_ft', model='conv4')
+@pytest.mark.parametrize('algorithm', ['fed_avg_ft', 'pfedhn'])
+def test_a_network_that_sees_its_batch_is_said_to(tmp_path, algorithm):
+  """Also where the server has no whole body."""
+  _, _, bundle = _write(tmp_path, algorithm, model='conv4')
   assert 'mean and variance' in serve.read_manifest(bundle)['caveats'][0]
 
 
@@ -239,6 +249,12 @@ def test_names_are_those_of_training_and_pixels_are_scaled(tmp_path):
       x * scaling['slope'] + scaling['offset'],
       atol=1e-4,
   )
+  # Where names are numbers, too, nobody knows what a number means.
+  other = json.loads(text) | dict(class_names=['1', '2', '3'])
+  (bundle / serve.MANIFEST).write_text(json.dumps(other))
+  (bundle / serve.SUMS).write_text(serve.to_text(serve.digests(bundle)))
+  with pytest.raises(ValueError, match='1, 2, 3 as strings, .*found int64'):
+    serve.predict(bundle, 'new_client', numbers)
 
 
 def test_every_changed_byte_is_seen(fed_rep, tmp_path):
@@ -329,6 +345,50 @@ def test_a_file_of_something_else_is_one_line(
   said = capsys.readouterr().err
   assert said.count('\n') == 1 and re.search(problem, said)
   assert not (tmp_path / 'y.npy').exists()
+
+
+@pytest.mark.parametrize('fails', ['the model', 'the disk'])
+def test_what_was_there_stays_where_something_fails(
+    fed_rep, tmp_path, fails, capsys, monkeypatch
+):
+  def fail(*_, **__):
+    raise error
+
+  experiment, _, bundle = fed_rep
+  x, _, y = _examples(experiment, 30)
+  source, target = tmp_path / 'x.npz', tmp_path / 'y.npy'
+  np.savez(source, support_x=x[:20], support_y=y[:20], query_x=x[20:])
+  target.write_bytes(b'before')
+  monkeypatch.setattr(serve, '__file__', str(bundle / 'serve.py'))
+  error = OSError('No space\nleft')
+  if fails == 'the model':
+    error = tf.errors.ResourceExhaustedError(None, None, 'No memory\nleft')
+    model = types.SimpleNamespace(signatures={'adapt_and_predict': fail})
+    monkeypatch.setattr(serve, '_load', lambda *_: model)
+  else:
+    monkeypatch.setattr(np, 'save', fail)
+  assert serve.main(['new_client', str(source), str(target)]) == 2
+  said = capsys.readouterr().err
+  assert said.count('\n') == 1 and re.search('No (space|memory) left', said)
+  assert target.read_bytes() == b'before'
+  assert set(tmp_path.iterdir()) == {source, target}
+
+
+def test_no_queries_are_no_answers(fed_rep, monkeypatch):
+  experiment, _, bundle = fed_rep
+  x, _, y = _examples(experiment, 30)
+  monkeypatch.setattr(serve, '_load', None)  # Some models end the process.
+  arrays = dict(support_x=x, support_y=y, query_x=x[:0])
+  assert serve.predict(bundle, 'new_client', arrays).shape == (0,)
+
+
+def test_what_exports_of_other_hosts_have_begun_stays(tmp_path):
+  names = socket.gethostname(), f'{socket.gethostname()}.b', 'other'
+  begun = [tmp_path / f'.a[1].{name}.{2**40}' for name in names]
+  for path in begun:
+    path.mkdir()
+  export._remove_leftovers(tmp_path / 'a[1]')
+  assert [path.exists() for path in begun] == [False, False, True]
 
 
 def test_python_may_keep_the_module(fed_rep, tmp_path):

@@ -18,6 +18,7 @@ import json
 import os
 import pathlib
 import sys
+import threading
 from typing import Any
 import zipfile
 
@@ -115,13 +116,16 @@ def predict(
   Raises:
     BundleError: If the bundle is not as it was written.
     ValueError: If there is no such use, or the arrays are not what it takes.
+    RuntimeError: If TensorFlow cannot compute it.
   """
   bundle = _Bundle(root, use, tflite)
   if arrays.keys() & bundle.spec['adapted'].keys():
     name, fed = 'predict', bundle.adapted(arrays)
   else:
     name, fed = 'adapt_and_predict', bundle.inputs(arrays)
-  labels = bundle.call(name, fed)['labels']
+  labels = np.zeros(0, np.int32)
+  if len(fed['query_x']):
+    labels = bundle.call(name, fed)['labels']
   return np.array(bundle.names)[labels] if bundle.names else labels
 
 
@@ -140,7 +144,7 @@ def adapt(
     tflite: As for `predict`.
 
   Raises:
-    BundleError, ValueError: As `predict`.
+    BundleError, ValueError, RuntimeError: As `predict`.
   """
   bundle = _Bundle(root, use, tflite)
   return bundle.call('adapt', bundle.inputs(arrays, without={'query_x'}))
@@ -173,7 +177,13 @@ class _Bundle:
     spec['inputs'] = {
         name: of for name, of in spec['inputs'].items() if name not in without
     }
-    return _inputs(self._folder, self._manifest, spec, self.names, arrays)
+    fed = _inputs(self._folder, self._manifest, spec, self.names, arrays)
+    if self._tflite and not fed['support_y'].size:
+      raise ValueError(
+          'Expected examples in support_y with TensorFlow Lite, which can end'
+          ' the process without, found none. Tip: leave --tflite out.'
+      )
+    return fed
 
   def adapted(self, arrays) -> dict[str, np.ndarray]:
     """Returns what has been adapted, and queries, as they are fed."""
@@ -197,17 +207,26 @@ class _Bundle:
 
     sums = (self._folder / SUMS).read_text()
     if self._tflite:
-      interpreter = _load(str(self._lite_path()), sums)
-      return interpreter.get_signature_runner(name)(**fed)
+      interpreter, lock = _load(str(self._lite_path()), sums)
+      with lock:
+        return interpreter.get_signature_runner(name)(**fed)
     loaded = _load(str(self._folder / self._use), sums)
     tensors = {key: tf.constant(array) for key, array in fed.items()}
-    found = loaded.signatures[name](**tensors)
+    try:
+      found = loaded.signatures[name](**tensors)
+    except tf.errors.OpError as error:  # As of the interpreter.
+      raise RuntimeError(
+          f'Expected TensorFlow to run {name}, found {error}'
+      ) from error
     return {key: tensor.numpy() for key, tensor in found.items()}
 
 
 @functools.lru_cache(maxsize=8)
 def _load(path: str, sums: str) -> Any:
-  """Returns a model, which is loaded once in a process, or an interpreter.
+  """Returns a model, which is loaded once in a process.
+
+  That of TensorFlow Lite is an interpreter, which computes for one thread at a
+  time, with its lock.
 
   Args:
     path: Of the model.
@@ -217,7 +236,7 @@ def _load(path: str, sums: str) -> Any:
 
   del sums
   if path.endswith('.tflite'):
-    return tf.lite.Interpreter(path)
+    return tf.lite.Interpreter(path), threading.Lock()
   return tf.saved_model.load(path)
 
 
@@ -243,9 +262,17 @@ def _inputs(folder, manifest, spec, names, arrays) -> dict[str, np.ndarray]:
         )
     y = np.vectorize(numbers.get, otypes=[np.int32])(y.astype(str))
     given['support_y'] = y
+  elif names and _are_other_numbers(names):
+    raise ValueError(
+        f'Expected support_y to be of {", ".join(names)} as strings, since'
+        f' these names are numbers, too, found {y.dtype}.'
+    )
   given.setdefault('seed', np.zeros(2, np.int32))
   given.setdefault('salts', np.zeros(y.shape[:1], np.int32))
-  given.setdefault('support_mask', np.ones(y.shape, np.float32))
+  mask = given.setdefault('support_mask', np.ones(y.shape, np.float32))
+  if not np.isin(mask, (0, 1)).all():
+    raise ValueError('Expected support_mask of 0 and 1, found others.')
+  given['support_mask'] = mask.astype(np.float32)
   if manifest['examples'] is not None:
     for name in {'support_x', 'query_x'} & given.keys():
       given[name] = _scaled(folder, manifest['examples'], name, given[name])
@@ -264,12 +291,21 @@ def _inputs(folder, manifest, spec, names, arrays) -> dict[str, np.ndarray]:
           f' {list(y.shape[:axes])}, found {list(fed[name].shape)}.'
       )
   counts = fed.get('support_mask', np.ones(y.shape)) > 0
+  if 'support_mask' in fed and not counts.any():
+    raise ValueError('Expected a group with examples, found none.')
   if not ((y >= 0) & (y < count))[counts].all():
     raise ValueError(
         f'Expected labels in 0..{count - 1} in support_y, found'
         f' {y[counts].min()}..{y[counts].max()}.'
     )
   return fed
+
+
+def _are_other_numbers(names: list[str]) -> bool:
+  """Whether classes are called by numbers that are not their places."""
+  return all(
+      name.removeprefix('-').isdecimal() for name in names
+  ) and names != [str(place) for place in range(len(names))]
 
 
 def _scaled(folder, examples, name: str, array: np.ndarray) -> np.ndarray:
@@ -336,19 +372,41 @@ def main(arguments: list[str]) -> int:
           ' adapted is written as .npz.'
       )
     run: Any = predict if 'query_x' in arrays else adapt
-    found = run(folder, use, arrays, tflite)
-  except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-    print(f'error: {source} to {target}: {error}', file=sys.stderr)
+    _write(target, run(folder, use, arrays, tflite))
+  except (
+      OSError,
+      ValueError,
+      EOFError,
+      RuntimeError,
+      zipfile.BadZipFile,
+  ) as error:
+    problem = ' '.join(str(error).split())[:1000]
+    print(f'error: {source} to {target}: {problem}', file=sys.stderr)
     if is_new:
       pathlib.Path(target).unlink(missing_ok=True)
     return 2
-  with open(target, 'wb') as file:
-    if isinstance(found, dict):
-      np.savez(file, **found)
-    else:
-      np.save(file, found, allow_pickle=False)
   print(f'Written: {target}')
   return 0
+
+
+def _write(target: str, found) -> None:
+  """Writes a file that is there; as a whole or not at all, but for devices."""
+  path = part = pathlib.Path(target)
+  if path.is_file():
+    path = path.resolve()
+    part = path.with_name(f'.{path.name}.{os.getpid()}')
+  try:
+    with open(part, 'wb') as file:
+      if isinstance(found, dict):
+        np.savez(file, **found)
+      else:
+        np.save(file, found, allow_pickle=False)
+    if part != path:
+      part.replace(path)
+  except BaseException:
+    if part != path:
+      part.unlink(missing_ok=True)
+    raise
 
 
 if __name__ == '__main__':
