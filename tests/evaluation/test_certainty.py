@@ -124,6 +124,7 @@ def test_labels_are_the_same_where_only_they_are_told():
 
 
 def test_what_is_no_number_is_not_in_the_summary():
+  """Nor right, although two examples are of class 0."""
   report = _evaluate(
       personalizer.ByScores(
           lambda scale, batch: _scores(scale * math.nan, batch)
@@ -131,6 +132,7 @@ def test_what_is_no_number_is_not_in_the_summary():
   )
   assert math.isnan(report.calibration.nll[0])
   assert report.summary()['nll_mean'] is report.summary()['ece_mean'] is None
+  assert report.accuracies == report.macro_f1 == report.accuracies_before == 0
 
 
 def test_guards_keep_the_scores():

@@ -39,6 +39,8 @@ def test_macro_f1_by_hand():
       (2 * 2 / 6 + 0 + 2 / 3) / 3
   )
   assert macro_f1([4, 4], [4, 4]) == 1
+  # No answer is no class.
+  assert macro_f1([3, 3, 7], [3, 3, -1]) == pytest.approx((1 + 0) / 2)
 
 
 def test_macro_f1_against_naive_counts():

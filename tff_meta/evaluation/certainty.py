@@ -42,9 +42,14 @@ def ask(predict: Any, *args: Any) -> tf.Tensor:
 
 
 def to_labels(predict: Any, answers: tf.Tensor) -> tf.Tensor:
-  """Returns labels of what `ask` returned, int32 `[..., Q]`."""
+  """Returns labels of what `ask` returned, int32 `[..., Q]`.
+
+  -1, which is never right, where a score is no number: the greatest would be
+  the first, as if a model that has diverged knew one class.
+  """
   if isinstance(predict, personalizer.ByScores):
-    return predict.to_labels(answers)
+    is_none = tf.reduce_any(tf.math.is_nan(answers), -1)
+    return tf.where(is_none, -1, predict.to_labels(answers))
   return answers
 
 

@@ -24,7 +24,7 @@ def macro_f1(
 
   `F1_c = 2 TP_c / (2 TP_c + FP_c + FN_c)`, over all classes that are among the
   labels or were predicted. A class that was predicted but is not there scores
-  zero.
+  zero. An answer of -1 is wrong, and no class.
 
   Args:
     labels: int [n], the right answers, n at least 1.
@@ -45,7 +45,7 @@ def macro_f1(
     wrong = np.where(labels == present[0], present[1], present[0])
     predicted = np.where(np.isin(predicted, present), predicted, wrong)
   scores = []
-  for label in np.union1d(labels, predicted):
+  for label in np.union1d(labels, predicted[predicted >= 0]):
     hits = np.sum((labels == label) & (predicted == label))
     scores.append(
         2 * hits / (np.sum(labels == label) + np.sum(predicted == label))
@@ -214,7 +214,7 @@ class Answers(NamedTuple):
     num_support: Examples that it adapted on.
     labels: int [Q], the right answers, Q at least 1.
     before: int [Q], answers of the model it started from, or None.
-    after: int [Q], answers of the adapted model.
+    after: int [Q], answers of the adapted model, -1 where it has none.
     curve: int [num_points, Q], answers after 0, 1, ... steps, or None.
     certainty: How sure the adapted model is, or None.
     certainty_before: How sure the model is that it started from, or None.

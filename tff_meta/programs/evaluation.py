@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 
 from tff_meta import episodes
 from tff_meta.client_works import client_work
+from tff_meta.evaluation import certainty
 from tff_meta.learners import personalizer as personalizer_lib
 
 
@@ -220,7 +221,8 @@ def _build_parts(
       begin = tf.nest.map_structure(tf.constant, initial_memory)
       memory = client_work.to_memory(data['memory'], begin)
     adapted = personalizer.adapt(weights, memory, support, own_seed)
-    labels = personalizer.predict(adapted, query)
+    ask = personalizer.predict
+    labels = certainty.to_labels(ask, certainty.ask(ask, adapted, query))
     right = tf.cast(tf.equal(labels, query.y), tf.float32)
     counts = (
         tf.reduce_sum(right * query.mask),
