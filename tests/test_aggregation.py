@@ -95,6 +95,27 @@ def test_classes_that_may_be_noise_alone_are_none():
   np.testing.assert_allclose(restored.means, [[2, 0], [0, 0]])
 
 
+@pytest.mark.parametrize(
+    'bound, sent, other',
+    [
+        (margins.BOUND, margin(4.0), margin(np.nan)),
+        (margins.BOUND, margin(4.0), margin(np.inf)),
+        (
+            prototypes.BOUND,
+            class_sums(1.0, (3, -4), None),
+            class_sums(1.0, (np.nan, 0), (1, 1)),
+        ),
+    ],
+)
+def test_parts_that_are_no_numbers_weigh_nothing(bound, sent, other):
+  factory = aggregation.Robust().of_sums(1, bound)
+  values = [tf.nest.map_structure(np.asarray, v) for v in (sent, other)]
+  output = aggregate(factory, values)
+  for found, expected in zip(arrays(output.result), arrays(sent), strict=True):
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+  assert output.measurements['num_cut_clients'] == 1
+
+
 @pytest.mark.parametrize('quantile', [0.0, 0.5])
 @pytest.mark.parametrize('value', [1e30, -np.inf, np.nan])
 def test_one_client_cannot_stop_a_private_round(value, quantile):
@@ -186,12 +207,13 @@ def test_an_adaptive_clip_spends_a_part_of_the_noise():
 
 
 def test_secure_sums_cut_what_is_beyond_their_bounds_and_count_it():
+  """Changes times weights: of weight 1 a change of 3 is not cut."""
   secure = aggregation.Secure(clip=2.0, max_weight=10.0)
-  values = [np.float32(v) for v in ([1, -1], [3, 0])]
+  values = [np.float32(v) for v in ([1, -1], [3, 0], [3, 0])]
   factory = secure.limited(secure.of_models(1, summed=False))
-  output = aggregate(factory, values, [1.0, 30.0])
-  # 20 of 30, which is 3 * 10 cut to 2 * 10, and weights 1 and 10.
-  np.testing.assert_allclose(output.result, [21 / 11, -1 / 11], atol=1e-6)
+  output = aggregate(factory, values, [1.0, 30.0, 1.0])
+  # 20 of 30, which is 3 * 10 cut to 2 * 10, and weights 1, 10 and 1.
+  np.testing.assert_allclose(output.result, [24 / 12, -1 / 12], atol=1e-6)
   assert output.measurements['mean_value']['secure_upper_clipped_count'] == 1
 
 
@@ -199,6 +221,16 @@ def test_secure_sums_cut_what_is_beyond_their_bounds_and_count_it():
     'make, expected',
     [
         (lambda: aggregation.Secure(clip=0.0), '`clip` above 0'),
+        (
+            lambda: aggregation.Secure(clip=1e30, max_weight=1e30),
+            r'`clip` times `max_weight` .* 1e\+30, found 1e\+60',
+        ),
+        (
+            lambda: aggregation.DifferentiallyPrivate(
+                clip=1e36, clip_quantile=0.5
+            ),
+            r'10000 times `clip` .* found 1e\+40',
+        ),
         (lambda: aggregation.Robust(rule='median'), "'median'"),
         (lambda: aggregation.Compressed(bits=0), '`bits` from 1 to 16'),
         (

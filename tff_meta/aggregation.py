@@ -19,6 +19,8 @@ from tff_meta import config_checks
 
 # The largest that an adaptive clip can become, over the first one.
 _BEYOND = 1e4
+# What a client can add at most; a hundred million of them add a float32.
+_LARGEST = 1e30
 # How far a sum of vectors moves, over their bound, where one is replaced.
 _SENSITIVITY = 2.0
 
@@ -228,7 +230,10 @@ class Secure(Aggregation):
   cryptography; a production stack puts its protocol in their place.
 
   Attributes:
-    clip: The largest change of any weight of a model, above 0.
+    clip: The largest change of any weight of a model, above 0, by a client that
+      counts for `max_weight`. In a mean it is the change times what the client
+      counts for that is cut, to `clip` times `max_weight`: whoever counts for
+      less may change a weight by more, and moves the sum by no more than that.
     max_weight: The most that a client counts for, such as its number of
       examples, above 0; who has more counts for so much.
     channel_bound: The largest number of a control variate or margin, or the
@@ -243,6 +248,11 @@ class Secure(Aggregation):
   def __post_init__(self):
     super().__post_init__()
     _check_positive(self, 'clip', 'max_weight', 'channel_bound')
+    _check_product('`clip` times `max_weight`', self.clip * self.max_weight)
+    _check_product(
+        '`channel_bound` times `max_weight`',
+        self.channel_bound * self.max_weight,
+    )
 
   def of_models(self, num_parts, summed):
     """See `Aggregation`."""
@@ -321,6 +331,7 @@ class DifferentiallyPrivate(Aggregation):
     config_checks.check_fraction(self, 'delta')
     if self.clip_quantile:
       config_checks.check_fraction(self, 'clip_quantile')
+      _check_product(f'{_BEYOND:g} times `clip`', _BEYOND * self.clip)
 
   def of_models(self, num_parts, summed):
     """See `Aggregation`."""
@@ -429,6 +440,14 @@ BY_NAME = {
     'secure': Secure,
     'dp': DifferentiallyPrivate,
 }
+
+
+def _check_product(name: str, value: float) -> None:
+  """Raises a ValueError if sums over clients might not be float32."""
+  if value > _LARGEST:
+    raise ValueError(
+        f'Expected {name} of at most {_LARGEST:g}, found {value:g}.'
+    )
 
 
 def _check_positive(config: Aggregation, *names: str) -> None:

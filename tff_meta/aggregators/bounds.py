@@ -72,8 +72,9 @@ VECTOR = Bound(
 class BoundedSumFactory(tff.aggregators.UnweightedAggregationFactory):
   """Sums what clients send, each part bounded.
 
-  The state is that of the inner sum. The measurements are its own, as `sum`,
-  and `num_cut_clients`, of which a part was beyond the limits, if they are
+  A part with a number that is not finite counts as zeros, and as cut. The state
+  is that of the inner sum. The measurements are its own, as `sum`, and
+  `num_cut_clients`, of which a part was beyond the limits, if they are
   counted.
   """
 
@@ -109,12 +110,11 @@ class BoundedSumFactory(tff.aggregators.UnweightedAggregationFactory):
 
     @tff.tensorflow.computation(value_type)
     def shorten(value):
-      # What is no number would be in the sum of all clients.
-      numbers = tf.nest.map_structure(
-          lambda leaf: tf.where(tf.math.is_nan(leaf), 0.0, leaf), value
-      )
+      # What is no number would be in the sum of all clients; without the rest
+      # of its part a weight would count for nothing.
+      numbers, is_finite = weights_lib.where_finite_or_zero(value)
       shortened, is_cut = bound.shorten(numbers, limits)
-      return shortened, tf.cast(is_cut, tf.int32)
+      return shortened, tf.cast(is_cut | ~is_finite, tf.int32)
 
     @tff.tensorflow.computation(value_type)
     def restore(total):
