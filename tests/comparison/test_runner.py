@@ -40,6 +40,8 @@ if does == 'waits' and not (root / 'saved').exists():
   (root / 'waiting').write_text('')
   print('waiting', flush=True)
   time.sleep(60)
+if does == 'lasts':
+  time.sleep(1)
 (root / 'summary.json').write_text(json.dumps({'a': 0.25}))
 """
 
@@ -82,7 +84,7 @@ def test_what_runs_and_what_came_out_is_told(tmp_path, capsys, monkeypatch):
       title='T',
       source='ours',
       settings=(tables.Setting('Here', (tables.Measure('Mean', 'a'),)),),
-      rows=(tables.Row('works', ('--does=works',)),),
+      rows=(tables.Row('lasts', ('--does=lasts',)),),
       scales={'cpu': tables.Scale((1, 2))},
   )
   lines = []
@@ -92,11 +94,11 @@ def test_what_runs_and_what_came_out_is_told(tmp_path, capsys, monkeypatch):
       result=lambda cell: results.sentence(tmp_path, table, cell),
   )
   running.run(tables.cells(table, 'cpu'), 1)
-  end = r'\[2/2\] here/works/seed_2: finished after 0:\d\d:\d\d with 25.00 % '
+  end = r'\[2/2\] here/lasts/seed_2: finished after 0:\d\d:\d\d with 25.00 % '
   assert re.fullmatch(end + r'\(Mean\)', lines[-1])
   err = capsys.readouterr().err
-  assert re.search(r'run 0/2  .*  here/works/seed_1: It printed nothing', err)
-  assert re.search(r'run 1/2  .* left  here/works/seed_2: ', err)
+  assert re.search(r'run 0/2  .*  here/lasts/seed_1: It printed nothing', err)
+  assert re.search(r'run 1/2  .* left  here/lasts/seed_2: ', err)
 
 
 def test_a_failing_cell_says_why_and_the_others_go_on(tmp_path):
