@@ -154,14 +154,6 @@ def fit(
         ' `in_process.set_in_process_context(num_shards=...)`.'
     )
   config = run_config.resolve(**values)
-  training = config.training
-  if training.execution == 'native' or training.batched_clients > 1:
-    raise ValueError(
-        f'Expected a run in {root} that can go on in this process, found'
-        f' execution {training.execution!r} and'
-        f' {training.batched_clients} `batched_clients`. Tip: continue it with'
-        ' binaries.train.'
-    )
   experiment = _prepare(config, model)
   evaluator = evaluator_lib.Evaluator(experiment)
   if not recorded and not {'eval_every', 'eval_from', 'select_best'} & set(
