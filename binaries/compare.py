@@ -306,7 +306,7 @@ def _check_names(cells: Sequence[tables.Cell]) -> None:
   for text in filter(None, dict.fromkeys(_values(cells, 'plugins'))):
     plugins.import_named(text.split(','), '--plugins of a run')
   for name in filter(None, dict.fromkeys(_values(cells, 'model'))):
-    models.MODELS.check(name)
+    models.check(name)
   texts = zip(
       _values(cells, 'algorithm'), _values(cells, 'hparams'), strict=True
   )
@@ -461,12 +461,18 @@ def _plugins() -> list[str]:
   return [f'--plugins={names}'] if names else []
 
 
+def _have_own_modules(cells: Sequence[tables.Cell]) -> bool:
+  """Returns whether runs import modules that are not of this library."""
+  of_models = any(':' in name for name in _values(cells, 'model'))
+  return bool(_plugins()) or any(_values(cells, 'plugins')) or of_models
+
+
 def _environment(cells: Sequence[tables.Cell]) -> dict[str, str]:
   """Returns that of the training programs, which are run elsewhere."""
   from tff_meta.comparison import runner
 
   environment = runner.environment(PROCESSES.value)
-  if _plugins() or any(_values(cells, 'plugins')):
+  if _have_own_modules(cells):
     environment['PYTHONPATH'] = plugins.python_path()
   return environment
 
@@ -500,7 +506,7 @@ def _start_elsewhere(cells: Sequence[tables.Cell]):
   }
   for name in ('OMP_NUM_THREADS', 'TF_NUM_INTEROP_THREADS'):
     environment[name] = str(options['worker_cpus'])
-  if _plugins() or any(_values(cells, 'plugins')):
+  if _have_own_modules(cells):
     environment['PYTHONPATH'] = plugins.python_path()
   return remote_runs.RemoteRuns(
       hosts,
@@ -744,7 +750,7 @@ def _print_commands(work: _Work) -> int:
   from tff_meta.comparison import runner
 
   found = f'PYTHONPATH={plugins.python_path()}'
-  prefix = ['env', found] if _plugins() else []
+  prefix = ['env', found] if _have_own_modules(work.cells) else []
   for cell in work.cells:
     command = runner.command(_program(), work.root, cell)
     print(shlex.join([*prefix, *command]))

@@ -103,7 +103,7 @@ TEST_FRACTION = flag_kinds.define_number(
     'test_fraction',
     None,
     "Share of each client's examples to test on, 0..1; by default the published"
-    ' test part is dealt to the clients.',
+    ' test part is dealt to the clients, and of data without one it is 0.2.',
 )
 STRATIFY = flags.DEFINE_bool(
     'stratify', False, 'Split off --test_fraction class by class.'

@@ -1,11 +1,13 @@
 """`tff_meta.fit`: what it trains, tests, adapts and saves."""
 
+import collections
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from binaries import train  # noqa: F401  Defines the flags.
 import tff_meta
@@ -163,6 +165,54 @@ def test_labels_are_as_they_were_given(classes, tmp_path):
 def test_what_is_wrong_is_named(tmp_path, clients, settings, problem):
   with pytest.raises((TypeError, ValueError), match=problem):
     tff_meta.fit(clients, **settings)
+
+
+def _client_data(prepare):
+  """Returns the clients as TFF has them, made of data sets of (x, y)."""
+  clients = tff.simulation.datasets.TestClientData(
+      {
+          name: collections.OrderedDict(x=x, y=y)
+          for name, (x, y) in _CLIENTS.items()
+      }
+  )
+  pairs = clients.preprocess(lambda ds: ds.map(lambda e: (e['x'], e['y'])))
+  return pairs.preprocess(prepare)
+
+
+@pytest.mark.parametrize(
+    'prepare',
+    [
+        lambda ds: ds,
+        lambda ds: ds.map(lambda x, y: {'label': y, 'pixels': x}),
+        lambda ds: ds.map(lambda x, y: {'y': y, 'x': x}),
+    ],
+)
+def test_clients_of_tff_are_taken_as_they_are(prepare):
+  found = fitting._to_arrays(_client_data(prepare))
+  for name, expected in fitting._to_arrays(_CLIENTS).items():
+    np.testing.assert_array_equal(found[name], expected, strict=True)
+
+
+@pytest.mark.parametrize(
+    'prepare, problem',
+    [
+        (
+            lambda ds: ds.map(lambda x, y: {'label': y, 'a': x, 'b': x}),
+            "the features .'a', 'b', 'label'.",
+        ),
+        (
+            lambda ds: ds.map(lambda x, y: {'kind': y, 'x': x}),
+            'label, labels or',
+        ),
+        (lambda ds: ds.map(lambda x, y: x), 'or of .x, y., found a TensorSpec'),
+        (lambda ds: ds.batch(8), 'one example an element of .*None'),
+        (lambda ds: ds.take(0), "to have examples, found none of 'c0'"),
+        (lambda ds: ds.repeat(), "client 'c0' .*without end"),
+    ],
+)
+def test_what_is_wrong_with_clients_of_tff_is_named(prepare, problem):
+  with pytest.raises(ValueError, match=problem):
+    fitting._to_arrays(_client_data(prepare))
 
 
 def test_another_run_in_its_directory_stays_as_it_is(fitted, tmp_path):

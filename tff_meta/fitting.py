@@ -13,15 +13,18 @@ import pathlib
 import shutil
 import sys
 import tempfile
-from typing import Any, TYPE_CHECKING
+from typing import Any, TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from tff_meta import plugins
 from tff_meta import registry
 from tff_meta import spelling
 from tff_meta.execution import native
 
 if TYPE_CHECKING:  # They import TensorFlow.
+  import tensorflow_federated as tff
+
   from tff_meta.learners import personalizer as personalizer_lib
   from tff_meta.training import experiment as experiment_lib
 
@@ -49,10 +52,13 @@ _OF_CONTEXT = {
 }
 
 Examples = tuple[Any, Any]
+Clients: TypeAlias = (
+    'Mapping[Any, Examples] | tff.simulation.datasets.ClientData | str'
+)
 
 
 def fit(
-    clients: Mapping[Any, Examples] | str,
+    clients: Clients,
     algorithm: str = registry.DEFAULT,
     *,
     model: Any = None,
@@ -70,7 +76,9 @@ def fit(
   Args:
     clients: Name of a client -> its examples `(x, y)`, numbers `[n, ...]`
       (uint8 pixels are divided by 255) and classes `[n]`, whole numbers or
-      names; or what `--dataset` takes, the name of a data set or `KIND:PATH`.
+      names; a `tff.simulation.datasets.ClientData` of elements `(x, y)`, or of
+      two features, one of them called `label`, `labels` or `y`; or what
+      `--dataset` takes, the name of a data set or `KIND:PATH`.
     algorithm: What `--algorithm` takes.
     model: What `--model` takes; a Keras model, see `models.from_keras`; a
       `Model`; or `(input_shape, num_classes) -> ` one of them. None for what
@@ -140,6 +148,8 @@ def fit(
       hparams=hparams,
       model=_model_name(model),
   )
+  if isinstance(settings.get('protocols'), str):  # As flags have them.
+    settings['protocols'] = tuple(settings['protocols'].split(','))
   directory = run_directory.RunDirectory(root)
   recorded = directory.recorded_if_readable()
   values = (
@@ -534,6 +544,8 @@ class Personalized:
 def _prepare_process(num_shards: int | None = None) -> int:
   """Lets TFF compute in this process unless that has been chosen.
 
+  Algorithms and so on that installed packages announce are there afterwards.
+
   Args:
     num_shards: To how many shards clients are dealt where it has not; None for
       one.
@@ -542,6 +554,7 @@ def _prepare_process(num_shards: int | None = None) -> int:
     To how many they are dealt.
   """
   native.prepare_environment()
+  plugins.import_installed()
   import tensorflow_federated as tff
 
   from tff_meta.execution import in_process
@@ -554,20 +567,24 @@ def _prepare_process(num_shards: int | None = None) -> int:
   return tff.framework.get_context_stack().current.num_shards
 
 
-def _to_arrays(clients: Mapping[Any, Examples]) -> dict[str, np.ndarray]:
+def _to_arrays(clients: Any) -> dict[str, np.ndarray]:
   """Returns clients' examples as the arrays of data of one's own.
 
   Raises:
-    TypeError: If they are no mapping of pairs.
+    TypeError: If they are neither a mapping of pairs nor a ClientData.
     ValueError: If a client has none, examples of another form, one without a
       label, or the name of another as text.
   """
   from tff_meta.datasets import own_arrays
+  from tff_meta.datasets import own_client_data
 
+  if own_client_data.is_client_data(clients):
+    clients = own_client_data.examples(clients)
   if not isinstance(clients, Mapping):
     raise TypeError(
-        'Expected `clients` to be a mapping from a name to (x, y), or what'
-        f' --dataset takes, found a {type(clients).__name__}.'
+        'Expected `clients` to be a mapping from a name to (x, y), a'
+        ' `tff.simulation.datasets.ClientData` or what --dataset takes, found a'
+        f' {type(clients).__name__}.'
     )
 
   def of_client(client):

@@ -92,3 +92,36 @@ def test_everything_comes_from_outside(tmp_path):
   assert f"the plugin 'theirs' of {run}/config.json, found Modu" in lacking[2]
   assert found[0] == 0 and 'known_clients (10 clients' in found[1], found[2]
   assert analysis[0] == 0 and 'theirs: nVAR' in analysis[1], analysis[2]
+
+
+@pytest.mark.ci
+def test_a_table_has_a_network_of_a_file_outside(tmp_path):
+  (tmp_path / 'net.py').write_text(
+      'from tff_meta import models\n\n\n'
+      'def build(shape, classes):\n'
+      "  return models.build('mlp', shape, classes)\n"
+  )
+  for name, model in ('there', 'net:build'), ('lacking', 'nett:build'):
+    flags = ('--algorithm=fed_avg', f'--model={model}')
+    (tmp_path / f'{name}.py').write_text(
+        f"""
+from tff_meta.comparison import tables
+
+MEAN = tables.Measure('Mean', 'evaluation/known_clients/accuracy_mean')
+TABLES = (tables.Table(
+    'net_{name}', 'Ours', 'ours', (tables.Setting('Known', (MEAN,)),),
+    (tables.Row('own', {flags}),),
+    {{'smoke': tables.Scale(seeds=(0,), flags=('--rounds=2',))}},
+),)
+"""
+    )
+  smoke = '--scale=smoke'
+  refused, done = program_calls.call_all(
+      'compare',
+      [('--experiment=lacking.py', smoke), ('--experiment=there.py', smoke)],
+      tmp_path,
+  )
+  assert refused[0] == 2 and "'nett'" in refused[2], refused[2]
+  assert done[0] == 0, done[2]
+  (config,) = tmp_path.glob('runs/*/known/own/seed_0/run/config.json')
+  assert json.loads(config.read_text())['config']['model'] == 'net:build'

@@ -442,6 +442,7 @@ def test_what_is_wrong_with_arrays_is_named(tmp_path):
     _raises(problem, name, **(options or {}))
 
   _raises('a file, found none at .*a.npz', name)
+  _raises('a file, found the folder .*Tip: join its files', f'npz:{tmp_path}')
   path.write_text('?')
   _raises('a.npz to be a file of np.savez.*found', name)
   np.save(tmp_path / 'b.npy', _PIXELS)

@@ -8,6 +8,9 @@ from collections.abc import Sequence
 
 from tff_meta.data import corpus as corpus_lib
 
+# With fewer, a part of a split of data of one's own would have less than two.
+LEAST_CLASSES = 8
+
 # CIFAR-100: superclass -> its five classes. Fine labels are numbered in the
 # alphabetical order of their names.
 CIFAR100_SUPERCLASSES = {

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tff_meta.data import checks
+from tff_meta.data import class_splits
 from tff_meta.data import corpus as corpus_lib
 from tff_meta.data import partitioners
 
@@ -76,8 +77,10 @@ class ClassPools:
     """
     if corpus.class_split is None:
       raise ValueError(
-          'Expected a corpus with a `class_split` to draw groups from, found'
-          f' none in {corpus.name!r}.'
+          'Expected a corpus with a `class_split` to draw groups of classes'
+          f' from, found none in {corpus.name!r}. Tip: files of your own have'
+          f' one from {class_splits.LEAST_CLASSES} classes on, and a loader of'
+          ' yours may make one.'
       )
     if examples_per_class is not None:
       checks.check_count('examples_per_class', examples_per_class, 1)

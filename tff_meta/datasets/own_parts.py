@@ -25,8 +25,6 @@ _CALLED_CLIENTS = (
 _MOST_ROUNDED = 0.01
 # A file of so many classes has more than one in every second example.
 _MANY_CLASSES = 20
-# Below, the parts of a split would have less than two classes each.
-_LEAST_SPLIT_CLASSES = 8
 
 
 class _AsTheyAre:
@@ -57,6 +55,11 @@ class Part(NamedTuple):
 
 def check_is_file(path: str) -> None:
   """Raises a DatasetNotFoundError if there is no such file."""
+  if os.path.isdir(path):
+    raise locations.DatasetNotFoundError(
+        f'Expected a file, found the folder {path}. Tip: join its files into'
+        ' one in which a column, or an array, says whose each example is.'
+    )
   if not os.path.isfile(path):
     raise locations.DatasetNotFoundError(
         f'Expected a file, found none at {path}.{path_tip(path)}'
@@ -330,7 +333,7 @@ def _preprocess(pixels, scaling, where, is_table):
 
 
 def _class_split(num_classes: int) -> corpus_lib.ClassSplit | None:
-  if num_classes < _LEAST_SPLIT_CLASSES:
+  if num_classes < class_splits.LEAST_CLASSES:
     return None
   num_train = num_classes - num_classes // 2
   num_validation = num_classes // 4

@@ -60,7 +60,8 @@ def read_config(
     raise ValueError(
         f'{error} The run in {directory.root}, made with the plugins {names},'
         ' has this name of a plugin or of an installed package that does not'
-        ' register it now. Tip: name another module with --plugins.'
+        ' register it now. Tip: name another module with --plugins, or import'
+        ' it before `tff_meta.load`.'
     ) from None
 
 
