@@ -10,7 +10,8 @@ in the run.
   python -m binaries.evaluate --run_dir=DIR --grid='way=2,5;group_clients=5,10'
 
 evaluates with every combination, and adds a row of each to
-DIR/evaluation/grid_PROTOCOL.csv. Those that are there already are not computed
+DIR/evaluation/grid_PROTOCOL.csv, and a file with a line a client or group to
+DIR/evaluation/grid_PROTOCOL. Those that are there already are not computed
 again.
 """
 
@@ -43,8 +44,7 @@ GRID = flags.DEFINE_string(
     ' "group_rounds=1,3,5;group_clients=5,10;way=2,5;eval_shots=5,20": rounds'
     ' of a new group, its clients, its classes, examples of a class to adapt'
     ' on; also eval_support_fraction, and what --hparams of training takes that'
-    " does not change the model's shape, such as steps of adaptation. There is"
-    ' no file of single clients or groups then.',
+    " does not change the model's shape, such as steps of adaptation.",
 )
 flags.adopt_module_key_flags(flag_groups)
 
@@ -148,11 +148,14 @@ def _evaluate_points(axes, points, experiment, models, done) -> None:
       row = rows.get(settings[name][i])
       if row is None:
         command_line.report(f'Combination {i + 1} of {len(points)}: {point}.')
-        summary, _ = evaluator.evaluate(
+        summary, own = evaluator.evaluate(
             name, {'': models.trained}, models.untrained, command_line.report
         )['']
-        row = grids.make_row(point, models.rounds, summary, settings[name][i])
-        grids.add_row(path, row, known)
+        units = own.to_csv()
+        row = grids.make_row(
+            point, models.rounds, summary, settings[name][i], units
+        )
+        grids.add_row(path, row, known, units)
       tables[name].append(grids.with_values(row, point))
   print(f'After {models.rounds} rounds of {experiment.config.training.rounds}:')
   for name, rows in tables.items():

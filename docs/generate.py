@@ -279,6 +279,10 @@ def _summary(run: pathlib.Path) -> dict[str, Any]:
   return json.loads((run / 'summary.json').read_text())
 
 
+def _config(run: pathlib.Path) -> dict[str, Any]:
+  return json.loads((run / 'config.json').read_text())['config']
+
+
 def _column(run: pathlib.Path, name: str) -> list[float]:
   """Returns a column of a run's metrics, without rounds that lack it."""
   with (run / 'metrics.csv').open(newline='') as file:
@@ -314,6 +318,48 @@ def _steps(name: str) -> str:
     means = [statistics.fmean(c[step] for c in curves) for step in shown]
     rows.append([setting, row, *(f'{100 * mean:.2f}' for mean in means)])
   return _markdown(['Clients', 'Method', *map(str, shown)], rows)
+
+
+def _fine_tuning_rates(name: str) -> str:
+  """New clients of kept runs, fine-tuned with rates that are not the row's.
+
+  Args:
+    name: Of the table whose runs they are, and of its folder in
+      `results/analyses`, where files of `binaries.evaluate --grid` are.
+  """
+  root = _RESULTS / 'analyses' / f'{name}_fine_tuning_rates'
+  lines: dict[tuple[str, ...], dict[str, list[float]]] = {}
+  for setting, row, folders in _runs(name):
+    for run in folders:
+      grid = root / run.relative_to(_RESULTS / name) / 'grid_new_clients.csv'
+      if not grid.exists():
+        continue
+      own = _config(run)['hparams']['fine_tuning_learning_rate']
+      numbers = lines.setdefault((setting, row, f'{own:g}'), {})
+      with grid.open(newline='') as file:
+        for point in csv.DictReader(file):
+          of_rate = numbers.setdefault(point['fine_tuning_learning_rate'], [])
+          of_rate.append(100 * float(point['curve_end_mean']))
+  rates = sorted({rate for of in lines.values() for rate in of}, key=float)
+  rows = [
+      [
+          *line,
+          *(
+              _each_and_mean(numbers[r]) if r in numbers else _NONE
+              for r in rates
+          ),
+      ]
+      for line, numbers in lines.items()
+  ]
+  return _markdown(['Clients', 'Method', 'its own rate', *rates], rows)
+
+
+def _each_and_mean(values: Sequence[float]) -> str:
+  """Returns a mean and, where there are several, what it is the mean of."""
+  mean = f'{statistics.fmean(values):.2f}'
+  if len(values) == 1:
+    return mean
+  return f'{mean} ({", ".join(f"{value:.2f}" for value in values)})'
 
 
 def _best_rounds(name: str) -> str:
@@ -988,6 +1034,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     'across': _across,
     'last ten tests': _last_ten,
     'steps': _steps,
+    'fine-tuning rates': _fine_tuning_rates,
     'best rounds': _best_rounds,
     'preparation': _preparation,
     'progress': _progress,

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import hashlib
 import json
 
 import pytest
@@ -103,7 +104,7 @@ def _check_a_full_disk(call, where, path, patch):
 
   def write_bytes(path, data):
     written.append(data)
-    if len(written) > 1:
+    if len(written) > 2:  # The clients of the second combination.
       raise OSError(errno.ENOSPC, 'No space left on device', str(path))
     path.write_bytes(data)
 
@@ -111,7 +112,9 @@ def _check_a_full_disk(call, where, path, patch):
   code, out, err = call(evaluate, *where, _GRID)
   assert (code, out) == (1, '')
   assert 'No space left on device' in err and 'Traceback' not in err
-  assert len(written) == 2 and path.read_bytes() == written[0]
+  assert len(written) == 3 and path.read_bytes() == written[1]
+  (units,) = path.with_suffix('').iterdir()
+  assert units.read_bytes() == written[0]
 
 
 def _check_single_evaluations(call, run, where, path, rows):
@@ -123,6 +126,12 @@ def _check_single_evaluations(call, run, where, path, rows):
   same = [name for name in rows[0] if name in alone]
   assert {'accuracy_mean', 'accuracy_half_width_95', 'macro_f1_std'} < {*same}
   assert [rows[0][n] for n in same] == [str(alone[n]) for n in same]
+  units = path.with_suffix('') / f'{rows[0]["settings"][:16]}.csv'
+  assert (
+      units.read_bytes() == path.with_name('groups_new_groups.csv').read_bytes()
+  )
+  digest = hashlib.sha256(units.read_bytes()).hexdigest()
+  assert rows[0]['units_sha256'] == digest
   aside = path.rename(path.with_name('aside'))
   flags = '--grid=group_rounds=2', '--eval_shots=2'
   code, _, err = call(evaluate, *where, *flags)

@@ -78,6 +78,24 @@ def test_intervals_by_hand(tmp_path):
   assert (two.num_units, two.num_same_sign, two.unit) == (6, 2, 'clients')
 
 
+def test_writers_of_several_seeds_count_once(tmp_path):
+  """Parts of a, b, c: 1.5 ** 0.5 / 3 times -10, 0, 10, in both seeds.
+
+  So V = 2 (2 x 10)^2 x 1.5 / 9 / 4 = 100 / 3, as of one seed, and the 2 degrees
+  of freedom are those of three writers.
+  """
+  two = ({1: _HIGH, 2: _HIGH}, {1: _LOW, 2: _LOW})
+  entries = [_entry(tmp_path, *of) for of in zip('AB', two, strict=True)]
+  expected = 4.3027 * 10 / math.sqrt(3)
+  assert pairs.pair(*entries).half_width_over_units < expected / 2
+  for run in (run for entry in entries for run in entry.runs.values()):
+    config = {'config': {'partition': 'by_writer'}}
+    (run / 'config.json').write_text(json.dumps(config))
+  found = pairs.pair(*entries)
+  assert found.half_width_over_units == pytest.approx(expected, rel=1e-4)
+  assert found.num_units == 3
+
+
 def test_examples_are_weights_where_the_measure_has_them(tmp_path):
   """D = (1 x 80 + 3 x 0) / 4, V = 2 (60^2 / 16 + 9 x 20^2 / 16)."""
   path = 'evaluation_best/known_clients/accuracy_micro'

@@ -436,6 +436,12 @@ def test_the_verdict_is_of_published_numbers_or_of_the_lead(tmp_path):
   unequal = verdicts.verdict([('50 clients', [extra, fewer])])
   assert '4.50 points before Bad (5.00 with the seeds' in unequal
   assert 'both have, where Bad is ahead)' in unequal
+  # Nobody is the best of one.
+  alone = [dataclasses.replace(first[0], published=None)]
+  settings = [(name, alone) for name in ('50', '100', '500')]
+  assert verdicts.verdict(settings) == 'No setting has numbers of two rows yet.'
+  settings.append(('10', [*alone, fewer]))
+  assert 'Good is the best row in 1 of 1 settings' in verdicts.verdict(settings)
   one = [dataclasses.replace(e, values={1: e.values[1]}) for e in first[:2]]
   assert re.search('not told apart: .*one seed.$', lead(one))
 

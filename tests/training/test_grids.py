@@ -145,10 +145,12 @@ _SUMMARY = {
     },
 }
 
+_UNITS = b'group_id\n0\n'
+
 
 def _row(way, config, settings, summary=None):
   point = grids.Combination({'way': way}, config)
-  return grids.make_row(point, 7, summary or _SUMMARY, settings)
+  return grids.make_row(point, 7, summary or _SUMMARY, settings, _UNITS)
 
 
 def test_a_file_keeps_all_rows_as_they_are(tmp_path):
@@ -157,14 +159,15 @@ def test_a_file_keeps_all_rows_as_they_are(tmp_path):
   assert grids.read_rows(path) == {}
   rows = {s: _row(2, config, s) for s in 'ab'}
   for row in rows.values():
-    grids.add_row(path, row, known)
+    grids.add_row(path, row, known, _UNITS)
   assert grids.read_rows(path) == rows
   assert float(rows['a']['accuracy_mean']) == 1 / 3
   assert rows['a']['untrained/gain'] == '0.25'
   assert not {'accuracy_interval_95', 'accuracy_before_mean'} & set(rows['a'])
   point = grids.Combination({'epochs': 3, 'group_rounds': 1}, config)
-  rows['c'] = grids.make_row(point, 7, _SUMMARY | {'new': 1}, 'c')
-  grids.add_row(path, rows['c'], known)  # Of another grid, and a later version.
+  rows['c'] = grids.make_row(point, 7, _SUMMARY | {'new': 1}, 'c', _UNITS)
+  # Of another grid, and a later version.
+  grids.add_row(path, rows['c'], known, _UNITS)
   assert grids.read_rows(path) == rows
   header = path.read_text().splitlines()[0].split(',')
   assert header[:3] == ['group_rounds', 'way', 'epochs']
@@ -174,7 +177,7 @@ def test_a_file_keeps_all_rows_as_they_are(tmp_path):
 
 def test_another_file_is_refused_and_stays(tmp_path):
   config, path = _resolve('frl'), tmp_path / 'grid_new_groups.csv'
-  grids.add_row(path, _row(2, config, 'a'), ('way',))
+  grids.add_row(path, _row(2, config, 'a'), ('way',), _UNITS)
   whole = path.read_bytes()
   others = [
       whole.replace(b'0.25', b'0.35', 1),
@@ -189,7 +192,7 @@ def test_another_file_is_refused_and_stays(tmp_path):
     path.write_bytes(content)
     for use in (
         lambda: grids.read_rows(path),
-        lambda: grids.add_row(path, _row(3, config, 'b'), ('way',)),
+        lambda: grids.add_row(path, _row(3, config, 'b'), ('way',), _UNITS),
     ):
       with pytest.raises(plain_files.DamagedFileError, match='as it was writ'):
         use()

@@ -18,10 +18,15 @@ The difference is D = mean_s D_s, with two intervals that answer two questions.
   V = sum_s V_s / S^2. D +- t sqrt(V) has Student's t with Welch's number of
   degrees of freedom, (sum_s V_s)^2 / sum_s (V_s^2 / (n_s - 1)), which is n - 1
   for one seed. Clients are taken as drawn independently, also those of
-  different seeds. Groups share their test classes, so that theirs is over
-  groups of these classes. Clients of a group (`new_class_clients`) share its
-  classes and are not independent: of each group i the weighted mean of its
-  clients' differences counts, with the sum of their weights.
+  different seeds, unless they are the data's own (`by_writer`), whose names
+  are the same for all seeds: then V sums what each distinct client adds to
+  D - mean in all seeds, squared, sum_u (sum_s v_su)^2 / S^2 with
+  v_su = sqrt(n_s / (n_s - 1)) w_i (d_i - D_s) of client u in seed s, and the
+  degrees of freedom are at most their number less one. Groups share their
+  test classes, so that theirs is over groups of these classes. Clients of a
+  group (`new_class_clients`) share its classes and are not independent: of each
+  group i the weighted mean of its clients' differences counts, with the sum of
+  their weights.
   Where all differences are the same these clients say nothing of how far others
   would be: there is no such interval, but 0 to 0 for rows that are equal.
 * Over seeds: were all of it done again, from the draw of clients on? That is
@@ -71,6 +76,7 @@ _OF_ALL_CLIENTS = 'accuracy_worst_decile', 'accuracy_gini'
 _TESTED = ('clients', 'groups')
 # What groups are besides their number, as fields of config.json.
 _OF_GROUPS = ('way', 'group_clients', 'partition', 'partition_options')
+_OWN_CLIENTS = 'by_writer'  # The partition that leaves clients as they are.
 _ROUNDING = 1e-6  # In the unit of a measure.
 
 
@@ -78,12 +84,22 @@ class Spread(NamedTuple):
   """How the differences of a seed's clients or groups are spread.
 
   Attributes:
-    num_units: How many clients or groups.
-    variance: Of their weighted mean, in the squared unit of the measure.
+    parts: Name of a client or group -> what it adds to the weighted mean beyond
+      the average, in the unit of the measure; the sum of their squares is the
+      mean's variance.
   """
 
-  num_units: int
-  variance: float
+  parts: Mapping[str, float]
+
+  @property
+  def num_units(self) -> int:
+    """How many clients or groups."""
+    return len(self.parts)
+
+  @property
+  def variance(self) -> float:
+    """Of their weighted mean, in the squared unit of the measure."""
+    return math.fsum(part**2 for part in self.parts.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +115,8 @@ class Pair:
     spreads: Seed -> spread over clients or groups, where these are the same.
     problems: Seed -> why there is none.
     in_percent: Whether that unit is a percentage point.
+    is_same_by_name: Whether those of the same name in several seeds are one,
+      as writers are.
   """
 
   row: str
@@ -109,6 +127,7 @@ class Pair:
   spreads: Mapping[int, Spread]
   problems: Mapping[int, str]
   in_percent: bool = True
+  is_same_by_name: bool = False
 
   @property
   def mean(self) -> float:
@@ -167,6 +186,10 @@ class Pair:
     if not total:  # As `is_without_spread` says.
       return 0.0, math.inf
     degrees = total**2 / sum(s.variance**2 / (s.num_units - 1) for s in found)
+    if self.is_same_by_name:
+      of_all_seeds = _sums_by_name(found)
+      total = math.fsum(part**2 for part in of_all_seeds.values())
+      degrees = min(degrees, len(of_all_seeds) - 1)
     return math.sqrt(total) / len(found), degrees
 
   @property
@@ -181,10 +204,16 @@ class Pair:
 
   @property
   def num_units(self) -> int | None:
-    """How many clients or groups there are over all seeds, None if unknown."""
+    """How many clients or groups there are over all seeds, None if unknown.
+
+    Those of several seeds count once where they are the same.
+    """
     if self._error_over_units() is None:
       return None
-    return sum(self.spreads[seed].num_units for seed in self.values)
+    found = [self.spreads[seed] for seed in self.values]
+    if self.is_same_by_name:
+      return len(_sums_by_name(found))
+    return sum(spread.num_units for spread in found)
 
   @property
   def has_interval(self) -> bool:
@@ -247,6 +276,7 @@ def pair(entry: results.Entry, other: results.Entry) -> Pair | None:
       spreads,
       problems,
       entry.in_percent,
+      all(_has_own_clients(entry.runs[seed]) for seed in shared),
   )
 
 
@@ -391,6 +421,21 @@ def _check_same(mine: _Units, other: _Units) -> None:
     )
 
 
+def _has_own_clients(run: pathlib.Path) -> bool:
+  """Returns whether a run's clients are the data's own, named by them."""
+  config = results.read_json(run / 'config.json').get('config')
+  return isinstance(config, Mapping) and config.get('partition') == _OWN_CLIENTS
+
+
+def _sums_by_name(spreads: Sequence[Spread]) -> dict[str, float]:
+  """Returns what each client or group adds in all seeds."""
+  sums: dict[str, float] = {}
+  for spread in spreads:
+    for name, part in spread.parts.items():
+      sums[name] = sums.get(name, 0.0) + part
+  return sums
+
+
 def _spread(mine: _Units, other: _Units, difference: float) -> Spread:
   """Returns the spread of paired differences, see the head of this file."""
   place = {name: i for i, name in enumerate(other.num_examples)}
@@ -402,11 +447,14 @@ def _spread(mine: _Units, other: _Units, difference: float) -> Spread:
         f'the mean over {mine.unit} is {mean:+.4f}, that of the summaries'
         f' {difference:+.4f}'
     )
+  names = list(mine.num_examples)
   if mine.group_of:
-    places = np.unique(mine.group_of, return_inverse=True)[1]
+    groups, places = np.unique(mine.group_of, return_inverse=True)
+    names = groups.tolist()
     of_groups = np.bincount(places, w)
     w, d = of_groups, np.bincount(places, w * d) / of_groups
   n = len(d)
   if n < 2:
     raise _UnpairedError(f'of {mine.unit} there is only one')
-  return Spread(n, n / (n - 1) * float(np.sum(w**2 * (d - mean) ** 2)))
+  parts = math.sqrt(n / (n - 1)) * w * (d - mean)
+  return Spread(dict(zip(names, parts.tolist(), strict=True)))

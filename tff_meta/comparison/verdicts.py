@@ -80,6 +80,14 @@ def _best_rows(by_setting) -> list[str]:
       if best
   }
   if len(found) > _NAMED:
+    # Nobody is the best of one.
+    found = {
+        setting: (best, entries)
+        for setting, (best, entries) in found.items()
+        if sum(entry.mean is not None for entry in entries) > 1
+    }
+    if not found:
+      return ['No setting has numbers of two rows yet.']
     names = [entry.row for best, _ in found.values() for entry in best]
     most = max(dict.fromkeys(names), key=names.count)
     return [

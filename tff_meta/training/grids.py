@@ -1,7 +1,8 @@
 """Grids: one trained model, evaluated with every combination of settings.
 
 A grid's file has a row for each combination that is done. Rows are added, never
-taken away, so that a grid can be stopped, continued and made larger.
+taken away, so that a grid can be stopped, continued and made larger. A folder
+of the same name has a table for each, with a line a client or group.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,7 @@ _OF_REFERENCES = (
     'gain_half_width_95',
 )
 _SETTINGS, _CHECKSUM = 'settings', 'checksum'
+_UNITS = 'units_sha256'
 _MAX_BYTES = 64 * 2**20
 
 
@@ -137,6 +139,7 @@ def make_row(
     rounds: int,
     summary: Mapping[str, Any],
     settings_digest: str,
+    units: bytes,
 ) -> dict[str, str]:
   """Returns a row of a grid's file: column -> cell, those that are not empty.
 
@@ -145,6 +148,7 @@ def make_row(
     rounds: Of training.
     summary: From `Evaluator.evaluate`. What it has of single numbers is kept.
     settings_digest: From `settings`.
+    units: The table of clients or groups.
   """
   config = combination.config
   cells: dict[str, Any] = {
@@ -161,6 +165,7 @@ def make_row(
           for row, reference in summary['references'].items()
           for name in _OF_REFERENCES
       },
+      _UNITS: hashlib.sha256(units).hexdigest(),
       _SETTINGS: settings_digest,
   }
   row = _text({n: v for n, v in cells.items() if v is not None})
@@ -219,8 +224,16 @@ def read_rows(path: pathlib.Path) -> dict[str, dict[str, str]]:
   return found
 
 
+def units_file(path: pathlib.Path, row: Mapping[str, str]) -> pathlib.Path:
+  """Returns where the clients or groups of a row of a grid's file are."""
+  return path.with_suffix('') / f'{row[_SETTINGS][:16]}.csv'
+
+
 def add_row(
-    path: pathlib.Path, row: Mapping[str, str], axes: Sequence[str]
+    path: pathlib.Path,
+    row: Mapping[str, str],
+    axes: Sequence[str],
+    units: bytes,
 ) -> None:
   """Adds a row to a grid's file, all others of which stay; atomically.
 
@@ -228,17 +241,22 @@ def add_row(
     path: The file, which need not be there.
     row: From `make_row`.
     axes: The axes that the algorithm has.
+    units: The table of clients or groups of the row, which is written first.
 
   Raises:
     OSError: As `read_rows`, or if it cannot be written.
   """
   rows = read_rows(path) | {row[_SETTINGS]: dict(row)}
+  file = units_file(path, row)
+  plain_files.make_directory(file.parent)
+  atomic_files.write_bytes(file, units)
   names = dict.fromkeys(name for row in rows.values() for name in row)
-  ends = _SETTINGS, _CHECKSUM
+  ends = _UNITS, _SETTINGS, _CHECKSUM
   columns = [name for name in axes if name in names]
   columns += [n for n in names if n not in (*columns, *ends)]
+  columns += [n for n in ends if n in names]  # Older rows have no units.
   text = io.StringIO()
-  writer = csv.DictWriter(text, [*columns, *ends], '', lineterminator='\n')
+  writer = csv.DictWriter(text, columns, '', lineterminator='\n')
   writer.writeheader()
   writer.writerows(rows.values())
   atomic_files.write_bytes(path, text.getvalue().encode())
