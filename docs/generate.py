@@ -28,6 +28,8 @@ from tff_meta.comparison import progress
 from tff_meta.comparison import results
 from tff_meta.comparison import tables
 from tff_meta.comparison import verdicts
+from tff_meta.training import grids
+from tff_meta.training import metric_writers
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _RESULTS = ROOT / 'results'
@@ -37,7 +39,10 @@ _BLOCK = re.compile(
 _NONE = '–'
 _MARGIN = 'client_work/signal/margin'
 
+_GRID = 'grid_new_clients.csv'
+
 Entry = dict[str, Any]  # As `table.json` has them.
+_Clients = dict[str, dict[str, float]]  # Client -> column -> number.
 
 
 def pages() -> list[pathlib.Path]:
@@ -320,41 +325,107 @@ def _steps(name: str) -> str:
   return _markdown(['Clients', 'Method', *map(str, shown)], rows)
 
 
-def _fine_tuning_rates(name: str) -> str:
-  """New clients of kept runs, fine-tuned with rates that are not the row's.
+@functools.cache
+def _clients_by_rate(name: str) -> dict[tuple[str, str, str, int], _Clients]:
+  """Returns new clients of kept runs, fine-tuned with several rates.
 
   Args:
-    name: Of the table whose runs they are, and of its folder in
-      `results/analyses`, where files of `binaries.evaluate --grid` are.
+    name: Of the table whose runs they are. What they have with other rates than
+      their row's is in a folder of `results/analyses`, in files that
+      `binaries.evaluate --grid` has written.
+
+  Returns:
+    Setting, row, rate and seed -> client -> column -> number.
   """
   root = _RESULTS / 'analyses' / f'{name}_fine_tuning_rates'
-  lines: dict[tuple[str, ...], dict[str, list[float]]] = {}
+  found = {}
   for setting, row, folders in _runs(name):
     for run in folders:
-      grid = root / run.relative_to(_RESULTS / name) / 'grid_new_clients.csv'
+      grid = root / run.parent.relative_to(_RESULTS / name) / _GRID
       if not grid.exists():
         continue
+      seed = int(run.parent.name.removeprefix(tables.SEED_PREFIX))
       own = _config(run)['hparams']['fine_tuning_learning_rate']
-      numbers = lines.setdefault((setting, row, f'{own:g}'), {})
-      with grid.open(newline='') as file:
-        for point in csv.DictReader(file):
-          of_rate = numbers.setdefault(point['fine_tuning_learning_rate'], [])
-          of_rate.append(100 * float(point['curve_end_mean']))
-  rates = sorted({rate for of in lines.values() for rate in of}, key=float)
-  rows = [
-      [
-          *line,
-          *(
-              _each_and_mean(numbers[r]) if r in numbers else _NONE
-              for r in rates
-          ),
+      found[setting, row, f'{own:g}', seed] = metric_writers.read_units(
+          run / 'clients_new_clients.csv', ''
+      )
+      for point in grids.read_rows(grid).values():
+        rate = point['fine_tuning_learning_rate']
+        found[setting, row, rate, seed] = metric_writers.read_units(
+            grids.units_file(grid, point), point['units_sha256']
+        )
+  return found
+
+
+def _fine_tuning_rates(name: str) -> str:
+  """Accuracy of new clients by the rate of fine-tuning, with each seed."""
+  found = _clients_by_rate(name)
+  rates = sorted({rate for _, _, rate, _ in found}, key=float)
+  rows = []
+  for setting, row in dict.fromkeys(key[:2] for key in found):
+    line = [setting, row]
+    for rate in rates:
+      values = [
+          statistics.fmean(_last_of_curve(of) for of in clients.values())
+          for key, clients in found.items()
+          if key[:3] == (setting, row, rate)
       ]
-      for line, numbers in lines.items()
-  ]
-  return _markdown(['Clients', 'Method', 'its own rate', *rates], rows)
+      line.append(_mean_and_each(values) if values else _NONE)
+    rows.append(line)
+  return _markdown(['Clients', 'Method', *rates], rows)
 
 
-def _each_and_mean(values: Sequence[float]) -> str:
+def _equal_rates(name: str, first: str, *steps: str) -> str:
+  """How far a row is from others with the same rate of fine-tuning.
+
+  Args:
+    name: As for `_clients_by_rate`.
+    first: Name of the row.
+    *steps: After how many, or `'the last'` for the mean of the last three.
+  """
+  found = _clients_by_rate(name)
+  rows = []
+  for setting, row, rate in dict.fromkeys(key[:3] for key in found):
+    seeds = [
+        seed
+        for *key, seed in found
+        if (*key,) == (setting, row, rate)
+        and (setting, first, rate, seed) in found
+    ]
+    for step in steps if row != first and seeds else ():
+      values, spreads = {}, {}
+      for seed in seeds:
+        mine = found[setting, first, rate, seed]
+        other = found[setting, row, rate, seed]
+        assert mine.keys() == other.keys()
+        d = {c: _after(mine[c], step) - _after(other[c], step) for c in mine}
+        values[seed] = mean = statistics.fmean(d.values())
+        scale = math.sqrt(len(d) / (len(d) - 1)) / len(d)
+        spreads[seed] = pairs.Spread({c: scale * (d[c] - mean) for c in d})
+      pair = pairs.Pair(first, row, step, values, 'clients', spreads, {})
+      rows.append([setting, rate, row, step, *cell_texts.pair(pair)])
+  header = ['Clients', 'Rate', 'Method', 'After steps']
+  header += [
+      f'{first} minus it', '95 % over clients', '95 % over seeds', 'clients',
+      'seeds',
+  ]  # fmt: skip
+  return _markdown(header, rows)
+
+
+def _after(client: dict[str, float], step: str) -> float:
+  """Returns a client's accuracy after so many steps, in percent."""
+  if step == 'the last':
+    return _last_of_curve(client)
+  return 100 * client[f'accuracy_after_{step}_steps']
+
+
+def _last_of_curve(client: dict[str, float]) -> float:
+  """Returns the mean of the last three points, in percent."""
+  curve = [client[n] for n in client if n.startswith('accuracy_after_')]
+  return 100 * statistics.fmean(curve[-3:])
+
+
+def _mean_and_each(values: Sequence[float]) -> str:
   """Returns a mean and, where there are several, what it is the mean of."""
   mean = f'{statistics.fmean(values):.2f}'
   if len(values) == 1:
@@ -1035,6 +1106,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     'last ten tests': _last_ten,
     'steps': _steps,
     'fine-tuning rates': _fine_tuning_rates,
+    'equal rates': _equal_rates,
     'best rounds': _best_rounds,
     'preparation': _preparation,
     'progress': _progress,
