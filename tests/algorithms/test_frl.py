@@ -678,6 +678,15 @@ def test_weights_set_in_an_episode_begin_the_next_one():
   assert episodes_seen == [1] * (RELEASE.rounds + 1) + [2]
 
 
+def test_a_linear_classifier_stores_no_prototypes():
+  """So no third model is sent, and the episode is the same."""
+  release = dataclasses.replace(LINEAR, meta_prototypes='stored_support')
+  (first, *_, last), _ = run_plain(release, 2)
+  assert first.global_model_weights.previous == ()
+  (*_, expected), _ = run_plain(LINEAR, 2)
+  np.testing.assert_array_equal(phi_of(last), phi_of(expected))
+
+
 def test_support_prototypes_need_a_round_to_be_stored_in():
   with pytest.raises(ValueError, match='`rounds` of at least 1.*found 0'):
     dataclasses.replace(frl.RELEASE, rounds=0)

@@ -144,9 +144,10 @@ class FrlState(NamedTuple):
     phase: int32 scalar r in 0..R; R is the round of the meta-update.
     episode: int32 scalar, number of the episode, from 0. It decides how clients
       split their examples.
-    previous: `(theta^{r-1}, Gamma^{r-2})` where `meta_prototypes` is
-      `'stored_support'`, otherwise `()`. A client keeps nothing between rounds:
-      it replays its last round from them to have its stored prototypes again.
+    previous: `(theta^{r-1}, Gamma^{r-2})` where clients classify by distance
+      and `meta_prototypes` is `'stored_support'`, otherwise `()`. A client
+      keeps nothing between rounds: it replays its last round from them to have
+      its stored prototypes again.
   """
 
   phi: Any
@@ -169,6 +170,12 @@ def _classifier(model, config, num_classes):
       exclude_true_class=config.exclude_true_class,
       squared=config.squared_distance,
   )
+
+
+def _stores_prototypes(config):
+  """Whether a query is compared with what a client uploaded last."""
+  by_distance = config.classifier == 'distance'  # Others have no prototypes.
+  return by_distance and config.meta_prototypes == 'stored_support'
 
 
 def _round_settings(config, learning_rate, batch_size):
@@ -253,7 +260,7 @@ def start_episode(
 ) -> FrlState:
   """The state in phase 0: theta^0 = phi, no prototypes."""
   none = classifier.no_prototypes()
-  previous = (phi, none) if config.meta_prototypes == 'stored_support' else ()
+  previous = (phi, none) if _stores_prototypes(config) else ()
   return FrlState(phi, phi, none, tf.constant(0), episode, previous)
 
 
@@ -336,7 +343,7 @@ def frl(
 
     def meta():
       stored = None
-      if config.meta_prototypes == 'stored_support':
+      if _stores_prototypes(config):
         theta, prototypes = state.previous
         last = local_round(theta, prototypes, fold_in(seed, config.rounds))
         stored = last.prototypes
