@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_meta import aggregation
 from tff_meta import composition
 from tff_meta import episodes
 from tff_meta import registry
@@ -371,6 +372,55 @@ def test_a_mean_over_nobody_changes_nothing():
     after = frl.next_state(state, update, classifier, PAPER)
     before = state.phi if phase else state.theta
     tf.nest.map_structure(np.testing.assert_array_equal, after.theta, before)
+
+
+@pytest.mark.parametrize('noisy', [False, True])
+def test_a_class_keeps_its_prototype_while_its_holders_are_missing(noisy):
+  """Class 3 is new, 1 is of this round, 0 and 2 are held by nobody."""
+  state = state_in(PAPER, 1)
+  old, new = state.prototypes, prototypical.Prototypes(
+      tf.constant([[0.0] * 3, [1.0] * 3, [0.0] * 3, [3.0] * 3]),
+      tf.constant([0.0, 1.0, 0.0, 1.0]),
+  )
+  classifier = classifiers.DistanceClassifier(
+      oracle.build_model(), oracle.NUM_CLASSES
+  )
+  nothing = tf.nest.map_structure(tf.zeros_like, state.theta)
+  update = prototypes_lib.ModelAndPrototypes(nothing, new)
+  found = frl.next_state(
+      state, update, classifier, PAPER, noisy=noisy
+  ).prototypes
+  rows = [new.means[0], [1] * 3, new.means[2], [3] * 3]
+  if not noisy:
+    rows[0], rows[2] = old.means[0], old.means[2]
+  np.testing.assert_array_equal(found.means, rows)
+  np.testing.assert_array_equal(
+      found.present, new.present if noisy else [1, 1, 1, 1]
+  )
+  after = state_in(PAPER, PAPER.rounds)
+  after = frl.next_state(after, update, classifier, PAPER, noisy=noisy)
+  assert not np.any(after.prototypes.present)
+
+
+@pytest.mark.ci
+def test_only_a_private_aggregation_is_noisy(monkeypatch):
+  seen, next_state = [], frl.next_state
+
+  def recording(*args, noisy):
+    seen.append(noisy)
+    return next_state(*args, noisy=noisy)
+
+  monkeypatch.setattr(frl, 'next_state', recording)
+  for chosen in (
+      aggregation.Plain(),
+      aggregation.DifferentiallyPrivate(
+          noise_multiplier=1.0, clients_per_round=3, clip=1.0, channel_bound=1.0
+      ),
+  ):
+    registry.build(
+        'frl', oracle.build_model(), PAPER, 4, seed=1, aggregation=chosen
+    )
+  assert (seen[0], seen[-1]) == (False, True)
 
 
 def test_batches_of_one_example_tell_nothing_apart():

@@ -269,17 +269,35 @@ def next_state(
     update: prototypes_lib.ModelAndPrototypes,
     classifier: classifiers.Classifier,
     config: FrlConfig,
+    *,
+    noisy: bool = False,
 ) -> FrlState:
   """The server's part of a round: Algorithm 1, lines 13, 14 and 21.
 
-  A change that is not finite, as a mean over nobody is none, counts as zeros.
+  A change that is not finite, as a mean over nobody is none, counts as zeros. A
+  class of which every holder is missing keeps its prototype of the round before
+  within an episode: the group still has the class.
+
+  Args:
+    state: Before the round.
+    update: What the clients' updates were aggregated to.
+    classifier: What is trained.
+    config: The configuration.
+    noisy: Whether noise says which classes were held. Then the prototypes are
+      those of this round alone: what noise has made up would stay otherwise.
+
+  Returns:
+    The state after the round.
   """
   change, _ = weights_lib.where_finite_or_zero(update.model)
+  prototypes = update.prototypes
+  if not noisy:
+    prototypes = prototypical.or_before(prototypes, state.prototypes)
 
   def after_round():
     return state._replace(
         theta=weights_lib.subtract(state.theta, change),
-        prototypes=update.prototypes,
+        prototypes=prototypes,
         phase=state.phase + 1,
         previous=(state.theta, state.prototypes) if state.previous else (),
     )
@@ -422,7 +440,14 @@ def frl(
         composition.build_stateless_finalizer(
             state_type,
             update_process.next.type_signature.result.result.member,
-            lambda state, update: next_state(state, update, classifier, config),
+            lambda state, update: next_state(
+                state,
+                update,
+                classifier,
+                config,
+                # Only a private aggregation withholds them, and adds noise.
+                noisy=metrics == 'withheld',
+            ),
         ),
     )
     return composition.with_model_weights(

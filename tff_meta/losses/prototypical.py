@@ -279,7 +279,11 @@ def newest(old: Prototypes, sums: PrototypeSums) -> Prototypes:
   Returns:
     Means `[C, D]` and present `[C]`, 0/1.
   """
-  new = divide_prototypes(sums)
+  return or_before(divide_prototypes(sums), old)
+
+
+def or_before(new: Prototypes, old: Prototypes) -> Prototypes:
+  """The same, where those of the round are divided already."""
   return Prototypes(
       tf.where(new.present[:, tf.newaxis] > 0, new.means, old.means),
       tf.maximum(new.present, old.present),
