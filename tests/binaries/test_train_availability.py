@@ -42,6 +42,21 @@ def test_clients_may_be_missing_under_every_aggregation(call, tmp_path, name):
     )
 
 
+@pytest.mark.ci
+def test_who_is_slow_stays_so_for_an_episode(call, tmp_path):
+  code, _, err = call(
+      train,
+      *('--algorithm=frl', '--protocol=none', '--eval_every=0'),
+      *('--rounds=12', '--clients_per_round=30', '--slow_clients=0.4'),
+      f'--output_dir={tmp_path}',
+  )
+  assert code == 0, err
+  columns = metric_writers.read_metrics(tmp_path / 'metrics.csv')
+  episodes = np.array(columns['train/num_slow_clients']).reshape([3, 4])
+  np.testing.assert_array_equal(episodes, episodes[:, :1].repeat(4, 1))
+  assert len(set(episodes[:, 0])) > 1
+
+
 def test_a_program_has_all_its_clients(call, tmp_path):
   code, _, err = call(
       train, *_FLAGS, '--driver=program', f'--output_dir={tmp_path}/run'

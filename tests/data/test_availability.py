@@ -20,6 +20,26 @@ def test_clients_are_missing_at_their_rates_and_alike_every_time():
   assert [client for client in cohort if client in set(left)] == left
 
 
+def test_who_is_slow_stays_so_while_a_cohort_is_kept():
+  """So a client splits the same examples in all rounds of an episode."""
+  rates = availability.Availability(absent=0.2, late=0.1, slow=0.3)
+  cohort = [f'client_{i}' for i in range(10_000)]
+
+  def slow(round_num):
+    parts = dict(rates.present(cohort, 3, round_num, 4).clients)
+    return parts.keys(), {c for c, part in parts.items() if part != 'train'}
+
+  episodes = [[slow(4 * i + r) for r in range(1, 5)] for i in range(2)]
+  for rounds in episodes:
+    for present, found in rounds:
+      assert abs(len(found) - 3000) < 200
+      for others, slow_ones in rounds:
+        assert found & others == slow_ones & present
+    # But not who is missing.
+    assert len({frozenset(present) for present, _ in rounds}) == 4
+  assert episodes[0][0][1] != episodes[1][0][1]
+
+
 def test_somebody_is_left():
   rates = availability.Availability(absent=0.6, late=0.39)
   for round_num in range(1, 50):

@@ -82,7 +82,9 @@ class Recording:
     available = config.training.availability()
     self._experiment = experiment
     self._clients = {
-        r: available.present(experiment.cohort(r), config.seed, r).clients
+        r: available.present(
+            experiment.cohort(r), config.seed, r, experiment.rounds_per_cohort
+        ).clients
         for r in range(1, num_rounds + 1)
     }
     self._cohorts = {

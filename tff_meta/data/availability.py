@@ -2,7 +2,8 @@
 
 Devices drop out of rounds. What becomes of each client of a cohort is drawn
 from the seed and the number of the round, so a continued run has the rounds of
-an uninterrupted one.
+an uninterrupted one. Who is slow stays so for as long as a cohort is kept: what
+its clients split once has to be the same in all of these rounds.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ import numpy as np
 HALF_TRAIN = 'half_train'
 _ROUNDING = 1e-9  # Of sums of shares.
 _SEED = 17  # Of draws of this kind, beside those of cohorts.
+_SEED_OF_SLOW = 18  # Of a cohort that stays for several rounds.
 
 
 class Present(NamedTuple):
@@ -79,7 +81,11 @@ class Availability:
     return not (self.absent or self.late or self.slow)
 
   def present(
-      self, cohort: Sequence[str], seed: int, round_num: int
+      self,
+      cohort: Sequence[str],
+      seed: int,
+      round_num: int,
+      rounds_per_cohort: int = 1,
   ) -> Present:
     """Draws who takes part.
 
@@ -87,6 +93,8 @@ class Availability:
       cohort: Ids of the round's clients, at least one.
       seed: Of the run, non-negative.
       round_num: From 1.
+      rounds_per_cohort: For how many consecutive rounds a cohort stays. Who is
+        slow is slow in all of them; who is missing is drawn every round.
 
     Returns:
       A pure function of the arguments. Where nobody would be left, the round
@@ -102,6 +110,11 @@ class Availability:
       last = np.argmax(draws)
       absent[last] = gone[last] = False
     slow = (draws >= missing) & (draws < missing + self.slow)
+    if rounds_per_cohort > 1:
+      cohort_num = (round_num - 1) // rounds_per_cohort
+      rng = np.random.default_rng([seed, cohort_num, _SEED_OF_SLOW])
+      # Of those who are there, so that as many of the cohort are slow.
+      slow = rng.random(len(cohort)) < self.slow / (1 - missing)
     return Present(
         [
             (client, HALF_TRAIN if slow[i] else 'train')

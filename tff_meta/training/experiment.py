@@ -84,6 +84,11 @@ class Experiment:
         aggregation=self.config.training.aggregator(),
     )
 
+  @property
+  def rounds_per_cohort(self) -> int:
+    """For how many consecutive rounds a cohort stays."""
+    return self.spec.rounds_per_cohort(self.config.hparams)
+
   def cohort(self, round_num: int, secret: int | None = None) -> Sequence[str]:
     """Returns the ids of a round's clients, a pure function of the arguments.
 
@@ -91,12 +96,11 @@ class Experiment:
       round_num: From 1.
       secret: See `client_sampling.sample_cohort`.
     """
-    rounds_per_cohort = self.spec.rounds_per_cohort(self.config.hparams)
     return client_sampling.sample_cohort(
         self.dataset.client_ids(),
         self.config.training.clients_per_round,
         self.config.seed,
-        (round_num - 1) // rounds_per_cohort,
+        (round_num - 1) // self.rounds_per_cohort,
         secret,
     )
 

@@ -307,6 +307,7 @@ def train(
     sent: traffic.Traffic = traffic.UNKNOWN,
     available: availability.Availability = availability.ALWAYS,
     seed: int = 0,
+    rounds_per_cohort: int = 1,
 ) -> Trained:
   """Trains until the schedule or the patience ends or a stop is asked for.
 
@@ -335,6 +336,7 @@ def train(
       has it of all clients of a round, where it is known.
     available: How often clients are not there; metrics.csv counts them.
     seed: That this is drawn from.
+    rounds_per_cohort: For how many consecutive rounds a cohort stays.
 
   Returns:
     Where the run has come to.
@@ -377,7 +379,9 @@ def train(
     while trained.rounds < schedule.num_rounds and not stop:
       rounds = trained.rounds + 1
       started = time.perf_counter()
-      present = available.present(cohort(rounds), seed, rounds)
+      present = available.present(
+          cohort(rounds), seed, rounds, rounds_per_cohort
+      )
       clients = [client_id for client_id, _ in present.clients]
       cached = sum(map(is_cached, clients)) / len(clients)
       output = next_round(

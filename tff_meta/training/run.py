@@ -512,7 +512,7 @@ def _report_privacy(experiment, directory, done, report):
 def _report_unfinished_episode(experiment, done, report):
   """Says so if rounds that are still to do end within an episode."""
   rounds = experiment.config.training.rounds
-  episode = experiment.spec.rounds_per_cohort(experiment.config.hparams)
+  episode = experiment.rounds_per_cohort
   if done < rounds and rounds % episode:
     report(
         f'Note: {rounds} rounds are no multiple of the {episode} rounds of an'
@@ -568,13 +568,14 @@ def _train(
         sent=sent,
         available=training.availability(),
         seed=config.seed,
+        rounds_per_cohort=experiment.rounds_per_cohort,
     )
   metrics = metric_writers.read_metrics(directory.metrics)
   learning_curve.write_learning_curve(
       directory.learning_curve,
       metrics,
       f'{config.algorithm} on {config.data.dataset}',
-      experiment.spec.rounds_per_cohort(config.hparams),
+      experiment.rounds_per_cohort,
       experiment.method.phase_ends,
       evaluation.best_by,
   )
