@@ -123,6 +123,9 @@ class Method:
     group: `() -> GroupPersonalizer`, of a new group of clients with C classes.
     client_network: `(weights, memory) -> OrderedDict(body, head)`, the network
       of a known client before it adapts, where that is not the server's.
+    network: The network that is trained, whose `embed` takes these bodies and
+      the server's, where the algorithm rebuilds the one that it is given; None
+      for that one.
     gpal_rounds: `() -> few_round.GpalRounds`, a new group's rounds with global
       prototypes in the loss and without; None without GPAL.
     phase_ends: Phase of training, such as `'warm-up'` -> its last round, which
@@ -159,6 +162,7 @@ class Method:
   new_class: Callable[[], personalizer.ClientPersonalizer] | None = None
   group: Callable[[], personalizer.GroupPersonalizer] | None = None
   client_network: Callable[[Any, Any], Any] | None = None
+  network: model_lib.Model | None = None
   gpal_rounds: Callable[[], few_round.GpalRounds] | None = None
   phase_ends: Mapping[str, int] = dataclasses.field(default_factory=dict)
 

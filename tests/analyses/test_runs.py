@@ -230,6 +230,62 @@ def test_clients_embed_by_the_bodies_that_a_hypernetwork_makes():
   )
 
 
+@pytest.mark.parametrize(
+    'preset, hparams',
+    [('release', 'gating=c0'), ('demo', ''), ('demo', 'gating=c2')],
+)
+def test_what_an_algorithm_has_rebuilt_embeds(preset, hparams):
+  """With labels, in the context that there is before any step: none."""
+  experiment = prepare(
+      algorithm='cafeme', model='modulated_mlp', preset=preset, hparams=hparams
+  )
+  process = experiment.build_process()
+  model = protocols.untrained_model(process)
+  found = embeddings.embed_test_examples(experiment, *model).embeddings
+  network = experiment.model.rebuild(
+      experiment.dataset.num_classes,
+      gating=experiment.config.hparams.gating,
+      num_labels=experiment.dataset.num_classes * (preset == 'demo'),
+  )
+  body, expected = model.weights['body'], []
+  for client_id in experiment.dataset.client_ids():
+    x = experiment.dataset.client(client_id).test.x
+    if preset == 'demo':
+      start = experiment.method.known_client().start(model.weights, ())
+      expected.append(network.embed_modulated(body, start.eta, x))
+    else:
+      expected.append(network.embed(body, x))
+  np.testing.assert_allclose(
+      found, np.concatenate(expected), rtol=1e-5, atol=1e-6
+  )
+  num_parameters = sum(np.size(w) for w in tf.nest.flatten(model.weights))
+  assert network.num_parameters() == num_parameters
+  of_experiment = experiment.network.with_head(experiment.dataset.num_classes)
+  assert of_experiment.num_parameters() == num_parameters
+
+
+@pytest.mark.parametrize(
+    'changes',
+    [
+        dict(algorithm='fed_bn'),
+        dict(
+            algorithm='fedmeta_per',
+            model='fedec_mlp',
+            hparams='personal_layers=2',
+        ),
+    ],
+    ids=str,
+)
+def test_half_a_body_embeds_nothing(changes):
+  experiment = prepare(**changes)
+  with pytest.raises(ValueError, match='lacks a part'):
+    embeddings.check_can_embed(experiment)
+
+
+def test_a_body_under_own_heads_embeds():
+  embeddings.check_can_embed(prepare(algorithm='fedmeta_per'))
+
+
 def test_clients_without_test_examples_cannot_be_embedded():
   experiment = prepare(test_fraction=0.0)
   model = protocols.untrained_model(experiment.build_process())

@@ -181,6 +181,23 @@ def test_a_network_that_sees_its_batch_is_said_to(tmp_path, algorithm):
   assert 'mean and variance' in serve.read_manifest(bundle)['caveats'][0]
 
 
+@pytest.mark.ci
+def test_the_network_that_was_trained_embeds(tmp_path):
+  experiment, model, bundle = _write(
+      tmp_path,
+      'cafeme',
+      model='modulated_mlp',
+      preset='release',
+      hparams='gating=c0',
+  )
+  loaded = tf.saved_model.load(str(bundle / 'new_client'))
+  _, x, _ = _examples(experiment, 3)
+  found = loaded.signatures['embed'](x=tf.constant(x))['embeddings']
+  network = experiment.model.rebuild(10, gating='c0', num_labels=0)
+  expected = network.embed(model.weights['body'], x)
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
 def test_heads_of_known_clients_do_not_leave_unasked(tmp_path):
   experiment = _experiment('fedmeta_per')
   model = protocols.untrained_model(experiment.build_process())

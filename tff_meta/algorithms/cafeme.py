@@ -288,6 +288,11 @@ def cafeme(
       return network.modulated_logits(weights, eta, batch.x, batch.mask)
     return network.logits(personalized, batch.x, batch.mask)
 
+  def embed_before_any_step(body, x, mask=None):
+    none = tf.zeros([0, *network.input_shape]), tf.zeros([0], tf.int32)
+    eta = network.modulate(body, *none, tf.zeros([0]))
+    return network.embed_modulated(body, eta, x, mask)
+
   def client():
     return fine_tuning.build_client_personalizer(
         config.fine_tuning(),
@@ -306,4 +311,9 @@ def cafeme(
       memory_reaches=reaches,
       known_client=client,
       new_client=client,
+      network=(
+          dataclasses.replace(network, embed=embed_before_any_step)
+          if is_labeled
+          else network
+      ),
   )

@@ -108,7 +108,7 @@ class Recording:
     process, dataset = self._process, self._experiment.dataset
     states = client_state_store.InMemoryStore()
     memories = client_memories.ClientMemories(process, states)
-    embed = embeddings.build_embed(self._experiment.model)
+    embed = embeddings.build_embed(self._experiment.network)
     features: dict[str, dict[int, np.ndarray]] = {
         client_id: {} for client_id in self._watched
     }

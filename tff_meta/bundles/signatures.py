@@ -6,7 +6,6 @@ structure `memory` are `memory_0`, `memory_1`, ..., whose paths the manifest
 has.
 """
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +18,7 @@ from tff_meta.bundles import computations
 from tff_meta.client_works import client_work
 from tff_meta.learners import personalizer as personalizer_lib
 from tff_meta.models import layers
+from tff_meta.training import embeddings
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
 
@@ -64,7 +64,8 @@ def of_use(
     ValueError: If a new client would be given what known ones have kept.
   """
   method = experiment.group_method if use in OF_GROUPS else experiment.method
-  personalizer, network = getattr(method, use)(), experiment.model
+  personalizer = getattr(method, use)()
+  network = method.network or experiment.model
   module = tf.Module()
   module.weights = tf.nest.map_structure(
       lambda leaf: tf.Variable(leaf, trainable=False), model.weights
@@ -115,7 +116,7 @@ def of_use(
       'predict': predict,
       'adapt_and_predict': _concrete(adapt_and_predict, inputs),
   }
-  if _has_body(network, model.weights):
+  if embeddings.has_whole_body(network, model.weights):
 
     def embed(x):
       return {
@@ -316,15 +317,3 @@ def _queries(x) -> episodes.Examples:
 
 def _tensors(variables):
   return tf.nest.map_structure(tf.convert_to_tensor, variables)
-
-
-def _has_body(network, weights) -> bool:
-  """Whether the server's weights have the whole body of the network."""
-  if not isinstance(weights, Mapping) or not weights.get('body'):
-    return False
-  body = network.initialize(tf.zeros([2], tf.int32))['body']
-  shapes = [
-      {'/'.join(map(str, p)): np.shape(t) for p, t in tree.flatten_with_path(s)}
-      for s in (body, weights['body'])
-  ]
-  return shapes[0] == shapes[1]

@@ -1,9 +1,11 @@
 """What a trained model makes of its clients' test examples."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+import tree
 
 from tff_meta.models import model as model_lib
 from tff_meta.training import client_memories
@@ -37,18 +39,48 @@ def embedded_by(experiment: experiment_lib.Experiment) -> str:
 
 def check_can_embed(experiment: experiment_lib.Experiment) -> None:
   """Raises a ValueError if there is no one network, or nothing to embed."""
-  dataset = experiment.dataset
-  if experiment.method.num_models is not None:
+  dataset, method = experiment.dataset, experiment.method
+  if method.num_models is not None:
     raise ValueError(
         'Expected an algorithm whose server has one model, or each client its'
         f' own, found {experiment.config.algorithm!r}, whose server has'
         ' several.'
     )
+  if method.client_network is None:
+    with tf.Graph().as_default():  # Of which nothing is computed.
+      weights = method.initialize(tf.constant([0, 0]))
+    if not has_whole_body(experiment.network, weights):
+      raise ValueError(
+          'Expected an algorithm whose server has all of the network before the'
+          ' head, or each client its own, found'
+          f' {experiment.config.algorithm!r}, whose server lacks a part.'
+      )
   if not any(dataset.num_examples(c, 'test') for c in dataset.client_ids()):
     raise ValueError(
         f'Expected known clients of {dataset.name!r} with test examples, found'
         f' none in partition {experiment.config.data.partition!r}.'
     )
+
+
+def has_whole_body(network: model_lib.Model, weights: Any) -> bool:
+  """Returns whether weights have the whole body of a network.
+
+  Args:
+    network: The network.
+    weights: What a server has, whatever that is.
+  """
+  if not isinstance(weights, Mapping) or not weights.get('body'):
+    return False
+  with tf.Graph().as_default():
+    body = network.initialize(tf.constant([0, 0]))['body']
+  shapes = [
+      {
+          '/'.join(map(str, path)): tuple(leaf.shape)
+          for path, leaf in tree.flatten_with_path(structure)
+      }
+      for structure in (body, weights['body'])
+  ]
+  return shapes[0] == shapes[1]
 
 
 def embed_test_examples(
@@ -73,11 +105,11 @@ def embed_test_examples(
 
   Raises:
     ValueError: If no known client has test examples, or the server has several
-      models.
+      models, or not the whole body while clients have no networks of their own.
   """
   check_can_embed(experiment)
   network_of = _build_network_of(experiment)
-  embed = build_embed(experiment.model)
+  embed = build_embed(experiment.network)
   dataset = experiment.dataset
   parts = []
   for client_id in dataset.client_ids():

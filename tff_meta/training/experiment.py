@@ -32,7 +32,8 @@ class Experiment:
   Attributes:
     config: The configuration.
     dataset: The clients.
-    model: The network, without a head; it says how examples are augmented.
+    model: The network that the algorithm is given, without a head; it says how
+      examples are augmented.
   """
 
   config: run_config.RunConfig
@@ -54,6 +55,11 @@ class Experiment:
     """The algorithm for the classes of a new group."""
     way, _ = self.config.evaluation.group_sizes()
     return self._method(way)
+
+  @property
+  def network(self) -> model_lib.Model:
+    """The network that the algorithm trains."""
+    return self.method.network or self.model
 
   def _method(self, num_classes: int) -> method_lib.Method:
     return self.spec.method(self.model, self.config.hparams, num_classes)

@@ -670,7 +670,7 @@ def _config_file(experiment, process) -> dict[str, Any]:
   of it, with null for what TFF's types do not tell (see `traffic`).
   """
   dataset = experiment.dataset
-  network = experiment.model.with_head(dataset.num_classes)
+  network = experiment.network.with_head(dataset.num_classes)
   on_server = process.get_model_weights(process.initialize()).trainable
   of_client = ()
   if isinstance(process, composition.StatefulLearningProcess):
