@@ -55,6 +55,14 @@ class Aggregation:
     """
     config_checks.check_fields(self)
 
+  @property
+  def compares_rounds(self) -> bool:
+    """Whether changes are held to the result of the rounds before.
+
+    Those have to be changes of the same thing then.
+    """
+    return False
+
   def of_models(
       self, num_parts: int, summed: bool
   ) -> 'tff.aggregators.WeightedAggregationFactory':
@@ -127,7 +135,8 @@ class Robust(Aggregation):
       high quantile of the norms so far count as zeros, long ones are cut to a
       quantile. `'centered'`: a client moves the last round's mean by `radius`
       over the number of clients at most, whatever it sends (see
-      `aggregators.centered_clipping`); clients count alike.
+      `aggregators.centered_clipping`); clients count alike. Not for methods
+      whose updates alternate between changes of two things.
     radius: Of `'centered'`, above 0.
     channel_bound: The longest vector (of control variates; of a class mean) or
       the largest number (of margins) of a client, above 0. Clients count alike
@@ -142,6 +151,11 @@ class Robust(Aggregation):
   def __post_init__(self):
     super().__post_init__()
     _check_positive(self, 'radius', 'channel_bound')
+
+  @property
+  def compares_rounds(self):
+    """See `Aggregation`."""
+    return self.rule == 'centered'
 
   def of_models(self, num_parts, summed):
     """See `Aggregation`."""

@@ -98,6 +98,9 @@ class Method:
       a client's update is a `clusters.ClusterUpdate`; None for one as it is.
     sums_updates: Whether the clients' updates are summed; otherwise the server
       takes their mean by `update_weight`, or another aggregation.
+    updates_alternate: Whether updates are changes of one thing in some rounds
+      and of another in others, so that no aggregation may hold those of a round
+      to those of the rounds before.
     sends_updates: Whether clients send their updates; otherwise the server's
       optimizer is given zeros.
     channels: What clients send beside changes of models and metrics. Nothing
@@ -140,6 +143,7 @@ class Method:
   state: Callable[[int], client_work.ClientWorkState] | None = None
   num_models: int | None = None
   sums_updates: bool = False
+  updates_alternate: bool = False
   sends_updates: bool = True
   channels: tuple[Channel, ...] = ()
   server_optimizer: tff.learning.optimizers.Optimizer | None = None
@@ -369,6 +373,13 @@ def _aggregators(method: Method, aggregation: aggregation_lib.Aggregation):
         f' {method.num_models} models, found {aggregation}: a client that picks'
         ' another model moves two sums, and every model has the zeros of those'
         ' that picked another.'
+    )
+  if method.updates_alternate and aggregation.compares_rounds:
+    raise ValueError(
+        'Expected an aggregation that takes every round by itself with a method'
+        ' whose updates are changes of one thing in some rounds and of another'
+        f' in others, found {aggregation}, which holds them to the result of'
+        ' the rounds before. Tip: the adaptive rule of a robust one.'
     )
   num_parts = method.sends_updates + len(method.channels)
   if not num_parts and not plain:

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tff_meta import aggregation
 from tff_meta import composition
 from tff_meta import episodes
+from tff_meta import method as method_lib
 from tff_meta import registry
 from tff_meta.aggregators import prototypes as prototypes_lib
 from tff_meta.algorithms import frl
@@ -693,6 +694,15 @@ def test_deployment_without_rounds_is_refused():
   config = dataclasses.replace(frl.PAPER, rounds=0)
   with pytest.raises(ValueError, match='`rounds` of at least 1, found 0'):
     frl.frl(oracle.build_model(), config, num_classes=3).group()
+
+
+def test_changes_of_theta_and_phi_have_no_center_in_common():
+  with pytest.raises(ValueError, match='every round by itself .*centered'):
+    method_lib.build_process(
+        frl.frl(oracle.build_model(), PAPER, oracle.NUM_CLASSES),
+        oracle.build_model(),
+        aggregation=aggregation.Robust(rule='centered'),
+    )
 
 
 def test_model_weights_are_phi():

@@ -490,6 +490,8 @@ def frl(
       num_classes,
       classifier.initialize,
       client_update,
+      # Of theta, and of phi in the last round of an episode.
+      updates_alternate=config.rounds > 0,
       channels=(prototypes,),
       compose=compose,
       group=group,
