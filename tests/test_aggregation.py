@@ -80,6 +80,9 @@ def test_class_means_and_weights_are_limited_apart():
   shortened, is_cut = prototypes.BOUND.shorten(sent, limits)
   restored = prototypes.BOUND.restore(shortened, limits, 0.0)
   assert is_cut
+  small = class_sums(40.0, (1, 2), None)
+  assert prototypes.BOUND.shorten(small, limits)[1]  # For its weight alone.
+  assert not prototypes.BOUND.shorten(class_sums(8.0, (1, 2)), limits)[1]
   np.testing.assert_allclose(restored.class_weight, [8, 8])
   np.testing.assert_allclose(restored.total_weight, 8)
   np.testing.assert_allclose(restored.means, [[24, -32], [8, 16]], rtol=1e-6)
@@ -214,7 +217,8 @@ def test_secure_sums_cut_what_is_beyond_their_bounds_and_count_it():
   output = aggregate(factory, values, [1.0, 30.0, 1.0])
   # 20 of 30, which is 3 * 10 cut to 2 * 10, and weights 1, 10 and 1.
   np.testing.assert_allclose(output.result, [24 / 12, -1 / 12], atol=1e-6)
-  assert output.measurements['mean_value']['secure_upper_clipped_count'] == 1
+  for of_all in output.measurements.values():
+    assert of_all['secure_upper_clipped_count'] == 1
 
 
 @pytest.mark.parametrize(

@@ -239,9 +239,11 @@ class Secure(Aggregation):
   Numbers are cut to their bounds and rounded to 2**32 steps between them. How
   many clients had one beyond is measured by a secure sum, too
   (`secure_upper_clipped_count`, `secure_lower_clipped_count`,
-  `num_cut_clients`). Metrics are summed likewise, but for the largest norm of
-  an update, which is not measured. TFF's simulations compute the sums without
-  cryptography; a production stack puts its protocol in their place.
+  `num_cut_clients`), but of metrics. These are summed likewise, without the
+  largest norm of an update, which is not measured: a client's loss sum and
+  number of examples are cut at 2**20, and how many were beyond is not told.
+  TFF's simulations compute the sums without cryptography; a production stack
+  puts its protocol in their place.
 
   Attributes:
     clip: The largest change of any weight of a model, above 0, by a client that
@@ -250,8 +252,8 @@ class Secure(Aggregation):
       less may change a weight by more, and moves the sum by no more than that.
     max_weight: The most that a client counts for, such as its number of
       examples, above 0; who has more counts for so much.
-    channel_bound: The largest number of a control variate or margin, or the
-      longest class mean, above 0.
+    channel_bound: The longest control variate or class mean (L2 norm of the
+      whole), or the largest margin, above 0.
   """
 
   clip: float = 1.0
@@ -272,14 +274,19 @@ class Secure(Aggregation):
     """See `Aggregation`."""
     import tensorflow_federated as tff
 
-    if summed:
-      return tff.aggregators.as_weighted_aggregator(
-          tff.aggregators.SecureSumFactory(float(self.clip))
+    from tff_meta.aggregators import bounds
+
+    if summed:  # Weights count for nothing but whether one is above 0.
+      return bounds.AlikeFactory(
+          tff.aggregators.as_weighted_aggregator(
+              tff.aggregators.SecureSumFactory(float(self.clip))
+          )
       )
-    return tff.aggregators.MeanFactory(
+    mean = tff.aggregators.MeanFactory(
         tff.aggregators.SecureSumFactory(float(self.clip * self.max_weight)),
         tff.aggregators.SecureSumFactory(float(self.max_weight), 0.0),
     )
+    return bounds.LimitedWeightsFactory(mean, self.max_weight)
 
   def of_sums(self, num_parts, bound):
     """See `Aggregation`."""
@@ -293,12 +300,6 @@ class Secure(Aggregation):
         tff.aggregators.SecureSumFactory(1.0),
         count=tff.aggregators.SecureSumFactory(1, 0),
     )
-
-  def limited(self, factory):
-    """See `Aggregation`."""
-    from tff_meta.aggregators import bounds
-
-    return bounds.LimitedWeightsFactory(factory, self.max_weight)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -372,7 +373,7 @@ class DifferentiallyPrivate(Aggregation):
     """See `Aggregation`."""
     from tff_meta.aggregators import bounds
 
-    return bounds.LimitedWeightsFactory(factory, None)
+    return bounds.AlikeFactory(factory)
 
   def _noise(self, num_parts):
     """Standard deviation of the noise of each part, over its bound."""

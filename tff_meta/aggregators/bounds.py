@@ -195,32 +195,48 @@ class FiniteUpdatesFactory(_ChangedUpdatesFactory):
     )
 
 
-class LimitedWeightsFactory(_ChangedUpdatesFactory):
-  """Clients count for a limited weight; those of weight 0 send zeros."""
-
-  def __init__(
-      self,
-      inner: tff.aggregators.WeightedAggregationFactory,
-      most: float | None,
-  ):
-    """Initializes the factory.
-
-    Args:
-      inner: Aggregates the values with the limited weights.
-      most: The largest weight, above 0; None where all clients that count at
-        all count 1.
-    """
-    super().__init__(inner)
-    self._most = most
+class AlikeFactory(_ChangedUpdatesFactory):
+  """Clients that count at all count 1; the others send zeros."""
 
   def _change(self, value, weight):
     counts = weight > 0
     value = tf.nest.map_structure(
         lambda leaf: tf.where(counts, leaf, tf.zeros_like(leaf)), value
     )
-    if self._most is None:
-      return value, tf.cast(counts, weight.dtype)
-    return value, tf.minimum(weight, tf.constant(self._most, weight.dtype))
+    return value, tf.cast(counts, weight.dtype)
+
+
+class LimitedWeightsFactory(_ChangedUpdatesFactory):
+  """A weighted mean in which clients count for a limited weight.
+
+  Whoever has a larger weight sends a smaller value in its place, so that both
+  multiply to what the limit does. The weight is left as it is: what sums the
+  weights cuts it at the same limit, and counts who was beyond. Clients of
+  weight 0 send zeros.
+  """
+
+  def __init__(
+      self, inner: tff.aggregators.WeightedAggregationFactory, most: float
+  ):
+    """Initializes the factory.
+
+    Args:
+      inner: A mean whose sum of weights cuts every weight at `most`.
+      most: The largest weight, above 0.
+    """
+    super().__init__(inner)
+    self._most = most
+
+  def _change(self, value, weight):
+    most = tf.constant(self._most, weight.dtype)
+    # 1 to the last bit for weights within the limit.
+    share = tf.math.divide_no_nan(tf.minimum(weight, most), weight)
+
+    def limited(leaf):
+      part = tf.cast(share, leaf.dtype) * leaf
+      return tf.where(share > 0, part, tf.zeros_like(leaf))
+
+    return tf.nest.map_structure(limited, value), weight
 
 
 class DividedSumFactory(tff.aggregators.WeightedAggregationFactory):

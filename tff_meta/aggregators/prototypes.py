@@ -15,22 +15,27 @@ _CERTAINTY = 1.0
 
 
 def _shorten(sums, limits):
-  """Means of norm `size` at most, and weights of `Limits.weight` at most."""
+  """Means of norm `size` at most, and weights of `Limits.weight` at most.
+
+  Where clients that count at all count 1 no weight is beyond a limit.
+  """
 
   def limit(weight):
     if limits.weight is None:
-      return tf.cast(weight > 0, weight.dtype)
-    return tf.clip_by_value(weight / limits.weight, 0.0, 1.0)
+      return tf.cast(weight > 0, weight.dtype), False
+    is_beyond = tf.reduce_any(weight > limits.weight)
+    return tf.clip_by_value(weight / limits.weight, 0.0, 1.0), is_beyond
 
-  weight = limit(sums.class_weight)
-  means, is_cut = _of_norm_one_at_most(
+  weight, is_class_beyond = limit(sums.class_weight)
+  total_weight, is_total_beyond = limit(sums.total_weight)
+  means, is_longer = _of_norm_one_at_most(
       tf.math.divide_no_nan(sums.means, sums.class_weight[:, tf.newaxis])
       / limits.size
   )
   shortened = prototypical.PrototypeSums(
-      weight[:, tf.newaxis] * means, weight, limit(sums.total_weight)
+      weight[:, tf.newaxis] * means, weight, total_weight
   )
-  return shortened, is_cut
+  return shortened, is_longer | is_class_beyond | is_total_beyond
 
 
 def _restore(total, limits, noise):

@@ -483,8 +483,9 @@ def build_client_work(
       of a client that has none yet; None if clients keep nothing.
     num_classes: Labels are 0..num_classes-1.
     metrics: What is done with the measurements of clients: summed `'plain'`, by
-      `'secure'` sums (without the largest norm, which is no sum), or
-      `'withheld'`.
+      `'secure'` sums (without the largest norm, which is no sum, and with a
+      client's loss sum and number of examples cut at 2**20; how many clients
+      were beyond is not measured), or `'withheld'`.
 
   Returns:
     A `ClientWork` whose measurements are `train`, all float32 scalars, none
