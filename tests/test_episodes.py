@@ -307,6 +307,43 @@ def test_an_episode_of_a_size_known_at_run_time():
       assert rows(found) == rows(expected)
 
 
+@pytest.mark.parametrize('needs_query', [False, True])
+@pytest.mark.parametrize(
+    'class_sizes, options',
+    [
+        ((4, 4), dict(max_examples=3)),
+        ((4, 4), dict(max_examples=4)),
+        ((4, 4), dict(max_examples=5)),
+        ((4, 4), dict()),
+        ((5, 5), dict(max_examples=3)),  # Of K + Q each, which are not cut.
+        ((5, 5), dict(max_examples=3, queries=0)),
+        ((5, 5, 2), dict(max_examples=3)),
+        ((5, 5, 2), dict(max_examples=3, ways=2)),
+        ((5, 4, 2), dict(max_examples=3, ways=2)),
+        ((2, 2, 1), dict()),
+        ((9, 1), dict()),
+    ],
+    ids=str,
+)
+def test_what_is_missing_is_what_no_episode_has(
+    class_sizes, options, needs_query
+):
+  """Of 30 episodes none has two classes, and a query where it needs one."""
+  options = dict(ways=0, max_examples=0, queries=3) | options
+  missing = episodes.what_is_missing(
+      np.array(class_sizes), 2, needs_query=needs_query, **options
+  )
+  examples = numbered_examples(labels(*class_sizes))
+
+  def teaches(seed):
+    support, query = draw(examples, seed, **options)
+    return np.count_nonzero(counts(support)) > 1 and (
+        len(rows(query)) > 0 or not needs_query
+    )
+
+  assert (missing is None) == any(teaches([num, 3]) for num in range(30))
+
+
 def test_an_episode_needs_a_shot():
   with pytest.raises(ValueError, match='`shots` .* found 0'):
     draw(numbered_examples([0, 1]), shots=0)

@@ -243,7 +243,13 @@ def n_way_k_shot(
 
 
 def what_is_missing(
-    class_sizes: np.ndarray, shots: int, queries: int, *, needs_query: bool
+    class_sizes: np.ndarray,
+    shots: int,
+    queries: int,
+    *,
+    ways: int,
+    max_examples: int,
+    needs_query: bool,
 ) -> str | None:
   """Returns what a client lacks for an episode from which anything is learned.
 
@@ -251,6 +257,9 @@ def what_is_missing(
     class_sizes: Numbers of its training examples by class, int [C].
     shots: K, see `n_way_k_shot`.
     queries: Q.
+    ways: N, not 1; 0 means all.
+    max_examples: The most that are dealt where they are dealt whole, which a
+      configuration has as `max_whole_examples`; 0 means no limit.
     needs_query: Whether one of the classes needs an example more.
 
   Returns:
@@ -258,14 +267,33 @@ def what_is_missing(
   """
   enough = class_sizes[class_sizes >= shots]
   has_query = not needs_query or np.any(enough > shots)
-  if len(enough) > 1 and has_query:
+  num_ways = min(ways or len(enough), len(enough))
+  least = 2 * shots + needs_query
+  # Of classes that all have K + Q nothing is dealt whole, nor cut.
+  has_plenty = queries > 0 and np.sum(enough >= shots + queries) >= num_ways
+  is_left = has_plenty or not max_examples or max_examples >= least
+  if len(enough) > 1 and has_query and is_left:
     return None
   more = ', one of them with a query example more' if needs_query else ''
-  return (
+  largest = np.max(class_sizes, initial=0)
+  found = (
+      f'of classes with {shots} or more the client has {len(enough)}, and of'
+      f' its largest class {largest} examples'
+  )
+  takes = (
       f'an episode takes two classes with `shots` ({shots}) examples at least'
-      f'{more}, and up to `queries` ({queries or "all"}) more of each; of'
-      f' classes with {shots} or more the client has {len(enough)}, and of its'
-      f' largest class {np.max(class_sizes, initial=0)} examples'
+      f'{more}'
+  )
+  whole = 'all that the client has of its classes'
+  if max_examples:
+    whole += f', `max_whole_examples` ({max_examples}) at most'
+  if not is_left:
+    return f'{takes}, {least} in all, but of {whole}; {found}'
+  if not queries:
+    return f'{takes}, and deals {whole}; {found}'
+  return (
+      f'{takes}, and `queries` ({queries}) more of each or, where a class has'
+      f' fewer, {whole}; {found}'
   )
 
 

@@ -425,6 +425,7 @@ def test_ablations_differ_in_their_loss():
     [
         ({'gamma': 1.1}, '`gamma` of at most 1, found 1.1'),
         ({'shots': 0}, '`shots` of at least 1, found 0'),
+        ({'ways': 1}, '`ways` of at least 2, or 0 .* found 1'),
         ({'margin_window': 0}, '`margin_window` of at least 1, found 0'),
         ({'local_update': 'model'}, "'sgd'.*found 'adam' and 0"),
         (

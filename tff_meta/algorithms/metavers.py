@@ -38,7 +38,7 @@ class MetaVersConfig(configurations.Configuration):
   """Configuration; the defaults are the `paper` preset, for CIFAR-10.
 
   Attributes:
-    ways: N, classes of an episode; 0 is all that the client has.
+    ways: N, classes of an episode, at least 2; 0 is all that the client has.
     shots: K, support examples of a class, at least 1.
     queries: Q, query examples of a class; 0 is all that are left (R*).
     max_whole_examples: The most examples of an episode that, because a class
@@ -97,6 +97,11 @@ class MetaVersConfig(configurations.Configuration):
     super().__post_init__()
     config_checks.check_at_least_one(self, 'shots')
     config_checks.check_at_least_one(self, 'margin_window')
+    if self.ways == 1:
+      raise ValueError(
+          'Expected `ways` of at least 2, or 0 for all classes that a client'
+          ' has, found 1: there is nothing to tell one class from.'
+      )
     if self.gamma > 1:
       raise ValueError(
           f'Expected `gamma` of at most 1, found {self.gamma}. It is a part of'
@@ -317,6 +322,8 @@ def metavers(
         class_sizes,
         config.shots,
         config.queries,
+        ways=config.ways,
+        max_examples=config.max_whole_examples,
         # Triplets are of support and query examples alike.
         needs_query=config.loss == 'ce' or config.gamma == 1,
     )

@@ -66,7 +66,7 @@ DEMO = dataclasses.replace(PAPER, learning_rate=0.3, batch_size=16)
 def fed_proto(
     model: model_lib.Model, config: FedProtoConfig, num_classes: int
 ) -> method.Method:
-  """FedProto; clients send zeros in the place of a change of the weights.
+  """FedProto; clients send no change of the weights, only prototypes.
 
   The server keeps the prototypes, at first of no class. A client's memory is
   `OrderedDict(weights, prototypes)`: its model and the prototypes that it

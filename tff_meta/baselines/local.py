@@ -1,11 +1,11 @@
 """Local training: every client on its own, nothing is communicated.
 
 All clients start from the same random weights. In every round it is sampled for
-a client trains its model further on its own examples and keeps it; what it
-uploads is zero, and the server's weights stay the initial ones. How often a
-client was sampled decides how long it trains: one round with all clients is
-`epochs` epochs for each of them. Or `episodes` episodes, for a network without
-a classifier, which classifies by the nearest mean of the client's examples.
+a client trains its model further on its own examples and keeps it; it uploads
+nothing, and the server's weights stay the initial ones. How often a client was
+sampled decides how long it trains: one round with all clients is `epochs`
+epochs for each of them. Or `episodes` episodes, for a network without a
+classifier, which classifies by the nearest mean of the client's examples.
 
 Source: "Local" in FedEC's Table 2, which gives no number of epochs, and in
 MetaVers' tables (100 episodes).
@@ -132,7 +132,12 @@ def local(
     if in_epochs:
       return None
     return episodes.what_is_missing(
-        class_sizes, config.shots, config.queries, needs_query=True
+        class_sizes,
+        config.shots,
+        config.queries,
+        ways=0,
+        max_examples=config.max_whole_examples,
+        needs_query=True,
     )
 
   def use(trained):
