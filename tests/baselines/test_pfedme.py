@@ -17,6 +17,7 @@ from tff_meta.baselines import pfedme
 CLIENTS = oracle.CLIENTS
 COHORTS = (CLIENTS[:2], CLIENTS)
 CONFIG = pfedme.PFedMeConfig(
+    uniform=False,
     learning_rate=0.2,
     server_learning_rate=1.5,
     local_rounds=4,
@@ -48,6 +49,16 @@ def build(
 @functools.cache
 def run(config, build_process=plain_process.PlainProcess):
   return personal.run(build(config, build_process=build_process), COHORTS)
+
+
+def test_clients_count_alike_in_the_paper_and_by_examples_in_its_code():
+  examples = CLIENTS[0].examples()
+  weights = {
+      name: float(preset.weight(examples))
+      for name, preset in registry.get('pfedme').presets.items()
+  }
+  n = len(CLIENTS[0].y)
+  assert weights == {'paper': 1, 'release': n, 'demo': n} and n > 1
 
 
 def test_one_round_by_hand():

@@ -48,6 +48,7 @@ class PFedMeConfig(configurations.Averaged):
     batch_size: Examples of a minibatch, at least 1.
   """
 
+  uniform: bool = True
   learning_rate: float = 0.005
   server_learning_rate: float = 1.0
   local_rounds: int = 20
@@ -68,10 +69,11 @@ class PFedMeConfig(configurations.Averaged):
 # The authors' code: lambda = 15, R = 20, K = 5, B = 20, eta = 0.005; 0.09 is
 # its rate of personal models for a network on MNIST.
 PAPER = PFedMeConfig()
-RELEASE = PAPER
+# Algorithm 1 has the plain mean, the code weighs by training examples.
+RELEASE = dataclasses.replace(PAPER, uniform=False)
 # For the demonstration on the embedded digits only.
 DEMO = dataclasses.replace(
-    PAPER,
+    RELEASE,
     learning_rate=0.1,
     local_rounds=5,
     personal_learning_rate=0.1,
