@@ -2,7 +2,9 @@
 
 All clients have the same random head throughout the federation: they train the
 body only and the server averages the bodies. The head learns at the end, when a
-client fine-tunes the model to its own examples before it is tested. Without
+client fine-tunes the model to its own examples before it is tested. (What is
+uploaded of the head is zero, as an update has one type; so the head stays, but
+where an aggregation adds noise, which moves it like the body.) Without
 heads ("FedBABU-Proto" in MetaVers), a client classifies by the class prototypes
 of the trained body.
 
