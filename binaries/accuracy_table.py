@@ -14,7 +14,7 @@ def format_table(evaluation: Mapping[str, Mapping[str, Any]]) -> str:
     count = result.get('num_groups') or result['num_clients']
     unit = 'group' if 'num_groups' in result else 'client'
     whose = spelling.counted(count, unit)
-    lines.append(f'{name} ({whose}, accuracy +- 95 % interval, percent)')
+    lines.append(f'{name} ({whose}, accuracy +- 1.96 standard errors, percent)')
     own = (
         protocols.FROM_SCRATCH
         if result['starts_from_scratch']
@@ -57,7 +57,7 @@ def format_grid(
     lines.append([*(row[a] for a in axes), *numbers, row[f'num_{unit}']])
   widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
   return '\n'.join(
-      [f'{name} (accuracy +- 95 % interval, percent)']
+      [f'{name} (accuracy +- 1.96 standard errors, percent)']
       + [
           '  '.join(
               ['', *(c.rjust(w) for c, w in zip(line, widths, strict=True))]

@@ -127,10 +127,12 @@ class Report(NamedTuple):
 
     With `a_i` the accuracy of a client (or group) after adaptation, `b_i`
     before, `f_i` its macro-F1 and `n_i` its test examples: `accuracy_mean` is
-    the mean of `a_i` (macro) with its 95 % interval, `accuracy_micro` the mean
-    weighted by `n_i`, `accuracy_std` the population standard deviation of
-    `a_i`, `accuracy_worst_decile` the mean of the smallest tenth of `a_i`
-    (rounded down, at least one), `accuracy_gini` their Gini coefficient,
+    the mean of `a_i` (macro), `accuracy_half_width_95` 1.96 standard errors of
+    it, which is too narrow for few clients, `accuracy_interval_95` as much to
+    both sides, `accuracy_micro` the mean weighted by `n_i`, `accuracy_std` the
+    population standard deviation of `a_i`, `accuracy_worst_decile` the mean of
+    the smallest tenth of `a_i` (rounded down, at least one), `accuracy_gini`
+    their Gini coefficient,
     `accuracy_before_mean` the mean of `b_i`,
     `share_hurt` the share of clients with `a_i < b_i`, `macro_f1_mean` and
     `macro_f1_std` those of `f_i`, `curve` the mean over clients per step,

@@ -207,9 +207,10 @@ class Evaluator:
       `client_metrics.Report.summary`); `starts_from_scratch`; and under
       `references`, if the configuration asks for them, the same of others in
       the very same groups or clients, with `gain` and `gain_half_width_95`, the
-      mean and 95 % half width of the difference to them group by group or
-      client by client. With the configuration's `nvar` known clients have
-      `nvar`, too, see `normalized_variance`; None where that is not defined.
+      mean of the difference to them group by group or client by client, and
+      1.96 standard errors of it. With the configuration's `nvar` known clients
+      have `nvar`, too, see `normalized_variance`; None where that is not
+      defined.
     """
     protocol, curve = self.protocols[name], self._config.evaluation.curve
     if protocol.starts_from_scratch:
