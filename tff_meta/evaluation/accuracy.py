@@ -33,7 +33,7 @@ class AccuracyReport(NamedTuple):
     """1.96 standard errors of the mean, 1.96 s / sqrt(n).
 
     `s` is the sample standard deviation. For many groups that is half of a 95 %
-    interval, as in FRL's paper. For few it is too narrow, since it takes `s`
+    interval, as papers have it. For few it is too narrow, since it takes `s`
     for known: an interval of so much to both sides covers a normal mean in 70 %
     of cases for n = 2, and in 93.5 % for n = 20. None for a single group, of
     which no interval is known.
