@@ -18,6 +18,8 @@ import re
 import statistics
 from typing import Any
 
+import numpy as np
+
 from binaries import experiments
 from binaries.experiments import claims
 from tff_meta import registry
@@ -398,10 +400,12 @@ def _equal_rates(name: str, first: str, *steps: str) -> str:
         mine = found[setting, first, rate, seed]
         other = found[setting, row, rate, seed]
         assert mine.keys() == other.keys()
-        d = {c: _after(mine[c], step) - _after(other[c], step) for c in mine}
-        values[seed] = mean = statistics.fmean(d.values())
-        scale = math.sqrt(len(d) / (len(d) - 1)) / len(d)
-        spreads[seed] = pairs.Spread({c: scale * (d[c] - mean) for c in d})
+        d = np.array(
+            [_after(mine[c], step) - _after(other[c], step) for c in mine]
+        )
+        values[seed] = float(d.mean())
+        equal = np.full(len(d), 1 / len(d))
+        spreads[seed] = pairs.spread_of(list(mine), equal, d, values[seed])
       pair = pairs.Pair(first, row, step, values, 'clients', spreads, {})
       rows.append([setting, rate, row, step, *cell_texts.pair(pair)])
   header = ['Clients', 'Rate', 'Method', 'After steps']

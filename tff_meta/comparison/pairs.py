@@ -84,22 +84,15 @@ class Spread(NamedTuple):
   """How the differences of a seed's clients or groups are spread.
 
   Attributes:
-    parts: Name of a client or group -> what it adds to the weighted mean beyond
-      the average, in the unit of the measure; the sum of their squares is the
-      mean's variance.
+    num_units: How many clients or groups.
+    variance: Of their weighted mean, in the squared unit of the measure.
+    parts: Name of each -> what it adds to the weighted mean beyond the average,
+      in the unit of the measure; the sum of their squares is the variance.
   """
 
+  num_units: int
+  variance: float
   parts: Mapping[str, float]
-
-  @property
-  def num_units(self) -> int:
-    """How many clients or groups."""
-    return len(self.parts)
-
-  @property
-  def variance(self) -> float:
-    """Of their weighted mean, in the squared unit of the measure."""
-    return math.fsum(part**2 for part in self.parts.values())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -456,5 +449,24 @@ def _spread(mine: _Units, other: _Units, difference: float) -> Spread:
   n = len(d)
   if n < 2:
     raise _UnpairedError(f'of {mine.unit} there is only one')
-  parts = math.sqrt(n / (n - 1)) * w * (d - mean)
-  return Spread(dict(zip(names, parts.tolist(), strict=True)))
+  return spread_of(names, w, d, mean)
+
+
+def spread_of(
+    names: Sequence[str], weights: np.ndarray, d: np.ndarray, mean: float
+) -> Spread:
+  """Returns the spread of differences of a seed, see the head of this file.
+
+  Args:
+    names: Of clients or groups, at least two.
+    weights: Of sum 1.
+    d: The differences.
+    mean: Their weighted mean.
+  """
+  scale = len(d) / (len(d) - 1)
+  parts = math.sqrt(scale) * weights * (d - mean)
+  return Spread(
+      len(d),
+      scale * float(np.sum(weights**2 * (d - mean) ** 2)),
+      dict(zip(names, parts.tolist(), strict=True)),
+  )
