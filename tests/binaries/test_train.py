@@ -643,8 +643,8 @@ def _check_evaluation_of_clients(call, directory, summary):
                 '--hparams=shots=99,queries=7',
             ],
             2,
-            'two classes with `shots` (99) examples at least, and up to'
-            ' `queries` (7) more',
+            'two classes with `shots` (99) examples at least, and `queries` (7)'
+            ' more of each or,',
         ),
         (['--dataset=mnist', '--data_dir=/nowhere'], 1, '/nowhere'),
         (['--output_dir='], 2, 'Expected --output_dir'),
