@@ -460,7 +460,7 @@ def spread_of(
   Args:
     names: Of clients or groups, at least two.
     weights: Of sum 1.
-    d: The differences.
+    d: The differences, in the unit of the measure, in the same order.
     mean: Their weighted mean.
   """
   scale = len(d) / (len(d) - 1)

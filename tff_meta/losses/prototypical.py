@@ -283,7 +283,15 @@ def newest(old: Prototypes, sums: PrototypeSums) -> Prototypes:
 
 
 def or_before(new: Prototypes, old: Prototypes) -> Prototypes:
-  """The same, where those of the round are divided already."""
+  """Takes a round's prototypes, and the old one of each class that they lack.
+
+  Args:
+    new: Of the round: means `[C, D]` and present `[C]`, 0/1.
+    old: Of the rounds before, of the same form.
+
+  Returns:
+    Means `[C, D]` and present `[C]`, 0/1.
+  """
   return Prototypes(
       tf.where(new.present[:, tf.newaxis] > 0, new.means, old.means),
       tf.maximum(new.present, old.present),
