@@ -37,6 +37,8 @@ class Aggregation:
   Attributes:
     metrics: What is done with the metrics of training: summed in the clear, by
       secure sums, or not at all.
+    adds_noise: Whether there is noise on all that is aggregated, so that a sum
+      of nothing is not zero.
     covers_choices: Whether it can aggregate several models, of which a client
       trains one: it has zeros of those that trained another.
     has_distribute_aggregate_form: Whether TFF converts processes with it to a
@@ -44,6 +46,7 @@ class Aggregation:
   """
 
   metrics: ClassVar[Literal['plain', 'secure', 'withheld']] = 'plain'
+  adds_noise: ClassVar[bool] = False
   covers_choices: ClassVar[bool] = True
   has_distribute_aggregate_form: ClassVar[bool] = True
 
@@ -337,6 +340,7 @@ class DifferentiallyPrivate(Aggregation):
   channel_bound: float = 1.0
   delta: float = 1e-5
   metrics = 'withheld'
+  adds_noise = True
   covers_choices = False
 
   def __post_init__(self):

@@ -107,9 +107,9 @@ class Method:
       else is aggregated.
     server_optimizer: Applied to the mean update; None for SGD of rate 1, which
       puts the clients' mean in the place of the weights.
-    compose: `(model, seed, aggregator of updates, metrics) -> LearningProcess`
-      where the state of the server is more than weights, with `metrics` as
-      `client_work.build_client_work` takes it; None for `build_process`'s own.
+    compose: `(model, seed, aggregator of updates, aggregation) ->
+      LearningProcess` where the state of the server is more than weights; None
+      for `build_process`'s own. The aggregator is the aggregation's.
     memory_reaches: What a client's memory reaches of what leaves the client,
       `{channel: how}`. Channels are the `'update'` (of the model, with its
       weight and all metrics but the loss), the `'signal'` and the `'loss'`.
@@ -153,7 +153,7 @@ class Method:
               model_lib.Model,
               int,
               tff.aggregators.WeightedAggregationFactory,
-              client_work.Metrics,
+              aggregation_lib.Aggregation,
           ],
           tff.learning.templates.LearningProcess,
       ]
@@ -239,7 +239,7 @@ def build_process(
           'Expected no channel in the signal of clients with a `compose`, which'
           f' does not get it, found {_channel(method, "signal")}.'
       )
-    return method.compose(model, seed, aggregator, aggregation.metrics)
+    return method.compose(model, seed, aggregator, aggregation)
 
   @tff.tensorflow.computation
   def initial_weights():

@@ -414,7 +414,7 @@ def frl(
       bound=prototypes_lib.BOUND,
   )
 
-  def compose(model, seed, aggregator, metrics):
+  def compose(model, seed, aggregator, aggregation):
     @tff.tensorflow.computation
     def initial_state():
       phi = classifier.initialize(composition.initial_seed(seed))
@@ -427,7 +427,7 @@ def frl(
         client_update,
         client_work.run_seed(seed),
         num_classes=num_classes,
-        metrics=metrics,
+        metrics=aggregation.metrics,
     )
     result_type = work.process.next.type_signature.result.result.member
     update_process = aggregator.create(
@@ -445,8 +445,7 @@ def frl(
                 update,
                 classifier,
                 config,
-                # Only a private aggregation withholds them, and adds noise.
-                noisy=metrics == 'withheld',
+                noisy=aggregation.adds_noise,
             ),
         ),
     )
