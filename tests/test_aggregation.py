@@ -235,6 +235,10 @@ def test_secure_sums_cut_what_is_beyond_their_bounds_and_count_it():
             ),
             r'10000 times `clip` .* found 1e\+40',
         ),
+        (
+            lambda: aggregation.DifferentiallyPrivate(noise_multiplier=1e-200),
+            'of at least 0.001, .* found 1e-200',
+        ),
         (lambda: aggregation.Robust(rule='median'), "'median'"),
         (lambda: aggregation.Compressed(bits=0), '`bits` from 1 to 16'),
         (
@@ -345,6 +349,17 @@ def test_what_is_no_number_does_not_count_in_a_robust_mean(rule):
   np.testing.assert_allclose(output.result, [0.3, 0.1], rtol=1e-6)
   for leaf in tf.nest.flatten(output.state):
     assert np.isfinite(leaf).all()
+
+
+@pytest.mark.parametrize('rule', ['adaptive', 'centered'])
+@pytest.mark.parametrize('weight', [1e9, 3e38])
+def test_no_weight_takes_over_a_robust_mean(rule, weight):
+  """Two of ten clients claim so many examples; their mean is -0.5."""
+  robust = aggregation.Robust(rule=rule)
+  factory = robust.limited(robust.of_models(1, summed=False))
+  values = [np.float32([0.5, 0.5])] * 8 + [np.float32([-0.5, -0.5])] * 2
+  output = aggregate(factory, values, [20.0] * 8 + [weight] * 2)
+  np.testing.assert_allclose(output.result, [0.3, 0.3], rtol=1e-6)
 
 
 def test_centered_clipping_moves_by_the_radius_at_most():

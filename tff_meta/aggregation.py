@@ -21,6 +21,7 @@ from tff_meta import config_checks
 _BEYOND = 1e4
 # What a client can add at most; a hundred million of them add a float32.
 _LARGEST = 1e30
+_LEAST_NOISE = 0.001
 # How far a sum of vectors moves, over their bound, where one is replaced.
 _SENSITIVITY = 2.0
 
@@ -131,19 +132,19 @@ class Plain(Aggregation):
 class Robust(Aggregation):
   """Without, or with less of, what is much larger than most.
 
-  Clients that send a number that is not finite do not count.
+  Clients count alike: by a weight of its own choice one would outweigh all
+  others. Those that send a number that is not finite do not count.
 
   Attributes:
     rule: Of the changes of a model. `'adaptive'`: those beyond a multiple of a
       high quantile of the norms so far count as zeros, long ones are cut to a
       quantile. `'centered'`: a client moves the last round's mean by `radius`
       over the number of clients at most, whatever it sends (see
-      `aggregators.centered_clipping`); clients count alike. Not for methods
-      whose updates alternate between changes of two things.
+      `aggregators.centered_clipping`). Not for methods whose updates alternate
+      between changes of two things.
     radius: Of `'centered'`, above 0.
     channel_bound: The longest vector (of control variates; of a class mean) or
-      the largest number (of margins) of a client, above 0. Clients count alike
-      there.
+      the largest number (of margins) of a client, above 0.
   """
 
   rule: Literal['adaptive', 'centered'] = 'adaptive'
@@ -164,6 +165,7 @@ class Robust(Aggregation):
     """See `Aggregation`."""
     import tensorflow_federated as tff
 
+    from tff_meta.aggregators import bounds
     from tff_meta.aggregators import centered_clipping
 
     if summed:
@@ -174,7 +176,7 @@ class Robust(Aggregation):
       )
     if self.rule == 'centered':
       return centered_clipping.CenteredClippingFactory(self.radius)
-    return tff.learning.robust_aggregator()
+    return bounds.AlikeFactory(tff.learning.robust_aggregator())
 
   def of_sums(self, num_parts, bound):
     """See `Aggregation`."""
@@ -320,7 +322,7 @@ class DifferentiallyPrivate(Aggregation):
   The noise does not come from the run's seed: no two runs are the same.
 
   Attributes:
-    noise_multiplier: z, at least 0; 0 is without noise and without privacy.
+    noise_multiplier: z, at least 0.001, or 0 for neither noise nor privacy.
       TFF's own is relative to the bound itself: z here is 2 z there.
     clients_per_round: Clients of a cohort, at least 1.
     clip: The longest change of a model (L2 norm), above 0; with a
@@ -348,6 +350,12 @@ class DifferentiallyPrivate(Aggregation):
     _check_positive(self, 'clip', 'channel_bound')
     config_checks.check_at_least_one(self, 'clients_per_round')
     config_checks.check_fraction(self, 'delta')
+    if 0 < self.noise_multiplier < _LEAST_NOISE:
+      raise ValueError(
+          f'Expected `noise_multiplier` of at least {_LEAST_NOISE:g}, below'
+          ' which noise hides nobody, or 0 for none, found'
+          f' {self.noise_multiplier:g}.'
+      )
     if self.clip_quantile:
       config_checks.check_fraction(self, 'clip_quantile')
       _check_product(f'{_BEYOND:g} times `clip`', _BEYOND * self.clip)

@@ -255,6 +255,11 @@ def test_what_a_killed_program_leaves_is_gone_on_from_or_named(
     with pytest.raises(run_directory.RunDirectoryError, match=problem):
       _train(experiment, process, root, 5)
     (tmp_path / name).rename(root / name)
+  (root / 'program_metrics.csv').rename(tmp_path / 'metrics')
+  os.mkfifo(root / 'program_metrics.csv')
+  with pytest.raises(OSError, match='a plain file, found a pipe'):
+    _train(experiment, process, root, 5)
+  (tmp_path / 'metrics').rename(root / 'program_metrics.csv')
   trained = _train(experiment, process, root, 5, report=lines.append)
   assert 'Continuing after round 4 of 5' in lines[0]
   _assert_equal(

@@ -1,5 +1,7 @@
 """Grids of an evaluation: what they take, and their files."""
 
+import threading
+
 import pytest
 
 from tff_meta import plain_files
@@ -173,6 +175,28 @@ def test_a_file_keeps_all_rows_as_they_are(tmp_path):
   assert header[:3] == ['group_rounds', 'way', 'epochs']
   assert header[-2:] == ['settings', 'checksum']
   assert grids.with_values(rows['a'], point)['epochs'] == '3'
+
+
+def test_no_row_is_lost_where_two_add_at_once(tmp_path, monkeypatch):
+  """The second adds its row when the first has read, and not yet written."""
+  config, path = _resolve('frl'), tmp_path / 'grid_new_groups.csv'
+  read, others = grids.read_rows, []
+
+  def reading(file):
+    rows = read(file)
+    if not others:
+      others.append(threading.Thread(target=add, args=('b',)))
+      others[0].start()
+      others[0].join(timeout=0.5)
+    return rows
+
+  def add(name):
+    grids.add_row(path, _row(2, config, name), ('way',), _UNITS)
+
+  monkeypatch.setattr(grids, 'read_rows', reading)
+  add('a')
+  others[0].join()
+  assert read(path).keys() == {'a', 'b'}
 
 
 def test_another_file_is_refused_and_stays(tmp_path):

@@ -26,6 +26,7 @@ from tff_meta.bundles import computations
 from tff_meta.bundles import replay
 from tff_meta.bundles import serve
 from tff_meta.bundles import signatures
+from tff_meta.training import atomic_files
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import protocols
 from tff_meta.training import run_directory
@@ -150,7 +151,9 @@ def write(
     shutil.copyfile(serve.__file__, unfinished / 'serve.py')
     sums = serve.digests(unfinished)
     (unfinished / serve.SUMS).write_text(serve.to_text(sums))
+    atomic_files.sync_tree(unfinished)
     unfinished.rename(folder)
+    atomic_files.sync_directory(folder.parent)
   except BaseException:
     shutil.rmtree(unfinished, ignore_errors=True)
     raise

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 import contextlib
 import csv
+import io
 import os
 import pathlib
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 
 import tensorflow_federated as tff
 
+from tff_meta import plain_files
 from tff_meta import traffic
 from tff_meta.programs import cohorts
 from tff_meta.programs import context as context_lib
@@ -242,10 +244,10 @@ def _read_rows(
   """
   rows: dict[int, dict[str, str]] = {}
   with contextlib.suppress(FileNotFoundError):
-    with open(path, newline='', encoding='utf-8') as file:
-      with contextlib.suppress(ValueError, csv.Error):  # Those before count.
-        for row in csv.DictReader(file):
-          rows[int(row.pop('round', ''))] = row
+    content = plain_files.read_bytes(path, plain_files.MAX_TABLE_BYTES)
+    with contextlib.suppress(ValueError, csv.Error):  # Those before count.
+      for row in csv.DictReader(io.StringIO(content.decode(), newline='')):
+        rows[int(row.pop('round', ''))] = row
   wanted = range(first, last + 1)
   missing = [r for r in wanted if r not in rows]
   if missing:

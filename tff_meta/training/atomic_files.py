@@ -73,6 +73,15 @@ def sync_directory(path: pathlib.Path) -> None:
     os.close(descriptor)
 
 
+def sync_tree(path: pathlib.Path) -> None:
+  """Flushes a directory and all that is in it to the disk."""
+  for folder, _, names in os.walk(path):
+    for name in names:
+      with open(os.path.join(folder, name), 'rb') as file:
+        os.fsync(file.fileno())
+    sync_directory(pathlib.Path(folder))
+
+
 def remove_leftovers(directory: pathlib.Path) -> None:
   """Removes what killed processes left half written in `directory`.
 

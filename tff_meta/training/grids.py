@@ -5,12 +5,15 @@ taken away, so that a grid can be stopped, continued and made larger. A folder
 of the same name has a table for each, with a line a client or group.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+import contextlib
 import csv
+import fcntl
 import hashlib
 import io
 import itertools
 import json
+import os
 import pathlib
 from typing import Any, NamedTuple
 
@@ -246,11 +249,27 @@ def add_row(
   Raises:
     OSError: As `read_rows`, or if it cannot be written.
   """
-  rows = read_rows(path) | {row[_SETTINGS]: dict(row)}
   file = units_file(path, row)
   plain_files.make_directory(file.parent)
-  atomic_files.write_bytes(file, units)
-  names = dict.fromkeys(name for row in rows.values() for name in row)
+  with _locked(file.parent):
+    atomic_files.write_bytes(file, units)
+    rows = read_rows(path) | {row[_SETTINGS]: dict(row)}
+    atomic_files.write_bytes(path, _to_csv(rows.values(), axes))
+
+
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[None]:
+  """Waits until no other process adds to the grid of a folder."""
+  descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield
+  finally:
+    os.close(descriptor)
+
+
+def _to_csv(rows: Collection[Mapping[str, str]], axes: Sequence[str]) -> bytes:
+  names = dict.fromkeys(name for row in rows for name in row)
   ends = _UNITS, _SETTINGS, _CHECKSUM
   columns = [name for name in axes if name in names]
   columns += [n for n in names if n not in (*columns, *ends)]
@@ -258,8 +277,8 @@ def add_row(
   text = io.StringIO()
   writer = csv.DictWriter(text, columns, '', lineterminator='\n')
   writer.writeheader()
-  writer.writerows(rows.values())
-  atomic_files.write_bytes(path, text.getvalue().encode())
+  writer.writerows(rows)
+  return text.getvalue().encode()
 
 
 def without_effect(

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 import contextlib
 import signal
 import sys
+import threading
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -35,8 +36,14 @@ class StopRequest:
 
 @contextlib.contextmanager
 def listen() -> Iterator[StopRequest]:
-  """Catches Ctrl-C (SIGINT) and SIGTERM meanwhile."""
+  """Catches Ctrl-C (SIGINT) and SIGTERM meanwhile.
+
+  Only the main thread can: in another one they keep their usual effect.
+  """
   request = StopRequest()
+  if threading.current_thread() is not threading.main_thread():
+    yield request
+    return
   before = {n: signal.signal(n, request.handle) for n in _SIGNALS}
   try:
     yield request
