@@ -429,6 +429,29 @@ def _last_of_curve(client: dict[str, float]) -> float:
   return 100 * statistics.fmean(curve[-3:])
 
 
+def _grid(folder: str, protocol: str, *columns: str) -> str:
+  """What `binaries.evaluate --grid` has written of one trained model.
+
+  Args:
+    folder: Of `results/analyses`.
+    protocol: What was evaluated.
+    *columns: Axes and measures of the table; shares come as percent.
+  """
+  path = _RESULTS / 'analyses' / folder / f'grid_{protocol}.csv'
+  rows = [
+      [_of_grid(name, float(point[name])) for name in columns]
+      for point in grids.read_rows(path).values()
+  ]
+  rows.sort(key=lambda row: [float(value) for value in row])
+  return _markdown([f'`{name}`' for name in columns], rows)
+
+
+def _of_grid(column: str, value: float) -> str:
+  if column.startswith('accuracy_'):
+    return f'{100 * value:.2f}'
+  return f'{value:.2f}' if column.startswith('nll_') else f'{value:g}'
+
+
 def _mean_and_each(values: Sequence[float]) -> str:
   """Returns a mean and, where there are several, what it is the mean of."""
   mean = f'{statistics.fmean(values):.2f}'
@@ -1111,6 +1134,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     'steps': _steps,
     'fine-tuning rates': _fine_tuning_rates,
     'equal rates': _equal_rates,
+    'grid': _grid,
     'best rounds': _best_rounds,
     'preparation': _preparation,
     'progress': _progress,

@@ -76,7 +76,7 @@ class FineTuned(Configuration):
   """SGD steps at a falling rate before a test.
 
   Attributes:
-    batch_size: Examples of a minibatch.
+    batch_size: Examples of a minibatch, at least 1 where there is fine-tuning.
     fine_tuning_steps: How many steps a client takes before it is tested.
     fine_tuning_learning_rate: Of the first of them.
     fine_tuning_decay: Factor of that rate every `fine_tuning_decay_steps`.

@@ -57,9 +57,9 @@ class FedBabuConfig(configurations.LocalTraining):
 
 
 # As public reproductions have it: SGD 0.1, momentum 0.9, B = 50, E = 4. Ten
-# steps of fine-tuning: MetaVers.
+# steps of fine-tuning: MetaVers. Their rate and their batches are ours.
 PAPER = FedBabuConfig()
-# FedBABU's own fine-tuning: epochs of minibatches.
+# FedBABU's own fine-tuning: epochs of minibatches, with a rate of ours.
 RELEASE = dataclasses.replace(
     PAPER, fine_tuning_epochs=5, fine_tuning_batch_size=50
 )
