@@ -477,14 +477,35 @@ RATES = {
     'FedMeta-Per (Meta-SGD)': _TWO_RATES,
 }
 # The best of its search, a test holds it to.
-_FOUND: dict[str, dict[str, float]] = {}
+_FOUND: dict[str, dict[str, float]] = {
+    'FedAvg': {'learning_rate': 1e-4},
+    'FedAvgMeta': {'learning_rate': 1e-3, 'deployment_learning_rate': 1e-3},
+    'FedPer': {'learning_rate': 1e-5},
+    'FedPerMeta': {'learning_rate': 1e-5},
+    _OWN_HEADS: {'learning_rate': 3e-3},
+    'FedMeta (MAML)': {
+        'inner_learning_rate': 0.01,
+        'outer_learning_rate': 3e-3,
+    },
+    'FedMeta (Meta-SGD)': {
+        'inner_learning_rate': 0.001,
+        'outer_learning_rate': 3e-3,
+    },
+    'FedMeta-Per (MAML)': {
+        'inner_learning_rate': 0.001,
+        'outer_learning_rate': 3e-3,
+    },
+}
 
 
 def _row_of_rates(name: str) -> tables.Row:
   """Returns a row of `RATES`, of known clients, without published numbers."""
   in_table_4 = 'FedPer' if name == _OWN_HEADS else name
   row = next(row for row in MNIST.rows if row.name == in_table_4)
-  flags = (*row.flags, *row.setting_flags.get(_KNOWN, ()))
+  # Their hyperparameters stand in flag files, and stay but for the rates.
+  flags = tuple(
+      flag_files.expand((*row.flags, *row.setting_flags.get(_KNOWN, ())))
+  )
   if name == _OWN_HEADS:
     flags = searches.with_hparams(flags, {'head_of_evaluation': 'personal'})
   return tables.Row(name, flags)
