@@ -11,9 +11,12 @@ import pytest
 
 from binaries import train
 from tff_meta.training import checkpoints
+from tff_meta.training import run_directory
+from tff_meta.training import sealed_json
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _TIMEOUT_SECONDS = 900  # Shared machines can be slow.
+_DEADLINE = time.monotonic() + _TIMEOUT_SECONDS
 _FLAGS = (
     '--dataset=synthetic',
     '--model=mlp',
@@ -30,6 +33,19 @@ def _state(directory):
   }
 
 
+def _begin(flags, directory):
+  command = [
+      *(sys.executable, '-m', 'binaries.train'),
+      *(*flags, f'--output_dir={directory}'),
+  ]
+  return subprocess.Popen(command, cwd=_ROOT, stderr=subprocess.PIPE, text=True)
+
+
+def _wait(process):
+  assert process.poll() is None and time.monotonic() < _DEADLINE
+  time.sleep(0.005)
+
+
 @pytest.mark.ci
 def test_a_program_that_is_interrupted_goes_on_by_the_same_command(
     call, tmp_path
@@ -38,17 +54,9 @@ def test_a_program_that_is_interrupted_goes_on_by_the_same_command(
   flags = ('--algorithm=fed_rep', '--rounds=12', *_FLAGS)
   whole, directory = tmp_path / 'whole', tmp_path / 'run'
   assert call(train, *flags, f'--output_dir={whole}')[0] == 0
-  command = [
-      *(sys.executable, '-m', 'binaries.train'),
-      *(*flags, f'--output_dir={directory}'),
-  ]
-  process = subprocess.Popen(
-      command, cwd=_ROOT, stderr=subprocess.PIPE, text=True
-  )
-  deadline = time.monotonic() + _TIMEOUT_SECONDS
+  process = _begin(flags, directory)
   while not (directory / 'program_states/program_state_0').exists():
-    assert process.poll() is None and time.monotonic() < deadline
-    time.sleep(0.005)
+    _wait(process)
   process.send_signal(signal.SIGINT)
   _, err = process.communicate(timeout=_TIMEOUT_SECONDS)
   assert process.returncode == 130, err
@@ -63,22 +71,29 @@ def test_a_program_that_is_interrupted_goes_on_by_the_same_command(
 
 
 @pytest.mark.ci
-def test_a_private_program_says_how_private_it_is(call, tmp_path):
-  flags = ('--algorithm=fed_rep', '--aggregation=dp', *_FLAGS)
+def test_a_private_program_that_was_killed_says_what_is_odd(call, tmp_path):
+  """It has no checkpoint yet; its code has changed, its secret is lost."""
+  directory = run_directory.RunDirectory(tmp_path / 'run')
+  flags = ('--algorithm=fed_rep', '--aggregation=dp', '--rounds=12', *_FLAGS)
   flags += ('--num_clients=40', '--clients_per_round=4')
-  code, _, err = call(
-      train, *flags, '--rounds=3', f'--output_dir={tmp_path}/run'
-  )
+  process = _begin(flags, directory.root)
+  while not directory.rounds_of_program():
+    _wait(process)
+  process.kill()
+  process.communicate()
+  done = directory.rounds_of_program()
+  assert done < 12 and not directory.checkpoints.exists()
+  directory.cohort_secret.unlink()
+  config = directory.read_config() | {'git_commit': 'other'}
+  directory.config.write_text(json.dumps(sealed_json.seal(config)))
+  code, _, err = call(train, *flags, f'--output_dir={directory.root}')
   assert code == 0, err
-  config, summary = (
-      json.loads((tmp_path / f'run/{name}.json').read_text())
-      for name in ('config', 'summary')
-  )
-  assert summary['rounds'] == summary['privacy']['rounds'] == 3
+  assert err.count(f'Continuing after round {done} of 12') == 1
+  assert 'cohorts.secret is not there any more' in err
+  assert 'the code or its environment has changed since' in err
+  config, summary = directory.read_config(), sealed_json.read(directory.summary)
+  assert summary['rounds'] == summary['privacy']['rounds'] == 12
   assert config['privacy'] == summary['privacy']
   assert f'epsilon {summary["privacy"]["epsilon"]:.2f}' in err
-  metrics = (tmp_path / 'run/metrics.csv').read_text()
-  assert metrics.count('\n') == 4 and 'train/loss' not in metrics
-  (tmp_path / 'run/cohorts.secret').unlink()
-  _, _, err = call(train, *flags, '--rounds=4', f'--output_dir={tmp_path}/run')
-  assert 'cohorts.secret is not there any more' in err
+  metrics = directory.metrics.read_text()
+  assert metrics.count('\n') == 13 and 'train/loss' not in metrics

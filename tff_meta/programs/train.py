@@ -104,7 +104,6 @@ def train(
     config: Mapping[str, Any],
     schedule: loop.Schedule,
     should_stop: Callable[[], bool],
-    report: Callable[[str], None],
     checkpoint: checkpoints.Checkpoint | None = None,
     sent: traffic.Traffic = traffic.UNKNOWN,
     **others: Any,
@@ -126,7 +125,6 @@ def train(
     config: The run's configuration as JSON values, kept in the checkpoint.
     schedule: How many rounds; a state is saved after each of them.
     should_stop: Asked after every round.
-    report: Called with what a user should know.
     checkpoint: What the program left when it last ended, not when it was
       killed; the newest state goes for both.
     sent: What travels between the server and a client in a round.
@@ -152,11 +150,6 @@ def train(
         ' Tip: put the folder back, or give another --output_dir.'
     )
   _read_rows(directory.program_metrics, done + 1, last)  # Raises without one.
-  if last > done:
-    report(
-        f'Continuing after round {last} of {schedule.num_rounds}, the last one'
-        f' of {directory.program_states.name}.'
-    )
   store = checkpoints.CheckpointStore(directory.checkpoints)
   for path in directory.program_states.glob('*_temp*'):  # Of a killed save.
     shutil.rmtree(path)

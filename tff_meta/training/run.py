@@ -265,6 +265,7 @@ def train_and_evaluate(
         directory, run_identity, process, client_states, report
     )
     done = checkpoint.position.rounds if checkpoint else 0
+    # A program that is killed leaves states without a checkpoint.
     most = max(done, directory.rounds_of_program())
     if most > num_rounds:
       raise AnotherConfigurationError(
@@ -282,7 +283,7 @@ def train_and_evaluate(
       return summary
     file = _config_file(experiment, process)
     sent = traffic.Traffic(**file['client_bytes_per_round'])
-    _report_beginning(experiment, directory, done, old_file, file, report)
+    _report_beginning(experiment, directory, most, old_file, file, report)
     _write_config(directory, file)
     with _open_writers(experiment, directory, done, track, report) as writers:
       trained, metrics = _train(
