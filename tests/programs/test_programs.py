@@ -28,6 +28,7 @@ from tff_meta.training import checkpoints
 from tff_meta.training import client_state_store
 from tff_meta.training import experiment as experiment_lib
 from tff_meta.training import loop
+from tff_meta.training import metric_writers
 from tff_meta.training import run
 from tff_meta.training import run_config
 from tff_meta.training import run_directory
@@ -111,6 +112,16 @@ def _train(experiment, process, root, rounds, **options):
         ),
         **dict(should_stop=lambda: False, report=pytest.fail) | options,
     )
+
+
+class _Told(dict):
+  """A writer: what it was told of which round."""
+
+  def append(self, round_num, values):
+    self[round_num] = values
+
+  def flush(self):
+    self.flushed = dict(self)
 
 
 def _assert_equal(found, expected):
@@ -260,12 +271,20 @@ def test_what_a_killed_program_leaves_is_gone_on_from_or_named(
   with pytest.raises(OSError, match='a plain file, found a pipe'):
     _train(experiment, process, root, 5)
   (tmp_path / 'metrics').rename(root / 'program_metrics.csv')
-  trained = _train(experiment, process, root, 5)
+  told = _Told()
+  trained = _train(experiment, process, root, 5, writers=[told])
   _assert_equal(
       *(checkpoints.to_arrays(end.state) for end in (trained, expected))
   )
   metrics = [(path / 'metrics.csv').read_bytes() for path in (whole, root)]
   assert metrics[0] == metrics[1] and metrics[0].count(b'\n') == 6
+  columns = metric_writers.read_metrics(root / 'metrics.csv')
+  rounds = columns.pop('round')
+  assert told.flushed == {
+      r: metric_writers.for_people({n: c[i] for n, c in columns.items()})
+      for i, r in enumerate(rounds)
+      if r > 1
+  }
   # metrics.csv has what program_metrics.csv does not have any more.
   (root / 'program_metrics.csv').unlink()
   _train(experiment, process, root, 6)

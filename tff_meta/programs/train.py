@@ -105,6 +105,7 @@ def train(
     schedule: loop.Schedule,
     should_stop: Callable[[], bool],
     checkpoint: checkpoints.Checkpoint | None = None,
+    writers: Sequence[metric_writers.Writer] = (),
     sent: traffic.Traffic = traffic.UNKNOWN,
     **others: Any,
 ) -> loop.Trained:
@@ -112,8 +113,8 @@ def train(
 
   Program states and metrics are TFF's, in the run's directory, and what a
   killed run goes on from. metrics.csv, timings.csv and a checkpoint, which
-  evaluation reads, are written when the program ends; a program that is killed
-  leaves no timings of its rounds.
+  evaluation reads, are written when the program ends, and what TensorBoard and
+  trackers show; a program that is killed leaves no timings of its rounds.
 
   Args:
     process: What to train.
@@ -127,6 +128,7 @@ def train(
     should_stop: Asked after every round.
     checkpoint: What the program left when it last ended, not when it was
       killed; the newest state goes for both.
+    writers: Where the numbers of every round go as well, when the program ends.
     sent: What travels between the server and a client in a round.
     **others: Of `loop.train`, not used.
 
@@ -210,6 +212,7 @@ def train(
       client_states,
       position,
       started,
+      writers,
       loop.traffic_columns(sent, len(cohort(1))),
   )
   return trained
@@ -253,7 +256,7 @@ def _read_rows(
 
 
 def _write_files(
-    trained, directory, config, client_states, position, started, sent
+    trained, directory, config, client_states, position, started, writers, sent
 ) -> None:
   """Writes what `loop.train` leaves, so that the run can be evaluated.
 
@@ -275,13 +278,18 @@ def _write_files(
   )
   try:
     for number, row in enumerate(rows, position.rounds + 1):
-      metrics.append(
-          number,
-          {n.replace('model_metrics/', 'train/'): v for n, v in row.items()}
-          | sent,
-      )
+      values = {
+          name.replace('model_metrics/', 'train/'): value
+          for name, value in row.items()
+      }
+      metrics.append(number, values | sent)
+      shown = metric_writers.for_people(values | sent)
+      for writer in writers:
+        writer.append(number, shown)
       if {number, number + 1} <= started.keys():
         timings.append(number, started[number + 1] - started[number], None)
+    for writer in writers:
+      writer.flush()
     written = metrics.sync()
     os.replace(beside, directory.metrics)
     atomic_files.sync_directory(directory.root)
