@@ -94,6 +94,10 @@ def test_a_private_program_that_was_killed_says_what_is_odd(call, tmp_path):
   config, summary = directory.read_config(), sealed_json.read(directory.summary)
   assert summary['rounds'] == summary['privacy']['rounds'] == 12
   assert config['privacy'] == summary['privacy']
+  assert [
+      (code['from_round'], code['git_commit'])
+      for code in config['code_of_rounds']
+  ] == [(1, 'other'), (done + 1, config['git_commit'])]
   assert f'epsilon {summary["privacy"]["epsilon"]:.2f}' in err
   metrics = directory.metrics.read_text()
   assert metrics.count('\n') == 13 and 'train/loss' not in metrics

@@ -179,6 +179,17 @@ def test_a_run_that_was_done_again_is_a_row_of_its_own(paths, tmp_path):
   assert {e.row for e in entries} == {'fed_avg (1, 2)', 'fed_avg (3)'}
 
 
+def test_a_run_of_several_codes_is_pointed_out(paths, tmp_path):
+  codes = [{'from_round': 1}, {'from_round': 3, 'git_commit': 'a' * 40}]
+  two = _write(tmp_path / 'two', 'fed_avg', 2, 0.5, code_of_rounds=codes)
+  runs = existing_runs.read([paths[0], two])
+  header = ' '.join(existing_runs.RunsReport(runs, '').header())
+  assert 'Settings: not the same in all runs, see below (fields: 1)' in header
+  assert 'the code of 2 is not exactly known' in header
+  assert f'2: unknown from round 1, {"a" * 40} from round 3.' in header
+  assert 'are runs of different code' in header
+
+
 def test_what_differs_is_said_and_nothing_else(paths):
   runs = existing_runs.read(paths)
   found = existing_runs.differences(runs)

@@ -687,6 +687,24 @@ def test_runs_of_several_codes_or_data_are_pointed_out(tmp_path, comparison):
   assert 'different data in 50 clients, seed 3' in found
 
 
+def test_a_run_of_several_codes_is_pointed_out(tmp_path):
+  cell = tables.Cell('Good', '50 clients', 1, ())
+  _finish(tmp_path, cell, 0.5)
+  codes = [
+      {'from_round': r, 'git_commit': c}
+      for r, c in ((1, 'a'), (3, 'a'), (9, 'b'))
+  ]
+  (runner.CellFolder(tmp_path, cell).run / 'config.json').write_text(
+      json.dumps({'git_commit': 'b', 'code_of_rounds': codes})
+  )
+  found = ' '.join(results.provenance(tmp_path, [cell]))
+  assert 'Code of the runs: a, b.' in found
+  assert 'Good in 50 clients, seed 1: a from round 1, b from round 9.' in found
+  note, *_ = provenance.notes(tmp_path, [cell])
+  assert note.title == 'Code of the runs: 2 versions'
+  assert note.lines == ['a from round 1, b from round 9: Good (50 clients 1)']
+
+
 def test_fingerprints_of_two_rules_are_not_compared(tmp_path):
   """Those of before 0.2.0 are of other examples of the same data."""
   cells = [

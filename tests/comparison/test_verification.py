@@ -51,6 +51,17 @@ def test_the_same_numbers_are_identical_whatever_else_differs(tmp_path):
   assert found.lines()[0] == 'known, a, seed 1: identical, all 5 numbers.'
 
 
+def test_the_code_that_began_a_run_is_a_cause(tmp_path):
+  codes = [
+      {'from_round': 1, 'git_commit': 'w'},
+      {'from_round': 9, 'git_commit': 'x'},
+  ]
+  _write(tmp_path / 'kept', code_of_rounds=codes)
+  _write(tmp_path / 'again')
+  (cause,) = _verify(tmp_path).causes
+  assert cause == 'code: git_commit "w from round 1, x from round 9" -> "x"'
+
+
 @pytest.mark.parametrize(
     'change, difference',
     [

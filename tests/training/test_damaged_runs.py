@@ -282,8 +282,13 @@ def test_a_configuration_that_lost_its_checksum_is_made_again(whole, tmp_path):
   summary = _go_on(whole.experiment, root, _ROUNDS, lines)
   assert _end(root, summary) == whole.ends[_ROUNDS]
   assert 'config.json' in lines[0]
-  config = (root / 'config.json').read_bytes()
-  assert config == (whole.root / 'config.json').read_bytes()
+  found, old = (
+      sealed_json.read(at / 'config.json') for at in (root, whole.root)
+  )
+  codes = found.pop('code_of_rounds')
+  assert found == old
+  assert [c['from_round'] for c in codes] == [1, _ROUNDS + 1]
+  assert codes[0]['git_commit'] is None  # Nobody knows.
 
 
 def test_a_summary_of_an_earlier_version_is_made_again(whole, tmp_path):
@@ -333,6 +338,29 @@ def test_what_a_lost_configuration_said_of_the_code_is_not_known(
   _go_on(whole.experiment, root, _ROUNDS, lines)
   notes = [line for line in lines if 'has changed' in line]
   assert len(notes) == 1 and 'is not known' in notes[0]
+
+
+def test_a_run_keeps_which_code_has_done_which_of_its_rounds(whole, tmp_path):
+  """It goes on after 4 rounds, twice: the fifth is done again."""
+  root = tmp_path / 'run'
+  shutil.copytree(whole.root, root)
+  now = sealed_json.read(root / 'config.json')
+  for last in ('first', 'second'):
+    of_last = sealed_json.read(root / 'config.json') | {'git_commit': last}
+    (root / 'config.json').write_text(json.dumps(sealed_json.seal(of_last)))
+    (root / 'checkpoints/round_000000005.ckpt').unlink(missing_ok=True)
+    _go_on(whole.experiment, root, _MORE_ROUNDS, [])
+    found = sealed_json.read(root / 'config.json')
+    assert found.pop('code_of_rounds') == [
+        {'from_round': r, 'git_commit': commit}
+        | {part: now[part] for part in ('versions', 'environment')}
+        for r, commit in ((1, 'first'), (5, now['git_commit']))
+    ]
+    assert found['git_commit'] == now['git_commit']
+  (root / 'summary.json').unlink()  # Evaluated by what has done the fifth.
+  _go_on(whole.experiment, root, _MORE_ROUNDS, [])
+  again = sealed_json.read(root / 'config.json')
+  assert [c['from_round'] for c in again['code_of_rounds']] == [1, 5]
 
 
 def test_rounds_that_a_program_has_done_count(whole, tmp_path):

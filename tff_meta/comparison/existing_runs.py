@@ -31,6 +31,7 @@ _OF_A_RUN = ('seed', 'data_dir')
 _PARTS = {
     'data': 'Data',
     'git_commit': 'Code',
+    'code_of_rounds': 'Code',
     'versions': 'Environment',
     'environment': 'Environment',
     'platform': 'Environment',
@@ -224,14 +225,22 @@ class RunsReport(report.Report):
     unknown = [
         str(run.number)
         for run in self.runs
-        for commit in [run.record.get('git_commit')]
-        if commit is None or str(commit).endswith('-dirty')
+        if any(
+            commit == run_records.UNKNOWN or commit.endswith('-dirty')
+            for commit in run_records.commits(run.record).values()
+        )
     ]
     if unknown:
       sentences.append(
           f'Attention: the code of {", ".join(unknown)} is not exactly known:'
           ' no commit is recorded, or one with changes.'
       )
+    sentences += [
+        'Attention: more than one version of the code has made'
+        f' {run.number}: {run_records.code(run.record)}.'
+        for run in self.runs
+        if len(run_records.commits(run.record)) > 1
+    ]
     sentences += self._mixed_rows()
     fingerprints = collections.defaultdict(list)
     for run in self.runs:

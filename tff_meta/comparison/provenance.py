@@ -13,7 +13,6 @@ from tff_meta.comparison import tables
 from tff_meta.training import run_config
 
 _Value = TypeVar('_Value')
-_UNKNOWN = 'unknown'
 _SHORT = 12  # Characters of a commit that is named in full elsewhere.
 _OF_TWO_RULES = (
     'Fingerprints are of all examples since version 0.2.0, and were of 64 of'
@@ -50,10 +49,13 @@ def notes(root: pathlib.Path, cells: Sequence[tables.Cell]) -> list[Note]:
   }
   if not records:
     return []
-  by_commit = _grouped({cell: _commit(r) for cell, r in records.items()})
-  versions = (
-      'one version' if len(by_commit) == 1 else f'{len(by_commit)} versions'
+  by_commit = _grouped(
+      {cell: run_records.code(r) for cell, r in records.items()}
   )
+  commits = {
+      c for r in records.values() for c in run_records.commits(r).values()
+  }
+  versions = 'one version' if len(commits) == 1 else f'{len(commits)} versions'
   code = Note(
       f'Code of the runs: {versions}',
       [f'{commit}: {_names(of)}' for commit, of in by_commit.items()],
@@ -122,7 +124,10 @@ def _cause(groups) -> str:
         for field, values in differing.items()
     )
     return f'Cause: their settings differ: {"; ".join(settings)}.'
-  commits = {_commit(record)[:_SHORT]: _rows(of) for of, record in groups}
+  commits = {
+      list(run_records.commits(record).values())[-1][:_SHORT]: _rows(of)
+      for of, record in groups
+  }
   if len(commits) > 1:
     code = '; '.join(f'{commit} for {rows}' for commit, rows in commits.items())
     return (
@@ -146,10 +151,6 @@ def _data_settings(record: Mapping[str, Any], names) -> dict[str, Any]:
       for name, value in config.items()
       if name in names - {'data_dir'}
   }
-
-
-def _commit(record: Mapping[str, Any]) -> str:
-  return str(record.get('git_commit') or _UNKNOWN)
 
 
 def _grouped(

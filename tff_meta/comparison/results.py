@@ -398,12 +398,20 @@ def provenance(root: pathlib.Path, cells: Sequence[tables.Cell]) -> list[str]:
     root: The comparison's directory.
     cells: Those that the comparison consists of.
   """
-  commits, data = set(), collections.defaultdict(set)
+  commits: set[str] = set()
+  data = collections.defaultdict(set)
+  continued = []
   for cell in cells:
     folder = runner.CellFolder(root, cell)
     if folder.outcome().state == 'finished':
       config = read_json(folder.run / 'config.json')
-      commits.add(str(config.get('git_commit') or 'unknown'))
+      of_run = run_records.commits(config).values()
+      commits.update(of_run)
+      if len(of_run) > 1:
+        continued.append(
+            f'Attention: more than one version has made {cell.row} in'
+            f' {cell.setting}, seed {cell.seed}: {run_records.code(config)}.'
+        )
       if fingerprint := run_records.fingerprint(config):
         data[cell.setting, cell.seed].add(fingerprint)
   sentences = []
@@ -413,6 +421,7 @@ def provenance(root: pathlib.Path, cells: Sequence[tables.Cell]) -> list[str]:
     sentences.append(
         'Attention: the runs are of more than one version of the code.'
     )
+  sentences += continued
   for (setting, seed), fingerprints in data.items():
     same = run_records.same_data(fingerprints)
     place = f'{setting}, seed {seed}'

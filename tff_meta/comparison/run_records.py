@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from tff_meta.training import run_config
 
+UNKNOWN = 'unknown'  # In the place of a commit.
+
 
 def as_of_now(config: Mapping[str, Any]) -> dict[str, Any]:
   """Returns a configuration as this version of the library writes it.
@@ -62,6 +64,31 @@ def same_data(fingerprints: Iterable[Fingerprint | None]) -> bool | None:
     return True
   of_a_rule = collections.Counter(f.of_all for f in found if f)
   return False if max(of_a_rule.values(), default=0) > 1 else None
+
+
+def commits(record: Mapping[str, Any]) -> dict[int, str]:
+  """Returns of what code a run is: from which round on -> its commit.
+
+  One from beyond the last round has evaluated alone.
+
+  Args:
+    record: A config.json.
+  """
+  found: dict[int, str] = {}
+  last = None
+  for code in record.get('code_of_rounds') or [{**record, 'from_round': 1}]:
+    commit = str(code.get('git_commit') or UNKNOWN)
+    if commit != last:  # Else its environment was another one.
+      found[code['from_round']] = last = commit
+  return found
+
+
+def code(record: Mapping[str, Any]) -> str:
+  """Returns the commit of a run, of several also their first rounds."""
+  found = commits(record)
+  if len(found) == 1:
+    return found[1]
+  return ', '.join(f'{commit} from round {r}' for r, commit in found.items())
 
 
 def flatten(

@@ -333,8 +333,13 @@ def _changes(found, part: str) -> Iterator[str]:
 
 
 def _of_now(record: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a record whose configuration is as this version writes it."""
+  """Returns a record whose configuration is as this version writes it.
+
+  Its `git_commit` names all code that has made the run.
+  """
   config = record.get('config')
+  if 'code_of_rounds' in record:
+    record = dict(record) | {'git_commit': run_records.code(record)}
   if not isinstance(config, Mapping):
     return dict(record)
   return dict(record) | {'config': run_records.as_of_now(config)}

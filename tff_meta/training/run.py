@@ -36,6 +36,8 @@ from tff_meta.training import stop_signals
 from tff_meta.training import trackers
 
 _VERSIONS_OF = ('tensorflow', 'tensorflow-federated', 'numpy')
+# Parts of config.json on what decides the bits of a round.
+_CODE = ('git_commit', 'versions', 'environment')
 _SHOWN_DIFFERENCES = 5
 _TIP = (
     'Nothing was changed. Tip: put the file back, give another --output_dir, or'
@@ -276,12 +278,12 @@ def train_and_evaluate(
       if checkpoint is None:
         raise config_error
       report(f'Note: {config_error} It is made again.')
-      _write_config(directory, _config_file(experiment, process))
+      _write_config(directory, _config_file(experiment, process, None, most))
     summary = _finished_summary(directory, config, old_file, done, report)
     if summary is not None:
       report(f'{directory.root} holds this run, finished: {done} rounds.')
       return summary
-    file = _config_file(experiment, process)
+    file = _config_file(experiment, process, old_file, most)
     sent = traffic.Traffic(**file['client_bytes_per_round'])
     _report_beginning(experiment, directory, most, old_file, file, report)
     _write_config(directory, file)
@@ -617,9 +619,7 @@ def _report_other_code(old_file, new_file, report):
         ' there was no config.json to read.'
     )
     return
-  changes = _changes(
-      old_file, new_file, 'versions', 'environment', 'git_commit'
-  )
+  changes = _changes(old_file, new_file, *_CODE)
   if changes:
     report(
         f'Note: the code or its environment has changed since ({changes}), so'
@@ -660,7 +660,7 @@ def _write_config(directory, file) -> None:
   atomic_files.write_json(directory.config, sealed_json.seal(file))
 
 
-def _config_file(experiment, process) -> dict[str, Any]:
+def _config_file(experiment, process, old_file, done) -> dict[str, Any]:
   """Returns the content of config.json.
 
   `num_model_parameters` are those of the network with a classifier for all
@@ -668,7 +668,14 @@ def _config_file(experiment, process) -> dict[str, Any]:
   the server holds and sends (a body alone, several models, a hypernetwork);
   `num_client_values` what a client keeps from round to round, be it weights,
   moments or counts; and `client_bytes_per_round` what it is sent and sends, all
-  of it, with null for what TFF's types do not tell (see `traffic`).
+  of it, with null for what TFF's types do not tell (see `traffic`). What
+  `git_commit` and the like say is of the code that has run last.
+
+  Args:
+    experiment: What to run.
+    process: From `experiment.build_process`.
+    old_file: What config.json has been; None if it cannot be read.
+    done: Rounds that are done, from which the run goes on.
   """
   dataset = experiment.dataset
   network = experiment.network.with_head(dataset.num_classes)
@@ -676,7 +683,7 @@ def _config_file(experiment, process) -> dict[str, Any]:
   of_client = ()
   if isinstance(process, composition.StatefulLearningProcess):
     of_client = process.initial_memory
-  return {
+  file = {
       'config': experiment.config.to_json(),
       'data': {
           'fingerprint': dataset.fingerprint(),
@@ -694,6 +701,32 @@ def _config_file(experiment, process) -> dict[str, Any]:
       **_surroundings(),
       'git_commit': installation.commit(),
   }
+  return file | _code_of_rounds(old_file, file, done)
+
+
+def _code_of_rounds(old_file, file, done) -> dict[str, Any]:
+  """Returns the entry on what has done which rounds, none of one code alone.
+
+  It is a list of `_CODE`, each with the first round that is of it; one beyond
+  the last round has evaluated alone. A `git_commit` of null is not known. Files
+  of earlier versions name the code that ran last, which is taken for all of it.
+
+  Args:
+    old_file: What config.json has been; None if it cannot be read.
+    file: What it is to be, without this.
+    done: Rounds that are done.
+  """
+  codes = [{'from_round': 1, 'git_commit': None}]
+  if old_file is not None:
+    codes = old_file.get('code_of_rounds') or [_code(old_file, 1)]
+  codes = [code for code in codes if code['from_round'] <= done]
+  if codes and _changes(codes[-1], file, *_CODE):
+    codes.append(_code(file, done + 1))
+  return {'code_of_rounds': codes} if len(codes) > 1 else {}
+
+
+def _code(file, from_round) -> dict[str, Any]:
+  return {'from_round': from_round} | {part: file.get(part) for part in _CODE}
 
 
 def _privacy(experiment, rounds) -> dict[str, Any]:
