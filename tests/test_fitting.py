@@ -215,6 +215,30 @@ def test_what_is_wrong_with_clients_of_tff_is_named(prepare, problem):
     fitting._to_arrays(_client_data(prepare))
 
 
+def test_what_is_saved_does_not_tell_who_took_part(tmp_path, capfd):
+  """A private run, which goes on with others."""
+  settings = _SETTINGS | dict(
+      aggregation='dp', aggregation_options='noise_multiplier=20', rounds=2
+  )
+  settings |= dict(clients_per_round=2, output_dir=tmp_path / 'run')
+  fitted = tff_meta.fit(_CLIENTS, **settings)
+  saved = tff_meta.load(fitted.save(tmp_path / 'saved'))
+  lost = {path.name for path in fitted.path.iterdir()} - {
+      path.name for path in saved.path.iterdir()
+  }
+  assert lost == {'cohorts.secret'}
+  known = saved.experiment.dataset.client_ids()[0]
+  for client in (None, known):
+    labels = [
+        model.personalize(_examples(8), client).predict(_examples(9)[0])
+        for model in (fitted, saved)
+    ]
+    np.testing.assert_array_equal(*labels)
+  settings |= dict(rounds=3, output_dir=saved.path)
+  tff_meta.fit(_CLIENTS, **settings)
+  assert 'cohorts.secret is not there any more' in capfd.readouterr().err
+
+
 def test_another_run_in_its_directory_stays_as_it_is(fitted, tmp_path):
   saved = fitted.save(tmp_path / 'saved')
   before = {p: p.read_bytes() for p in saved.rglob('*') if p.is_file()}

@@ -389,15 +389,25 @@ class Fitted:
     `load` opens it, and so do the programs: `binaries.evaluate --run_dir=PATH
     --data_dir=PATH`.
 
+    What decides who takes part in a private run (`aggregation='dp'`) is not
+    copied. A copy that is trained on says so, and draws the clients of its
+    rounds to come by another number. What clients keep, with their names and
+    rounds, is copied: known clients need it.
+
     Args:
       path: A directory, which must not exist.
 
     Raises:
       FileExistsError: If it does.
     """
+    from tff_meta.training import run_directory
+
     saved = pathlib.Path(path).expanduser()
+    secret = run_directory.RunDirectory(self.path).cohort_secret.name
     try:
-      shutil.copytree(self.path, saved)
+      shutil.copytree(
+          self.path, saved, ignore=shutil.ignore_patterns(f'{secret}*')
+      )
     except FileExistsError:
       raise FileExistsError(
           f'Expected a directory that does not exist yet, found {saved}.'

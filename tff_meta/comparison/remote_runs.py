@@ -220,7 +220,11 @@ class RemoteRun:
     self._answer = self._remote.call('look', self._offset, _SECONDS_OF_A_LOOK)
 
   def _begin(self) -> None:
-    """Sends what there is, and starts the program."""
+    """Sends what there is, and starts the program.
+
+    That is also what decides who takes part in a private run, which would go on
+    with other clients without it.
+    """
     for file in hosted_program.files_of(self._run):
       path = self._run / file.name
       for piece in _pieces(functools.partial(hosted_program.read_piece, path)):

@@ -56,7 +56,8 @@ class RunDirectory:
     """Returns what decides who takes part in a private run; made at first.
 
     It is in this one file, which only its owner can read: it is not sent to
-    clients, kept in checkpoints, logged or exported.
+    clients, kept in checkpoints, logged, exported or saved. A host that is to
+    go on with the whole run (`comparison.remote_runs`) is sent it.
 
     Raises:
       RunDirectoryError: If the file is there, and is something else.
