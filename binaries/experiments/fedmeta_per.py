@@ -495,6 +495,10 @@ _FOUND: dict[str, dict[str, float]] = {
         'inner_learning_rate': 0.001,
         'outer_learning_rate': 3e-3,
     },
+    'FedMeta-Per (Meta-SGD)': {
+        'inner_learning_rate': 0.01,
+        'outer_learning_rate': 3e-3,
+    },
 }
 
 
@@ -527,7 +531,10 @@ MNIST_RATES_SEARCH = tables.Table(
         for name, candidates in RATES.items()
         for hparams in candidates
     ),
-    scales=MNIST_SCALING_SEARCH.scales,
+    scales={
+        'smoke': MNIST_SCALING_SEARCH.scales['smoke'],
+        'cpu': tables.Scale(seeds=(1,), hours=0.4),
+    },
     notes=(
         'Mean accuracy of clients on a fifth of their images, which they do not'
         ' train on here, after each of the last ten rounds. The table takes the'
@@ -564,7 +571,7 @@ MNIST_RATES = tables.Table(
     settings=(_BOTH,),
     rows=tuple(
         dataclasses.replace(
-            row, flags=searches.with_hparams(row.flags, _FOUND.get(name, {}))
+            row, flags=searches.with_hparams(row.flags, _FOUND[name])
         )
         for name in RATES
         for row in (_row_of_rates(name),)
