@@ -7,6 +7,7 @@ In README.md and the pages in docs, what stands between the comments
 in `results`, or of the registry of algorithms. A test holds the pages to it.
 """
 
+import collections
 from collections.abc import Callable, Iterator, Sequence
 import csv
 import dataclasses
@@ -444,6 +445,29 @@ def _grid(folder: str, protocol: str, *columns: str) -> str:
   ]
   rows.sort(key=lambda row: [float(value) for value in row])
   return _markdown([f'`{name}`' for name in columns], rows)
+
+
+def _grids(folder: str, protocol: str, measure: str, *axes: str) -> str:
+  """Means over seeds of what `binaries.evaluate --grid` has written of rows.
+
+  Args:
+    folder: Of `results/analyses`, with a folder for every row, and in it one
+      for every seed.
+    protocol: What was evaluated.
+    measure: A share.
+    *axes: The one that a row has, `ROW=AXIS`; all have the same values.
+  """
+  root, values, rows = _RESULTS / 'analyses' / folder, set(), []
+  for row, axis in (text.split('=') for text in axes):
+    found = collections.defaultdict(list)
+    for path in sorted((root / row).glob(f'seed_*/grid_{protocol}.csv')):
+      for point in grids.read_rows(path).values():
+        found[float(point[axis])].append(100 * float(point[measure]))
+    values |= found.keys()
+    means = [_mean_and_each(found[value]) for value in sorted(found)]
+    rows.append([f'`{row}`', f'`{axis}`', *means])
+  header = ['Run', 'Passes', *(f'{value:g}' for value in sorted(values))]
+  return _markdown(header, rows)
 
 
 def _of_grid(column: str, value: float) -> str:
@@ -1135,6 +1159,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     'fine-tuning rates': _fine_tuning_rates,
     'equal rates': _equal_rates,
     'grid': _grid,
+    'grids': _grids,
     'best rounds': _best_rounds,
     'preparation': _preparation,
     'progress': _progress,
