@@ -377,7 +377,11 @@ def test_parts_of_images_are_no_clients(tmp_path, parts):
         ({}, dict(client='who'), "the column 'who' in .*a.csv, found a, b, l"),
         ({}, dict(features=('c',)), "the column 'c' in"),
         ({}, dict(lable='a'), "one of label, client, .*mean 'label'?"),
-        (dict(c='red'), {}, "numbers in the column 'c' of .*, found 'red'"),
+        (
+            dict(c=['0.5', '', '-1', 'high'] * 6),
+            {},
+            "numbers in the column 'c' of .*, found 'high' in row 4",
+        ),
         (
             dict(b=[1.0] * 3 + [np.nan] + [1.0] * 20),
             {},

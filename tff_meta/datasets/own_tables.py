@@ -276,10 +276,9 @@ def _read_numbers(table, names, path, image_shape) -> np.ndarray:
   for name in names:
     column = table[name]
     if column.dtype.kind not in 'biuf':
-      texts = [x for x in column.tolist() if isinstance(x, str)]
-      found = repr(texts[0]) if texts else str(column.dtype)
       raise ValueError(
-          f'Expected numbers in the column {name!r} of {path}, found {found}.'
+          f'Expected numbers in the column {name!r} of {path}, found'
+          f' {_first_text(column)}.'
           " Tip: '--dataset_options=features=(a,b)', in quotes for the shell,"
           ' chooses columns, client=NAME says which has the client; text has to'
           ' be made numbers first.'
@@ -305,6 +304,21 @@ def _read_numbers(table, names, path, image_shape) -> np.ndarray:
   if x.dtype.kind in 'iu' and 0 <= x.min(initial=0) <= x.max(initial=0) < 256:
     x = x.astype(np.uint8)
   return x.reshape(len(x), *image_shape)
+
+
+def _first_text(column) -> str:
+  """Returns what a column has in the place of numbers, and in which row."""
+  import pandas as pd  # Only when needed.
+
+  is_text = np.array([isinstance(x, str) for x in column.tolist()])
+  # Beside text pandas reads numbers as text, too.
+  numbers = pd.to_numeric(column.where(is_text), errors='coerce')
+  bad = is_text & numbers.isna().to_numpy()
+  if not bad.any():  # As of whole numbers that no dtype holds.
+    bad = is_text
+  if not bad.any():
+    return str(column.dtype)
+  return f'{column[bad].iloc[0]!r} in row {_first(bad)}'
 
 
 def _read_images(column, path, image_size) -> np.ndarray:
