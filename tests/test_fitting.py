@@ -149,6 +149,18 @@ def test_labels_are_as_they_were_given(classes, tmp_path):
         ({'a': ([1.0, 2.0], ['b', np.nan])}, {}, "of client 'a', found nan"),
         ({'a': ([1.0, 2.0], ['b', ''])}, {}, "of client 'a', found ''"),
         ({1: ([1.0], [0]), '1': ([1.0], [0])}, {}, "text, found 1 and '1'"),
+        (
+            _CLIENTS,
+            dict(num_new_clients=9),
+            'at least 10 clients, found 5 clients in them. These clients are'
+            ' `num_clients` 1 and `num_new_clients` 9',
+        ),
+        (
+            'digits',
+            dict(num_clients=5000),
+            '10010 examples for 5005 clients, one for each shard, found 14.*'
+            ' `num_clients` 5000 and `num_new_clients` 5',
+        ),
         (_CLIENTS, dict(round=3), "found 'round'. Tip: .* mean 'rounds'"),
         (_CLIENTS, dict(num_new_client=3), "mean 'num_new_clients'"),
         (_CLIENTS, dict(dataset_options={'scalling': 1}), "mean 'scaling'"),

@@ -209,7 +209,7 @@ def test_few_round_refuses_a_wrong_number_of_clients():
   split = corpus_lib.ClassSplit(train=(0, 1), validation=(), test=(2,))
   corpus = make_corpus(class_split=split)
   with pytest.raises(
-      ValueError, match='45, the number of examples of class 0, found 46'
+      ValueError, match='46 examples of class 0 for 46 clients.* found 45'
   ):
     FederatedDataset.few_round(corpus, 46, 0)
   corpus = make_corpus(

@@ -467,17 +467,20 @@ def test_by_writer_takes_whole_writers():
     [
         (
             lambda: partitioners.iid(LABELS, 133, 0),
-            'at most 132, .* found 133',
+            '133 examples for 133 clients, .* client, found 132',
         ),
         (
             lambda: partitioners.iid(LABELS, 0, 0),
-            'at least 1 of the clients .* found 0',
+            '`num_clients` .* at least 1, found 0',
         ),
         (
             lambda: partitioners.iid_per_class(LABELS, 26, 0),
-            '25, the number of examples of class 2, found 26',
+            '26 examples of class 2 for 26 clients.* found 25',
         ),
-        (lambda: partitioners.shards(LABELS, 67, 0), 'the shards .* found 134'),
+        (
+            lambda: partitioners.shards(LABELS, 67, 0),
+            '134 examples for 67 clients, one for each shard, found 132',
+        ),
         (
             lambda: partitioners.class_shards(LABELS, 7, 0),
             '7 clients and 4 classes. 6 or 8 clients',
@@ -488,7 +491,7 @@ def test_by_writer_takes_whole_writers():
         ),
         (
             lambda: partitioners.class_shards(LABELS, 54, 0),
-            'of the shards .* 25, .* of class 2, found 27',
+            '27 examples of class 2 for 54 clients, .* shard .* found 25',
         ),
         (
             lambda: partitioners.pieces_per_class(LABELS, 5, 0, 2),
@@ -496,7 +499,7 @@ def test_by_writer_takes_whole_writers():
         ),
         (
             lambda: partitioners.pieces_per_class(LABELS, 52, 0, 2),
-            'of the pieces .* of class 2, found 26',
+            '26 examples of class 2 for 52 clients, .* piece .* found 25',
         ),
         (
             lambda: partitioners.proportions_per_class(LABELS, 3, 0, 3),
@@ -545,7 +548,7 @@ def test_by_writer_takes_whole_writers():
         ),
         (
             lambda: partitioners.fedec_femnist(LABELS, 5, 0, 5),
-            "client's classes and at most 4, .* found 5",
+            '`classes_per_client` .* number of classes, 4, found 5',
         ),
         (lambda: partitioners.fedec_femnist(LABELS, 0, 0), 'found 0'),
         (lambda: partitioners.by_group(LABELS, 6, 0), '6 clients and 4 groups'),
@@ -555,7 +558,7 @@ def test_by_writer_takes_whole_writers():
         ),
         (
             lambda: partitioners.by_writer(LABELS, 5, 0),
-            'at most 4, the number of clients that the data tell of',
+            'at least 5 clients, found 4 clients',
         ),
         (lambda: partitioners.shards(LABELS[:0], 5, 0), 'at least one'),
         (lambda: partitioners.class_shards(LABELS[:0], 5, 0), 'at least one'),

@@ -38,6 +38,10 @@ _LEAST_ALPHA, _LARGEST_ALPHA = 1e-3, 1e6
 _LEGACY_SEEDS = 2**32
 
 
+class NumClientsError(ValueError):
+  """What there is cannot be dealt to as many clients."""
+
+
 def iid(labels: np.ndarray, num_clients: int, seed: Seed) -> Partition:
   """Shuffles all examples and deals them in equal parts; exhaustive.
 
@@ -56,7 +60,7 @@ def iid(labels: np.ndarray, num_clients: int, seed: Seed) -> Partition:
     Decentralized Data, AISTATS 2017, section 3.
   """
   num_examples = len(_vector(labels))
-  _check_enough(num_examples, num_clients, 'clients')
+  _check_enough(num_examples, num_clients, num_clients, 'client')
   order = _generator(seed).permutation(num_examples)
   return np.array_split(order, num_clients)
 
@@ -85,9 +89,8 @@ def iid_per_class(
   rng = _generator(seed)
   parts = []
   for label, rows in _rows_by_label(labels).items():
-    _check_enough(
-        len(rows), num_clients, 'clients', f'examples of class {label}'
-    )
+    of_class = f'examples of class {label}'
+    _check_enough(len(rows), num_clients, num_clients, 'client', of_class)
     parts.append(np.array_split(rng.permutation(rows), num_clients))
   return [np.concatenate(own) for own in zip(*parts, strict=True)]
 
@@ -121,7 +124,7 @@ def shards(
   checks.check_count('num_clients', num_clients, 1)
   checks.check_count('shards_per_client', shards_per_client, 1)
   num_shards = num_clients * shards_per_client
-  _check_enough(len(labels), num_shards, 'shards')
+  _check_enough(len(labels), num_shards, num_clients, 'shard')
   order = np.argsort(labels, kind='stable')
   return _deal(np.array_split(order, num_shards), num_clients, seed)
 
@@ -154,7 +157,10 @@ def class_shards(labels: np.ndarray, num_clients: int, seed: Seed) -> Partition:
   per_class = class_shards_per_class(len(classes), num_clients)
   pieces = []
   for label, rows in classes.items():
-    _check_enough(len(rows), per_class, 'shards', f'examples of class {label}')
+    of_class = f'examples of class {label}'
+    _check_enough(
+        len(rows), per_class, num_clients, 'shard of the class', of_class
+    )
     pieces += np.array_split(rng.permutation(rows), per_class)
   return _deal(pieces, num_clients, rng)
 
@@ -165,7 +171,7 @@ def class_shards_per_class(num_classes: int, num_clients: int) -> int:
   if num_clients < 1 or 2 * num_clients % num_classes:
     step = num_classes if num_classes % 2 else num_classes // 2
     below = num_clients // step * step
-    raise ValueError(
+    raise NumClientsError(
         'Expected 2 * `num_clients` to be a positive multiple of the number of'
         ' classes, so that every class is cut into as many shards, found'
         f' {num_clients} clients and {num_classes} classes.'
@@ -208,7 +214,10 @@ def pieces_per_class(
   names = rng.permutation(np.repeat(list(classes), per_class))
   unused = {}
   for label, rows in classes.items():
-    _check_enough(len(rows), per_class, 'pieces', f'examples of class {label}')
+    of_class = f'examples of class {label}'
+    _check_enough(
+        len(rows), per_class, num_clients, 'piece of the class', of_class
+    )
     pieces = np.array_split(rng.permutation(rows), per_class)
     unused[label] = [pieces[i] for i in rng.permutation(per_class)]
   return [
@@ -273,7 +282,7 @@ def proportions_per_class(
   for c, (label, rows) in enumerate(classes.items()):
     sizes = (len(rows) * proportions[c]).astype(int)
     if not sizes.all():
-      raise ValueError(
+      raise NumClientsError(
           f'Expected class {label} to have an example for each of its {slots}'
           f' slots, found {len(rows)} examples. Fewer clients would do.'
       )
@@ -327,7 +336,7 @@ def dirichlet(
         f' alpha {alpha}.'
     )
   if num_clients * min_examples > len(labels):
-    raise ValueError(
+    raise NumClientsError(
         'Expected at least `num_clients` * `min_examples` examples, found'
         f' {len(labels)} examples for {num_clients} clients of at least'
         f' {min_examples}.'
@@ -339,7 +348,7 @@ def dirichlet(
     if cuts is not None and np.diff(cuts).sum(axis=0).min() >= min_examples:
       break
   else:
-    raise ValueError(
+    raise NumClientsError(
         f'Expected every client to hold at least {min_examples} examples, found'
         f' none of {_MAX_REDRAWS} draws of {num_clients} clients with alpha'
         f' {alpha} to do so. A larger alpha or fewer clients would do.'
@@ -390,7 +399,7 @@ def fedmeta_per_cifar10(
   slots_per_class = 2 * num_clients // num_classes
   smallest = min(map(len, classes))
   if smallest < first_take * slots_per_class:
-    raise ValueError(
+    raise NumClientsError(
         f'Expected at least {first_take} examples of every class for each of'
         f' its {slots_per_class} slots, found a class of {smallest}.'
     )
@@ -473,7 +482,7 @@ def fedmeta_per_mnist(
     cuts, left = [], len(rows)
     for _ in range(num_intervals - 1):
       if left < 11:
-        raise ValueError(
+        raise NumClientsError(
             f'Expected class {label} to be large enough for {num_intervals}'
             f' random intervals, found {len(rows)} examples. Fewer clients'
             ' would do.'
@@ -529,8 +538,13 @@ def fedec_femnist(
   rng = _generator(seed)
   classes = _rows_by_label(labels)
   checks.check_count('max_per_class', max_per_class, 1)
-  _check_enough(len(labels), num_clients, 'clients')
-  _check_enough(len(classes), classes_per_client, "client's classes", 'classes')
+  _check_enough(len(labels), num_clients, num_clients, 'client')
+  checks.check_count('classes_per_client', classes_per_client, 1)
+  if classes_per_client > len(classes):
+    raise ValueError(
+        'Expected `classes_per_client` to be at most the number of classes,'
+        f' {len(classes)}, found {classes_per_client}.'
+    )
   drawn = rng.lognormal(4, 1, num_clients) + 100
   sizes = (drawn / classes_per_client).astype(int)
   first = np.arange(num_clients)[:, np.newaxis]
@@ -543,7 +557,7 @@ def fedec_femnist(
     total = sizes[holders].sum()
     needed = sizes[holders].max(initial=0) if start_over else total
     if needed > len(rows):
-      raise ValueError(
+      raise NumClientsError(
           f'Expected class {label} to have the {needed} examples that its'
           f' clients drew, found {len(rows)}. Fewer clients would do.'
       )
@@ -592,7 +606,7 @@ def by_group(
   members = _rows_by_label(groups)
   checks.check_count('num_clients', num_clients)
   if num_clients < 1 or num_clients % len(members):
-    raise ValueError(
+    raise NumClientsError(
         'Expected `num_clients` to be a positive multiple of the number of'
         f' groups, found {num_clients} clients and {len(members)} groups.'
     )
@@ -601,7 +615,8 @@ def by_group(
   each = num_clients // len(members)
   clients = []
   for group, rows in members.items():
-    _check_enough(len(rows), each, 'clients', f'examples of group {group}')
+    of_group = f'examples of group {group}'
+    _check_enough(len(rows), each, num_clients, 'client of the group', of_group)
     clients += np.array_split(rng.permutation(rows), each)
   return [own[:max_examples] for own in clients]
 
@@ -630,8 +645,12 @@ def by_writer(writers: np.ndarray, num_clients: int, seed: Seed) -> Partition:
     (FEMNIST); CAFeMe takes 100 random writers.
   """
   own = list(_rows_by_label(writers).values())
-  of = 'clients that the data tell of (new ones take theirs, too)'
-  _check_enough(len(own), num_clients, 'clients', of)
+  checks.check_count('num_clients', num_clients, 1)
+  if num_clients > len(own):
+    raise NumClientsError(
+        f'Expected data that tell of at least {num_clients} clients, found'
+        f' {len(own)} clients in them.'
+    )
   chosen = _generator(seed).permutation(len(own))[:num_clients]
   return [own[writer] for writer in chosen]
 
@@ -730,13 +749,21 @@ def _rows_by_label(labels: np.ndarray) -> Mapping[object, np.ndarray]:
   return dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
 
 
-def _check_enough(available, needed, parts, things='examples'):
-  """Raises a ValueError if there is not one thing for every part."""
-  checks.check_count(f'number of {parts}', needed)
-  if not 1 <= needed <= available:
-    raise ValueError(
-        f'Expected at least 1 of the {parts} and at most {available}, the'
-        f' number of {things}, found {needed}.'
+def _check_enough(available, needed, num_clients, part, things='examples'):
+  """Raises a ValueError if there is not one thing for every part.
+
+  Args:
+    available: How many things there are.
+    needed: How many parts.
+    num_clients: To how many clients they are dealt, at least 1.
+    part: What each part is.
+    things: What the things are.
+  """
+  checks.check_count('num_clients', num_clients, 1)
+  if needed > available:
+    raise NumClientsError(
+        f'Expected at least {needed} {things} for {num_clients} clients, one'
+        f' for each {part}, found {available}.'
     )
 
 
@@ -744,7 +771,7 @@ def _check_pairs(num_classes, num_clients):
   """Raises a ValueError if pairs of classes do not go round evenly."""
   checks.check_count('num_clients', num_clients)
   if num_classes < 2 or num_clients < 1 or num_clients % num_classes:
-    raise ValueError(
+    raise NumClientsError(
         'Expected `num_clients` to be a positive multiple of the number of'
         f' classes, which is at least 2, found {num_clients} clients and'
         f' {num_classes} classes.'
@@ -757,7 +784,7 @@ def _slots_per_class(num_classes, num_clients, classes_per_client):
   checks.check_count('num_clients', num_clients)
   slots = classes_per_client * num_clients
   if slots < 1 or slots % num_classes:
-    raise ValueError(
+    raise NumClientsError(
         'Expected `classes_per_client` * `num_clients` to be a positive'
         ' multiple of the number of classes, found'
         f' {classes_per_client} * {num_clients} and {num_classes} classes.'

@@ -176,7 +176,14 @@ def prepare(
         data.dataset, data.data_dir, download, **data.dataset_options
     )
   with progress.Progress('dealing examples to clients'):
-    dataset = _deal(config, corpus)
+    try:
+      dataset = _deal(config, corpus)
+    except partitioners.NumClientsError as error:
+      also = f' and `num_new_clients` {data.num_held_out}'
+      raise ValueError(
+          f'{error} These clients are `num_clients` {data.num_clients}'
+          f'{also if data.num_held_out else ""}.'
+      ) from None
   if network is None:
     model = models.build(config.model, dataset.input_shape, None)
   else:
@@ -201,11 +208,10 @@ def _deal(
         corpus, data.num_clients, config.seed, **data.partition_options
     )
   deal = partitioners.PARTITIONERS[data.partition]
-  held_out = data.num_new_clients * (data.new_clients == 'held_out')
   return federated_dataset.FederatedDataset.from_corpus(
       corpus,
       functools.partial(deal, **data.partition_options),
-      data.num_clients + held_out,
+      data.num_clients + data.num_held_out,
       config.seed,
       partition_by=getattr(deal, 'partition_by', 'label'),
       validation_fraction=data.validation_fraction,

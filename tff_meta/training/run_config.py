@@ -106,6 +106,11 @@ class DataConfig:
           ' clients have no published test images, found None.'
       )
 
+  @property
+  def num_held_out(self) -> int:
+    """How many new clients are dealt examples together with the others."""
+    return self.num_new_clients if self.new_clients == 'held_out' else 0
+
   def _check_few_round(self):
     """Checks that nothing is asked for that this partition does not have."""
     for name, none in (
