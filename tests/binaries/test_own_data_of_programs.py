@@ -56,11 +56,12 @@ def test_a_table_of_ones_own(call, tmp_path, monkeypatch):
 
   path.write_text(_table(1))
   changed = call(train, *_TRAIN, '--rounds=3')
-  assert changed[0] == 2 and 'data_fingerprint: ' in changed[2]
+  assert changed[0] == 2 and 'another: the data have changed.' in changed[2]
   moved = tmp_path / 'moved/own.csv'
   moved.parent.mkdir()
   moved.write_text(_table(0))
   others = call(evaluate, f'--run_dir={_RUN}')
-  assert others[0] == 1 and 'data_fingerprint: ' in others[2]
+  assert others[0] == 1 and others[2].count('others in csv:own.csv. No') == 1
+  assert 'fingerprint' not in others[2] and '--output_dir' not in others[2]
   same = call(evaluate, f'--run_dir={_RUN}', f'--data_dir={moved.parent}')
   assert same[0] == 0 and 'known_clients (4 clients' in same[1]

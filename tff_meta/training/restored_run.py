@@ -86,8 +86,10 @@ def open_models(
   Raises:
     ClientStateError: If what clients keep cannot be read.
     FileNotFoundError: If there is no checkpoint.
-    RunDirectoryError: If there is none that is good and of this configuration.
+    RunDirectoryError: If the data are not those that the run was trained on, or
+      there is no checkpoint that is good and of this configuration.
   """
+  _check_data(directory, experiment)
   process = experiment.build_process()
   with run.open_client_states(
       process, directory, read_only=True
@@ -123,3 +125,26 @@ def open_models(
         process,
         state,
     )
+
+
+def _check_data(
+    directory: run_directory.RunDirectory, experiment: experiment_lib.Experiment
+) -> None:
+  """Raises a RunDirectoryError if a run was trained on other data."""
+  content: Any = directory.read_config()
+  try:
+    of_run, versions = content['data']['fingerprint'], content['versions']
+    version = str(versions['tff_meta'])
+  except (KeyError, TypeError):  # Then checkpoints tell.
+    return
+  if of_run == experiment.dataset.fingerprint():
+    return
+  earlier = '.'
+  if version.startswith('0.1.'):  # Whose fingerprints are of fewer examples.
+    earlier = ', or the same by another rule, as the run is of version 0.1.'
+  raise run_directory.RunDirectoryError(
+      f'Expected the data that the run in {directory.root} was trained on,'
+      f' found others in {experiment.config.data.dataset}{earlier} Nothing was'
+      ' changed. Tip: put the earlier data back, or say with --data_dir where'
+      ' they are. A model for other data needs a run of its own.'
+  )

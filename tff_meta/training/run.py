@@ -39,6 +39,7 @@ _VERSIONS_OF = ('tensorflow', 'tensorflow-federated', 'numpy')
 # Parts of config.json on what decides the bits of a round.
 _CODE = ('git_commit', 'versions', 'environment')
 _SHOWN_DIFFERENCES = 5
+_TIP_TO_READ = 'Nothing was changed. Tip: put the file back.'
 _TIP = (
     'Nothing was changed. Tip: put the file back, give another --output_dir, or'
     ' remove the checkpoints to begin again.'
@@ -99,7 +100,7 @@ def open_client_states(
       raise run_directory.RunDirectoryError(
           f'Expected {directory.client_states}, which the checkpoints beside it'
           f' need, found {plain_files.describe(directory.client_states)}.'
-          f' {_TIP}'
+          f' {_TIP_TO_READ if read_only else _TIP}'
       )
     store: client_state_store.ClientStateStore = client_state_store.SqliteStore(
         directory.client_states, read_only=read_only
@@ -159,7 +160,8 @@ def find_checkpoint(
     raise run_directory.RunDirectoryError(
         f'Expected one of the {len(problems)} checkpoints in'
         f' {directory.checkpoints} to be usable, found none.'
-        f' {problems[0].rstrip(".")}. {_TIP}'
+        f' {problems[0].rstrip(".")}.'
+        f' {_TIP if needs_metrics else _TIP_TO_READ}'
     )
   return checkpoint
 
@@ -211,6 +213,10 @@ def _check_same(old, new, what):
     old = run_config.upgrade(old)  # Else the differences say what is wrong.
   old = run_config.identity(old)
   differences = run_directory.differences(old, new)
+  differences = [
+      'the data have changed' if d.startswith('data_fingerprint: ') else d
+      for d in differences
+  ]
   if differences:
     shown = '; '.join(differences[:_SHOWN_DIFFERENCES])
     if len(differences) > _SHOWN_DIFFERENCES:
