@@ -28,7 +28,7 @@ def _examples(seed, n=40):
 _CLIENTS = {f'c{k}': _examples(k) for k in range(5)}
 _SETTINGS = dict(
     algorithm='fed_per',
-    rounds=6,
+    rounds=np.int64(6),
     clients_per_round=4,
     num_new_clients=1,
     hparams={'learning_rate': 0.3},
@@ -170,13 +170,19 @@ def test_labels_are_as_they_were_given(classes, tmp_path):
         ('digits', dict(dataset='digits'), 'found `dataset` as well'),
         ('digits', dict(execution='native'), 'Expected no `execution`'),
         ('digits', dict(batched_clients=2), 'no `batched_clients`'),
+        (_CLIENTS, dict(rounds=2.5), '`rounds` .* whole number, found 2.5'),
+        (_CLIENTS, dict(shards=2.5), '`shards` .* number or None, found 2.5'),
+        (_CLIENTS, dict(hparams=3), '`hparams` to be text, found 3'),
+        (_CLIENTS, dict(rounds=0), '`rounds` to be at least 1 .*found 0'),
+        (_CLIENTS, dict(algorithm=None), '`algorithm` to be text, found None'),
         (_CLIENTS, dict(algorithm='fedper'), "mean 'fed_per'"),
         ('digit', {}, "mean 'digits'"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, clients, settings, problem):
   with pytest.raises((TypeError, ValueError), match=problem):
-    tff_meta.fit(clients, **settings)
+    tff_meta.fit(clients, output_dir=tmp_path / 'run', **settings)
+  assert not list(tmp_path.iterdir())
 
 
 def _client_data(prepare):

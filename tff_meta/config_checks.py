@@ -1,15 +1,35 @@
 """Checks that the algorithms' configurations share."""
 
+from collections.abc import Callable, Mapping
 import dataclasses
+import math
 import operator
+import os
 import typing
 from typing import Any
+
+import numpy as np
 
 INT32_END = 2**31  # What is a tensor of int32 stays below.
 # Between them numbers are float32 with all digits: beyond one is infinite, and
 # nearer to 0 one becomes 0.
 _LEAST_FLOAT32 = 2.0**-126
 _LARGEST_FLOAT32 = (2 - 2.0**-23) * 2.0**127
+# Kind of an annotation -> whether a value is of it, and what it is called.
+_KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
+    bool: (lambda v: isinstance(v, bool), 'True or False'),
+    int: (lambda v: type(v) is int, 'a whole number'),
+    float: (
+        lambda v: type(v) in (int, float) and math.isfinite(v),
+        'a finite number',
+    ),
+    str: (lambda v: isinstance(v, str), 'text'),
+    tuple: (
+        lambda v: isinstance(v, tuple) and all(isinstance(x, str) for x in v),
+        'a tuple of texts',
+    ),
+    Mapping: (lambda v: isinstance(v, Mapping), 'a mapping'),
+}
 
 
 def check_fields(config: Any) -> None:
@@ -48,6 +68,43 @@ def check_fields(config: Any) -> None:
       raise ValueError(
           f'Expected `{field.name}` as {expected}, found {value!r}.'
       )
+
+
+def check_kind(name: str, value: Any, hint: Any) -> None:
+  """Checks that a value is of the kind of an annotation, whatever its range.
+
+  Args:
+    name: Of the field, for the error.
+    value: What it holds. A bool is no number, and a number of NumPy none of
+      Python, see `to_python`.
+    hint: `bool`, `int`, `float`, `str`, `tuple[str, ...]`, a mapping, or one of
+      them `| None`. Values of other annotations are not looked at.
+
+  Raises:
+    ValueError: If it is of another kind.
+  """
+  arguments = typing.get_args(hint)
+  is_optional = type(None) in arguments
+  if is_optional:
+    if value is None:
+      return
+    (hint,) = (a for a in arguments if a is not type(None))
+  kind = typing.get_origin(hint) or hint
+  if kind not in _KINDS:
+    return
+  is_of_kind, expected = _KINDS[kind]
+  if not is_of_kind(value):
+    raise ValueError(
+        f'Expected `{name}` to be {expected}{" or None" * is_optional}, found'
+        f' {value!r}.'
+    )
+
+
+def to_python(value: Any) -> Any:
+  """Returns NumPy's numbers as Python's, paths as text, others as they are."""
+  if isinstance(value, os.PathLike):
+    return os.fspath(value)
+  return value.item() if isinstance(value, np.generic) else value
 
 
 def check_seed(seed: Any) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from tff_meta import config_checks
 from tff_meta import plugins
 from tff_meta import registry
 from tff_meta import spelling
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # They import TensorFlow.
 
   from tff_meta.learners import personalizer as personalizer_lib
   from tff_meta.training import experiment as experiment_lib
+  from tff_meta.training import run_directory as run_directory_lib
 
 _ARRAYS = 'data.npz'
 # What stands for a missing label, as text; the last two are of pandas.
@@ -91,7 +93,10 @@ def fit(
     **settings: What other flags of `binaries.train` say that config.json
       records, by their names, such as `test_fraction`, `num_new_clients`,
       `partition` or `preset`; options such as `dataset_options`, of arrays
-      those of `npz:PATH`, may be mappings.
+      those of `npz:PATH`, may be mappings. Numbers may be NumPy's. None is as
+      if it was not given.
+
+  Where no round is done, nothing is left in an `output_dir` that was new.
 
   Returns:
     What was trained.
@@ -101,10 +106,9 @@ def fit(
     TypeError: If a setting is unknown, or says what `clients` says already.
     ValueError: If one, or the examples, are not what they should be.
   """
-  num_shards = _prepare_process(settings.get('shards'))
-  from tff_meta.programs import train
-  from tff_meta.training import evaluator as evaluator_lib
-  from tff_meta.training import run
+  shards = config_checks.to_python(settings.get('shards'))
+  config_checks.check_kind('shards', shards, int | None)
+  num_shards = _prepare_process(shards)
   from tff_meta.training import run_config
   from tff_meta.training import run_directory
 
@@ -125,22 +129,11 @@ def fit(
         ' this process does, found it. Tip:'
         f' `in_process.set_in_process_context({_OF_CONTEXT[name]})` before.'
     )
-  arrays = None if isinstance(clients, str) else _to_arrays(clients)
-  temporary = None
-  if output_dir is None:
-    temporary = tempfile.TemporaryDirectory(prefix='tff_meta_')
-    output_dir = temporary.name
-  root = pathlib.Path(output_dir).expanduser()
-  if arrays is None:
-    settings['dataset'] = clients
-  else:
-    _write_arrays(root, arrays)
-    options = _to_text(settings.get('dataset_options')) or ''
-    settings |= dict(
-        dataset=f'npz:{_ARRAYS}',
-        data_dir=str(root),
-        dataset_options=f'client=client,{options}',
-    )
+  for name in 'protocols', 'plugins':  # Of which flags make tuples.
+    value = settings.get(name)
+    if isinstance(value, str | list):
+      listed = value.split(',') if isinstance(value, str) else value
+      settings[name] = tuple(listed)
   settings |= dict(
       algorithm=algorithm,
       rounds=rounds,
@@ -148,14 +141,57 @@ def fit(
       hparams=hparams,
       model=_model_name(model),
   )
-  if isinstance(settings.get('protocols'), str):  # As flags have them.
-    settings['protocols'] = tuple(settings['protocols'].split(','))
+  settings = run_config.of_their_kinds(
+      {name: _to_text(value) for name, value in settings.items()}
+  )
+  arrays = None if isinstance(clients, str) else _to_arrays(clients)
+  temporary = None
+  if output_dir is None:
+    temporary = tempfile.TemporaryDirectory(prefix='tff_meta_')
+    output_dir = temporary.name
+  root = pathlib.Path(output_dir).expanduser()
   directory = run_directory.RunDirectory(root)
+  with directory.locked(), directory.removed_if_no_round_is_done():
+    if arrays is None:
+      settings['dataset'] = clients
+    else:
+      _write_arrays(root, arrays)
+      settings |= dict(
+          dataset=f'npz:{_ARRAYS}',
+          data_dir=str(root),
+          dataset_options=f'client=client,{settings.get("dataset_options", "")}',
+      )
+    experiment = _train(directory, settings, model, num_shards)
+  return Fitted(experiment, root, temporary)
+
+
+def _train(
+    directory: 'run_directory_lib.RunDirectory',
+    settings: dict[str, Any],
+    model: Any,
+    num_shards: int,
+) -> 'experiment_lib.Experiment':
+  """Begins or continues a run.
+
+  Args:
+    directory: Where it is, locked by the caller.
+    settings: Those that are given, as `run_config.resolve` takes them.
+    model: As for `fit`.
+    num_shards: To how many shards clients are dealt.
+
+  Returns:
+    What was trained.
+  """
+  from tff_meta.programs import train
+  from tff_meta.training import evaluator as evaluator_lib
+  from tff_meta.training import run
+  from tff_meta.training import run_config
+
   recorded = directory.recorded_if_readable()
   values = (
       _SETTINGS
       | (run_config.settings_of_the_run(recorded) if recorded else {})
-      | {name: _to_text(value) for name, value in settings.items()}
+      | settings
   )
   if values.setdefault('shards', num_shards) != num_shards:
     raise ValueError(
@@ -179,16 +215,15 @@ def fit(
     evaluator.check_on_the_way()
   experiment.check_can_train()
   process = experiment.build_process()
-  with directory.locked():
-    run.train_and_evaluate(
-        experiment,
-        process,
-        evaluator_lib.Evaluator(experiment),
-        directory,
-        report=_report,
-        train=train.driver(config),
-    )
-  return Fitted(experiment, root, temporary)
+  run.train_and_evaluate(
+      experiment,
+      process,
+      evaluator_lib.Evaluator(experiment),
+      directory,
+      report=_report,
+      train=train.driver(config),
+  )
+  return experiment
 
 
 def load(

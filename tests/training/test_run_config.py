@@ -1,6 +1,8 @@
 import dataclasses
 import json
+import typing
 
+import numpy as np
 import pytest
 
 from tff_meta import registry
@@ -265,6 +267,34 @@ def test_the_model_of_an_algorithm_goes_before_that_of_the_data(monkeypatch):
 def test_impossible_evaluations_are_refused(change, message):
   with pytest.raises(ValueError, match=message):
     _resolve(**change)
+
+
+@pytest.mark.parametrize('name', run_config.FIELDS)
+def test_a_value_of_another_kind_is_named_with_its_field(name):
+  hints = {}
+  for kind in run_config.RunConfig, *run_config._GROUPS.values():
+    hints |= typing.get_type_hints(kind)
+  wrong = {int: [2.5, 2.0, True, '3'], float: [True, '0.1', float('nan')]}
+  kinds = typing.get_args(hints[name]) or (hints[name],)
+  for value in [[2.5], *wrong.get(kinds[0], ())]:
+    with pytest.raises(ValueError) as error:
+      _resolve(**{name: value})
+    assert f'`{name}` to be ' in str(error.value)
+    assert str(error.value).endswith(f'found {value!r}.')
+
+
+def test_numbers_of_numpy_are_those_of_python():
+  given = dict(num_clients=4, rounds=6, seed=3, absent_clients=0.25)
+  of_numpy = {
+      'num_clients': np.int64(4),
+      'rounds': np.uint8(6),
+      'seed': np.int32(3),
+      'absent_clients': np.float32(0.25),
+      'stratify': np.False_,
+  }
+  found = _resolve(**of_numpy)
+  assert json.dumps(found.to_json()) == json.dumps(_resolve(**given).to_json())
+  assert found.replace(nvar=np.True_).to_json()['nvar'] is True
 
 
 @pytest.mark.parametrize(

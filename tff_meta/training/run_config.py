@@ -11,6 +11,7 @@ import typing
 from typing import Any, Literal
 
 from tff_meta import aggregation as aggregation_lib
+from tff_meta import config_checks
 from tff_meta import datasets
 from tff_meta import models
 from tff_meta import privacy
@@ -38,6 +39,18 @@ _SHARDS_OF_RAY = 16
 
 # Who is tested where a run evaluates on the way without having been asked to.
 _FEW_GROUPS, _FEW_CLIENTS = 5, 20
+
+# What `resolve` takes as text, `name=value,...`.
+_TEXTS = (
+    'hparams',
+    'reference_hparams',
+    'dataset_options',
+    'partition_options',
+    'augmentation',
+    'aggregation_options',
+)
+# What nothing else tells, so that None is no value of it.
+_NEEDED = ('algorithm', 'dataset', 'rounds', 'seed')
 
 # Fields that may differ between a run and its continuation: none of them
 # changes the weights or metrics.csv of the rounds that are done.
@@ -477,6 +490,7 @@ class RunConfig:
     Args:
       **changes: Field -> value, whatever the field's group.
     """
+    changes = {k: config_checks.to_python(v) for k, v in changes.items()}
     return _grouped(self.flat() | changes)
 
   def to_json(self) -> dict[str, Any]:
@@ -504,6 +518,11 @@ _FIELDS = [
     if field.name not in _GROUPS
 ]
 FIELDS = tuple(field.name for field in _FIELDS)
+_HINTS = {
+    name: str if name in _TEXTS else hint
+    for kind in (RunConfig, *_GROUPS.values())
+    for name, hint in typing.get_type_hints(kind).items()
+}
 # What runs of before do not have -> what they did.
 _LATER_FIELDS = {
     field.name: field.default
@@ -526,9 +545,10 @@ def _check_choice(name: str, value: str, choices: Collection[str]) -> None:
 
 
 def _check_fields(config: Any, at_least_one: Collection[str] = ()) -> None:
-  """Checks the fields that are a choice or a whole number."""
+  """Checks that fields are of their kind, and the range of whole numbers."""
   for name, hint in typing.get_type_hints(type(config)).items():
     value = getattr(config, name)
+    config_checks.check_kind(name, value, hint)
     if typing.get_origin(hint) is Literal:
       _check_choice(name, value, typing.get_args(hint))
     elif hint is int and not int(name in at_least_one) <= value < 2**31:
@@ -689,6 +709,25 @@ def _without_clients(options: Mapping[str, Any], partition: str) -> str:
   )
 
 
+def of_their_kinds(flags: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns values of fields as `resolve` takes them, of the fields' kinds.
+
+  Args:
+    flags: As for `resolve`.
+
+  Returns:
+    The same without those that are None, as `config_checks.to_python` has them.
+
+  Raises:
+    ValueError: If one is of another kind than its field.
+  """
+  values = {k: config_checks.to_python(v) for k, v in flags.items()}
+  given = {k: v for k, v in values.items() if v is not None or k in _NEEDED}
+  for name, value in given.items():
+    config_checks.check_kind(name, value, _HINTS.get(name, Any))
+  return given
+
+
 def resolve(**flags: Any) -> RunConfig:
   """Fills in what was left to the algorithm and to the data set.
 
@@ -700,9 +739,10 @@ def resolve(**flags: Any) -> RunConfig:
 
   Raises:
     TypeError: If a field is unknown, or not given and nothing suits it.
-    ValueError: If a name is unknown or a value impossible.
+    ValueError: If a name is unknown, or a value of another kind than its field
+      or impossible.
   """
-  given = {name: value for name, value in flags.items() if value is not None}
+  given = of_their_kinds(flags)
   algorithm = registry.get(given['algorithm'])
   dataset = datasets.get(given['dataset'])
   dataset_options = hyperparameters.parse_options(
@@ -761,7 +801,7 @@ def resolve(**flags: Any) -> RunConfig:
       'shards': _SHARDS_OF_RAY if given.get('execution') == 'ray' else 1,
   } | _evaluations_on_the_way(given, algorithm.rounds_per_cohort(hparams))
   name = given.get('aggregation', 'plain')
-  _check_choice('aggregation', name, aggregation_lib.BY_NAME)
+  _check_choice('aggregation', name, tuple(aggregation_lib.BY_NAME))
   aggregation: Any = aggregation_lib.BY_NAME[name]()
   if name == 'dp':
     aggregation = dataclasses.replace(
