@@ -149,6 +149,18 @@ def test_labels_are_as_they_were_given(classes, tmp_path):
         ({'a': ([1.0, 2.0], ['b', np.nan])}, {}, "of client 'a', found nan"),
         ({'a': ([1.0, 2.0], ['b', ''])}, {}, "of client 'a', found ''"),
         ({1: ([1.0], [0]), '1': ([1.0], [0])}, {}, "text, found 1 and '1'"),
+        ({'a': ([[1.0], [1.0, 2.0]], [0, 1])}, {}, "`x` of client 'a' to be o"),
+        ({'a': (np.array([1, 'b'], object), [0, 1])}, {}, "'a', found object"),
+        ({'a': (['b', 'c'], [0, 1])}, {}, "in `x` of client 'a', found <U1"),
+        ({'a': ([1.0, 2.0], [0, 1j])}, {}, "in `y` of client 'a', found compl"),
+        ({'a': ([1.0, 2.0], np.array([b'b', b'c']))}, {}, r"'a', found \|S1"),
+        (
+            {'a': (np.zeros(30), np.arange(30) / 7)},
+            {},
+            'in `clients`, found 30 .* Tip: `y` is float64; quantities',
+        ),
+        ({'a': ([1e300, 1.0], [0, 1])}, {}, 'of float32 in `clients`'),
+        (_CLIENTS, dict(dataset_options='label=x'), "no option `label`.*'x'"),
         (
             _CLIENTS,
             dict(num_new_clients=9),
@@ -268,6 +280,9 @@ def test_another_run_in_its_directory_stays_as_it_is(fitted, tmp_path):
     tff_meta.fit(others, output_dir=saved, **_SETTINGS)
   assert before == {p: p.read_bytes() for p in before}
   again = tff_meta.fit(_CLIENTS, output_dir=saved, **_SETTINGS)
+  (tmp_path / 'data.npz').write_text('of another program')
+  with pytest.raises(ValueError, match='something else than arrays in .*data.'):
+    tff_meta.fit(_CLIENTS, output_dir=tmp_path, **_SETTINGS)
   assert again.evaluate('new_clients') == fitted.evaluate('new_clients')
 
 

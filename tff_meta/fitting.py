@@ -14,6 +14,7 @@ import shutil
 import sys
 import tempfile
 from typing import Any, TYPE_CHECKING, TypeAlias
+import zipfile
 
 import numpy as np
 
@@ -26,11 +27,14 @@ from tff_meta.execution import native
 if TYPE_CHECKING:  # They import TensorFlow.
   import tensorflow_federated as tff
 
+  from tff_meta.data import corpus as corpus_lib
   from tff_meta.learners import personalizer as personalizer_lib
   from tff_meta.training import experiment as experiment_lib
   from tff_meta.training import run_directory as run_directory_lib
 
 _ARRAYS = 'data.npz'
+# What NumPy raises where a file is none of arrays, or damaged.
+_NO_ARRAYS = (EOFError, OSError, TypeError, ValueError, zipfile.BadZipFile)
 # What stands for a missing label, as text; the last two are of pandas.
 _MISSING = ('None', 'nan', '<NA>', 'NaT')
 # The defaults of the flags of programs, but for references.
@@ -109,6 +113,7 @@ def fit(
   shards = config_checks.to_python(settings.get('shards'))
   config_checks.check_kind('shards', shards, int | None)
   num_shards = _prepare_process(shards)
+  from tff_meta.datasets import own_data
   from tff_meta.training import run_config
   from tff_meta.training import run_directory
 
@@ -144,7 +149,15 @@ def fit(
   settings = run_config.of_their_kinds(
       {name: _to_text(value) for name, value in settings.items()}
   )
-  arrays = None if isinstance(clients, str) else _to_arrays(clients)
+  if isinstance(clients, str):
+    settings['dataset'] = clients
+  else:
+    arrays = _to_arrays(clients)
+    settings['dataset'] = f'npz:{_ARRAYS}'
+    settings['dataset_options'] = (
+        f'client=client,{settings.get("dataset_options", "")}'
+    )
+    corpus, options = _to_corpus(arrays, settings)
   temporary = None
   if output_dir is None:
     temporary = tempfile.TemporaryDirectory(prefix='tff_meta_')
@@ -152,15 +165,10 @@ def fit(
   root = pathlib.Path(output_dir).expanduser()
   directory = run_directory.RunDirectory(root)
   with directory.locked(), directory.removed_if_no_round_is_done():
-    if arrays is None:
-      settings['dataset'] = clients
-    else:
+    if not isinstance(clients, str):
       _write_arrays(root, arrays)
-      settings |= dict(
-          dataset=f'npz:{_ARRAYS}',
-          data_dir=str(root),
-          dataset_options=f'client=client,{settings.get("dataset_options", "")}',
-      )
+      settings['data_dir'] = str(root)
+      own_data.keep(settings['dataset'], str(root), options, corpus)
     experiment = _train(directory, settings, model, num_shards)
   return Fitted(experiment, root, temporary)
 
@@ -504,7 +512,7 @@ class Fitted:
   def _network_input(self, x: Any) -> np.ndarray:
     from tff_meta.datasets import own_parts
 
-    pixels = own_parts.to_pixels(np.asarray(x), 'the examples')
+    pixels = own_parts.to_pixels(_to_array(x, 'x', 'the examples'), '`x`')
     return self.experiment.dataset.preprocess(pixels)
 
   def _labels(self, y: Any) -> np.ndarray:
@@ -639,7 +647,11 @@ def _to_arrays(clients: Any) -> dict[str, np.ndarray]:
           f'Expected (x, y) of client {client!r}, found a'
           f' {type(examples).__name__}.'
       )
-    x = np.asarray(examples[0])
+    x = _to_array(examples[0], 'x', f'client {client!r}')
+    if x.dtype.kind not in 'biuf':
+      raise ValueError(
+          f'Expected numbers in `x` of client {client!r}, found {x.dtype}.'
+      )
     y = _to_labels(examples[1], f'client {client!r}')
     if x.dtype.kind == 'f' and not np.isfinite(x).all():
       raise ValueError(
@@ -664,6 +676,53 @@ def _to_arrays(clients: Any) -> dict[str, np.ndarray]:
   return {'x': part.x, 'y': part.labels, 'client': part.clients}
 
 
+def _to_corpus(
+    arrays: Mapping[str, np.ndarray], settings: Mapping[str, Any]
+) -> 'tuple[corpus_lib.Corpus, dict[str, Any]]':
+  """Returns the corpus that a file of arrays is, and the options of its kind.
+
+  Args:
+    arrays: From `_to_arrays`.
+    settings: `dataset`, the file's name, and `dataset_options`, their text.
+
+  Raises:
+    ValueError: If examples or labels are not what they should be, or options.
+  """
+  from tff_meta import datasets
+  from tff_meta.datasets import own_parts
+  from tff_meta.training import hyperparameters
+
+  options = hyperparameters.parse_options(
+      datasets.get(settings['dataset']).load, 2, settings['dataset_options']
+  )
+  for name, expected in ('features', 'x'), ('label', 'y'):
+    if options[name] != expected:
+      raise ValueError(
+          f'Expected no option `{name}` of clients with (x, y), found'
+          f' {options[name]!r}.'
+      )
+  corpus = own_parts.to_corpus(
+      _ARRAYS,
+      own_parts.Part(arrays['x'], arrays['y'], arrays['client']),
+      None,
+      options['scaling'],
+      '`clients`',
+      label_tip=f'`y` is {arrays["y"].dtype}',
+  )
+  return corpus, options
+
+
+def _to_array(values: Any, name: str, whose: str) -> np.ndarray:
+  """Returns an array, or raises a ValueError that names what makes none."""
+  try:
+    return np.asarray(values)
+  except ValueError:
+    raise ValueError(
+        f'Expected `{name}` of {whose} to be one array, found a'
+        f' {type(values).__name__} of rows of different lengths.'
+    ) from None
+
+
 def _to_labels(y: Any, whose: str) -> np.ndarray:
   """Returns labels as an array of numbers or of text, none of them missing.
 
@@ -676,9 +735,10 @@ def _to_labels(y: Any, whose: str) -> np.ndarray:
     as text.
 
   Raises:
-    ValueError: If one is missing (None, NaN or no text), or they are no vector.
+    ValueError: If one is missing (None, NaN or no text), they are neither
+      numbers nor text, or no vector.
   """
-  labels = np.asarray(y)
+  labels = _to_array(y, 'y', whose)
   # An array would have made text of what stands for missing labels.
   found = np.asarray(y, object) if isinstance(y, list | tuple) else labels
   for label in found.reshape(-1).tolist():
@@ -689,6 +749,11 @@ def _to_labels(y: Any, whose: str) -> np.ndarray:
   if labels.dtype == object:
     numbers = np.array(labels.tolist())
     labels = numbers if numbers.dtype.kind in 'biuf' else labels.astype(str)
+  if labels.dtype.kind not in 'biufU':
+    raise ValueError(
+        f'Expected whole numbers or names in `y` of {whose}, found'
+        f' {labels.dtype}.'
+    )
   if labels.shape[1:] == (1,):
     labels = labels[:, 0]
   if labels.ndim != 1:
@@ -707,18 +772,26 @@ def _write_arrays(root: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
   """
   path = root / _ARRAYS
   if path.exists():
-    with np.load(path, allow_pickle=False) as held:
-      if any(
-          name not in held.files
-          or held[name].dtype != array.dtype
-          or not np.array_equal(held[name], array)
-          for name, array in arrays.items()
-      ):
-        raise ValueError(
-            f'Expected {root} to be new, or to hold these examples, found'
-            f' others, or such of another dtype, in {path}. Tip: give another'
-            ' `output_dir`.'
+    try:
+      with np.load(path, allow_pickle=False) as held:
+        are_same = all(
+            name in held.files
+            and held[name].dtype == array.dtype
+            and np.array_equal(held[name], array)
+            for name, array in arrays.items()
         )
+    except _NO_ARRAYS:
+      raise ValueError(
+          f'Expected {root} to be new, or to hold these examples, found'
+          f' something else than arrays in {path}. Tip: give another'
+          ' `output_dir`.'
+      ) from None
+    if not are_same:
+      raise ValueError(
+          f'Expected {root} to be new, or to hold these examples, found'
+          f' others, or such of another dtype, in {path}. Tip: give another'
+          ' `output_dir`.'
+      )
     return
   root.mkdir(parents=True, exist_ok=True)
   temporary = root / f'.{_ARRAYS}'

@@ -124,6 +124,25 @@ def spec(name: str) -> dataset_spec.DatasetSpec:
   return unlooked
 
 
+def keep(
+    name: str,
+    data_dir: str | None,
+    options: dict[str, Any],
+    corpus: corpus_lib.Corpus,
+) -> None:
+  """Keeps what a file holds for who looks at it next, so that nobody reads it.
+
+  Args:
+    name: `KIND:PATH` of the file, which is there.
+    data_dir: What the path is relative to.
+    options: All options of the kind, in their order.
+    corpus: What the file holds.
+  """
+  kind, _, path = name.partition(_SEPARATOR)
+  _found.clear()
+  _found[_place(path, data_dir, kind, options)[1]] = corpus
+
+
 def _place(path, data_dir, kind, options) -> tuple[str, Any]:
   """Returns where data are, and what tells that they were looked at."""
   place = os.path.expanduser(path)

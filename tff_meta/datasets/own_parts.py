@@ -23,6 +23,7 @@ _CALLED_CLIENTS = (
 )
 # More than this of a deviation is not lost without a word.
 _MOST_ROUNDED = 0.01
+_LABEL_TIP = '--dataset_options=label=NAME chooses another'
 # A file of so many classes has more than one in every second example.
 _MANY_CLASSES = 20
 
@@ -123,6 +124,7 @@ def to_corpus(
     where: str,
     *,
     is_table: bool = False,
+    label_tip: str = _LABEL_TIP,
 ) -> corpus_lib.Corpus:
   """Makes a corpus of what a file holds.
 
@@ -141,6 +143,7 @@ def to_corpus(
       `'standard'` in a table and `'raw'` elsewhere.
     where: The file, for errors.
     is_table: Whether numbers are columns, of any units.
+    label_tip: What to do where labels name no classes.
 
   Raises:
     ValueError: If labels or numbers are not what they should be.
@@ -157,7 +160,7 @@ def to_corpus(
           f'Expected clients in both parts of {where} or in none, found them in'
           ' one.'
       )
-  labels, class_names = _number_classes(parts, where)
+  labels, class_names = _number_classes(parts, where, label_tip)
   pixels = [to_pixels(part.x, where) for part in parts]
   _warn_of_rounding(train.x, where)
   if test is None:
@@ -186,7 +189,7 @@ def _to_names(clients: np.ndarray | None) -> np.ndarray:
 
 
 def _number_classes(
-    parts: Sequence[Part], where: str
+    parts: Sequence[Part], where: str, label_tip: str
 ) -> tuple[list[np.ndarray], tuple[str, ...]]:
   """Returns the labels of each part as 0, 1, ..., and what these stand for."""
   labels = _comparable(
@@ -202,8 +205,7 @@ def _number_classes(
     raise ValueError(
         f'Expected labels that name classes in {where}, found'
         f' {len(names)} different ones of {len(labels)} examples. Tip:'
-        ' --dataset_options=label=NAME chooses another; quantities, such as'
-        ' prices, cannot be learned.'
+        f' {label_tip}; quantities, such as prices, cannot be learned.'
     )
   ends = np.cumsum([len(part.labels) for part in parts])[:-1]
   return (
@@ -323,7 +325,8 @@ def _preprocess(pixels, scaling, where, is_table):
     raise ValueError(
         f'Expected pixels 0..255 in {where}, or to be told how they are scaled,'
         f' found none above {largest}. Tip: --dataset_options=scaling=standard,'
-        ' or scaling=unit to divide them by 255 nevertheless.'
+        " in a program dataset_options={'scaling': 'standard'}, or scaling unit"
+        ' to divide them by 255 nevertheless.'
     )
   if scaling == 'unit' or (scaling == 'auto' and is_uint8):
     return scalings.UNIT
