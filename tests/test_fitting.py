@@ -303,6 +303,18 @@ def test_a_network_is_given_as_it_is(tmp_path):
   )
 
 
+def test_who_is_not_tested_is_told_before_training(monkeypatch, capfd):
+  def trained(*args, **kwargs):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr('tff_meta.training.run.train_and_evaluate', trained)
+  with pytest.raises(KeyboardInterrupt):
+    tff_meta.fit(_CLIENTS, 'frl')
+  shown = capfd.readouterr().err
+  assert 'Note: nothing will be evaluated: frl has no use for ' in shown
+  assert '(`fit` takes npz:PATH instead of a mapping)' in shown
+
+
 @pytest.mark.parametrize(
     'options', [{'scaling': 'standard'}, 'scaling=standard']
 )

@@ -213,8 +213,12 @@ def _train(
   if not recorded and not {'eval_every', 'eval_from', 'select_best'} & set(
       settings
   ):
-    if evaluator.why_no_curve() is not None:
+    why_not = evaluator.why_no_curve()
+    if why_not is not None:
       config = run_config.resolve(**values, eval_every=0)
+      _report(f'Note: no accuracy is measured on the way. {why_not}')
+  if not evaluator.offered:
+    _report(f'Note: nothing will be evaluated: {evaluator.why_nothing()}')
   chosen = evaluator.choose(settings.get('protocols', ('none',)))
   experiment = dataclasses.replace(
       experiment, config=config.replace(protocols=chosen)

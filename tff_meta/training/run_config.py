@@ -704,8 +704,9 @@ def _without_clients(options: Mapping[str, Any], partition: str) -> str:
   if not options.get('client'):
     return ''
   return (
-      ' Tip: leave out client= in --dataset_options, so that'
-      f' --partition={partition} can deal the examples to clients of its own.'
+      ' Tip: leave out client= in --dataset_options (`fit` takes npz:PATH'
+      f' instead of a mapping), so that --partition={partition} can deal the'
+      ' examples to clients of its own.'
   )
 
 
