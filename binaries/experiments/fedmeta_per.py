@@ -605,7 +605,7 @@ CIFAR10_OWN_HEADS = tables.Table(
     rows=(_row_of_rates(_OWN_HEADS, CIFAR10),),
     scales={
         'smoke': _SMOKE,
-        'cpu': tables.Scale(seeds=(1, 2), hours=0.2),
+        'cpu': tables.Scale(seeds=(1, 2), hours=0.15),
     },
     notes=(
         'Clients, network, rounds, tests and the rate of FedPer are those of'
