@@ -463,7 +463,8 @@ def _grids(folder: str, protocol: str, measure: str, *axes: str) -> str:
     for path in sorted((root / row).glob(f'seed_*/grid_{protocol}.csv')):
       for point in grids.read_rows(path).values():
         found[float(point[axis])].append(100 * float(point[measure]))
-    values |= found.keys()
+    assert values in (set(), found.keys()), (row, values)
+    values = set(found)
     means = [_mean_and_each(found[value]) for value in sorted(found)]
     rows.append([f'`{row}`', f'`{axis}`', *means])
   header = ['Run', 'Passes', *(f'{value:g}' for value in sorted(values))]

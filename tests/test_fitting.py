@@ -164,7 +164,7 @@ def test_labels_are_as_they_were_given(classes, tmp_path):
         (
             _CLIENTS,
             dict(num_new_clients=9),
-            'at least 10 clients, found 5 clients in them. These clients are'
+            'at least 10 clients, found 5 clients in them. Asked for were'
             ' `num_clients` 1 and `num_new_clients` 9',
         ),
         (

@@ -20,7 +20,7 @@ _KINDS: dict[Any, tuple[Callable[[Any], bool], str]] = {
     bool: (lambda v: isinstance(v, bool), 'True or False'),
     int: (lambda v: type(v) is int, 'a whole number'),
     float: (
-        lambda v: type(v) in (int, float) and math.isfinite(v),
+        lambda v: type(v) in (int, float) and abs(v) < math.inf,
         'a finite number',
     ),
     str: (lambda v: isinstance(v, str), 'text'),

@@ -100,7 +100,8 @@ def fit(
       those of `npz:PATH`, may be mappings. Numbers may be NumPy's. None is as
       if it was not given.
 
-  Where no round is done, nothing is left in an `output_dir` that was new.
+  Where no round is done, nothing of the run is left in an `output_dir` that was
+  new or empty.
 
   Returns:
     What was trained.
@@ -164,7 +165,7 @@ def fit(
     output_dir = temporary.name
   root = pathlib.Path(output_dir).expanduser()
   directory = run_directory.RunDirectory(root)
-  with directory.locked(), directory.removed_if_no_round_is_done():
+  with directory.locked(), directory.removed_if_no_round_is_done(_ARRAYS):
     if not isinstance(clients, str):
       _write_arrays(root, arrays)
       settings['data_dir'] = str(root)

@@ -183,3 +183,20 @@ def test_differences_name_the_fields():
       'more: nothing -> [1]',
   ]
   assert not run_directory.differences(old, old)
+
+
+def test_a_run_that_fails_at_once_takes_its_own_files_alone(tmp_path):
+  """Also where it is stopped, in the place that a link leads to."""
+  root, link = tmp_path / 'real', tmp_path / 'link'
+  root.mkdir()
+  link.symlink_to(root)
+  directory = run_directory.RunDirectory(link)
+  with (
+      pytest.raises(KeyboardInterrupt),
+      directory.locked(),
+      directory.removed_if_no_round_is_done('data.npz'),
+  ):
+    for name in ('config.json', 'data.npz', 'mine'):
+      (root / name).touch()
+    raise KeyboardInterrupt
+  assert [path.name for path in root.iterdir()] == ['mine']

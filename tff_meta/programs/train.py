@@ -241,8 +241,9 @@ def _read_rows(
   rows: dict[int, dict[str, str]] = {}
   with contextlib.suppress(FileNotFoundError):
     content = plain_files.read_bytes(path, plain_files.MAX_TABLE_BYTES)
+    text = content.decode(errors='replace')
     with contextlib.suppress(ValueError, csv.Error):  # Those before count.
-      for row in csv.DictReader(io.StringIO(content.decode(), newline='')):
+      for row in csv.DictReader(io.StringIO(text, newline='')):
         rows[int(row.pop('round', ''))] = row
   wanted = range(first, last + 1)
   missing = [r for r in wanted if r not in rows]

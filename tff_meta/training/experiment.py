@@ -179,10 +179,10 @@ def prepare(
     try:
       dataset = _deal(config, corpus)
     except partitioners.NumClientsError as error:
-      also = f' and `num_new_clients` {data.num_held_out}'
+      new = f' and `num_new_clients` {data.num_new_clients}'
       raise ValueError(
-          f'{error} These clients are `num_clients` {data.num_clients}'
-          f'{also if data.num_held_out else ""}.'
+          f'{error} Asked for were `num_clients` {data.num_clients}'
+          f'{new if data.num_new_clients else ""}.'
       ) from None
   if network is None:
     model = models.build(config.model, dataset.input_shape, None)

@@ -260,7 +260,8 @@ def add_row(
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path) -> Iterator[None]:
   """Waits until no other process adds to the grid of a folder."""
-  descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+  flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+  descriptor = os.open(folder / '.lock', flags, 0o666)
   try:
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     yield

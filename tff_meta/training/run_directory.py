@@ -174,18 +174,29 @@ class RunDirectory:
         )
 
   @contextlib.contextmanager
-  def removed_if_no_round_is_done(self) -> Iterator[None]:
-    """Removes a new directory, locked by the caller, if its run fails at once.
+  def removed_if_no_round_is_done(self, *others: str) -> Iterator[None]:
+    """Removes a new run, whose directory the caller has locked, if it fails.
 
     A run that was never begun is nothing to continue, and the next one there
-    may have other settings. What was there before stays.
+    may have other settings. What was there before stays, and so does what is no
+    part of the run; the directory goes if nothing is left in it.
+
+    Args:
+      *others: Names of further files that are part of the run.
     """
     is_new = not any(p != self._lock for p in self.root.iterdir())
     try:
       yield
-    except Exception:
+    except BaseException:
       if is_new and not self._is_begun():
-        shutil.rmtree(self.root, ignore_errors=True)
+        parts = [p for p in vars(self).values() if p.parent == self.root]
+        for path in (*parts, *map(self.root.joinpath, others)):
+          if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+          else:
+            path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+          self.root.rmdir()
       raise
 
   def _is_begun(self) -> bool:
