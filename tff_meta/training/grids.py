@@ -251,7 +251,7 @@ def add_row(
   """
   file = units_file(path, row)
   plain_files.make_directory(file.parent)
-  with _locked(file.parent):
+  with _locked(path.parent):
     atomic_files.write_bytes(file, units)
     rows = read_rows(path) | {row[_SETTINGS]: dict(row)}
     atomic_files.write_bytes(path, _to_csv(rows.values(), axes))
@@ -259,7 +259,7 @@ def add_row(
 
 @contextlib.contextmanager
 def _locked(folder: pathlib.Path) -> Iterator[None]:
-  """Waits until no other process adds to the grid of a folder."""
+  """Waits until no other process adds to a grid in a folder."""
   flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
   descriptor = os.open(folder / '.lock', flags, 0o666)
   try:
