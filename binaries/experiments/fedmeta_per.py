@@ -578,7 +578,7 @@ MNIST_RATES = tables.Table(
     ),
     scales={
         'smoke': _SMOKE,
-        'cpu': tables.Scale(seeds=(1, 2, 3), hours=0.3),
+        'cpu': tables.Scale(seeds=(1, 2, 3), hours=0.2),
     },
     reference='FedMeta-Per (MAML)',
     notes=(
