@@ -177,6 +177,15 @@ def test_what_is_no_space_is_refused(texts, problem):
     searches.read_space(texts)
 
 
+def test_hyperparameters_of_a_flag_file_are_not_lost():
+  """A row's own go before those of the file; without its own it is read in."""
+  flags = ('--flagfile=a.flags', '--hparams=inner=maml')
+  found = searches.with_hparams(flags, {'rate': 0.1})
+  assert found == (flags[0], '--hparams=inner=maml,rate=0.1')
+  with pytest.raises(ValueError, match='read in, found --flagfile=a.flags'):
+    searches.with_hparams(flags[:1], {'rate': 0.1})
+
+
 def test_a_search_that_cannot_be_is_refused():
   with pytest.raises(ValueError, match='Tip: --search=random'):
     _search(['a=1..3'], searches.GRID)

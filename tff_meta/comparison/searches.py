@@ -192,8 +192,16 @@ def with_hparams(
   Args:
     flags: Flag files read in, as far as they have hyperparameters.
     hparams: Name -> value.
+
+  Raises:
+    ValueError: If a flag file that is not read in may have hyperparameters.
   """
   name = '--hparams'
+  files = [flag for flag in flags if flag.startswith('--flagfile')]
+  if files and name not in tables.in_force(flags):
+    raise ValueError(
+        f'Expected {name} beside, or flag files read in, found {files[0]}.'
+    )
   before = tables.in_force(flags).get(name, '').removeprefix(f'{name}=')
   merged = dict(
       (part.partition('=')[0].strip(), part.partition('=')[2].strip())
