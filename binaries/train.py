@@ -198,10 +198,9 @@ DRIVER = flags.DEFINE_enum(
     "What goes through the rounds: this library's loop, or the program of"
     " tff.learning.programs, with TFF's own files.",
 )
-AGGREGATION = flags.DEFINE_enum(
+AGGREGATION = flags.DEFINE_string(
     'aggregation',
     'plain',
-    list(aggregation.BY_NAME),
     'How everything that clients send is aggregated, metrics included; see'
     ' --list=aggregations. Refused where an algorithm sends what it cannot'
     ' cover.',
@@ -371,7 +370,7 @@ def _config(**changes):
     known = registry.get(name).hparam_names()
     hyperparameters.assignments(text, known, of=name)
   hyperparameters.check(
-      aggregation.BY_NAME[AGGREGATION.value],
+      aggregation.BY_NAME.find(AGGREGATION.value),
       AGGREGATION_OPTIONS.value,
       of=f'--aggregation={AGGREGATION.value}',
   )

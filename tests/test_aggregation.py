@@ -203,10 +203,12 @@ def test_an_adaptive_clip_spends_a_part_of_the_noise():
   # TFF's counts of clients below the clip have a deviation of 100 / 20.
   expected = (1 - (6 / (2 * 5)) ** 2) ** -0.5
   np.testing.assert_allclose(deviations[1] / deviations[0], expected, rtol=0.03)
-  few = dataclasses.replace(adaptive, clients_per_round=60)
   with pytest.raises(ValueError, match='more than 60 clients .* found 60'):
-    few.of_models(1, False)
-  dataclasses.replace(few, clients_per_round=61).of_models(1, False)
+    dataclasses.replace(adaptive, clients_per_round=60)
+  few = dataclasses.replace(adaptive, clients_per_round=61)
+  few.of_models(1, False)
+  with pytest.raises(ValueError, match='more than 84.8528 clients .* found 61'):
+    few.of_models(2, False)
 
 
 def test_secure_sums_cut_what_is_beyond_their_bounds_and_count_it():

@@ -1,8 +1,11 @@
 """What comes from outside beside what is ours: by the same names, once."""
 
+import dataclasses
+
 import pytest
 
 from binaries import experiments
+from tff_meta import aggregation
 from tff_meta import catalog
 from tff_meta import datasets
 from tff_meta import models
@@ -35,6 +38,10 @@ def test_a_name_fits_into_flags_and_folders(name):
     'register, name',
     [
         (lambda: registry.register_algorithm(registry.get('frl')), 'frl'),
+        (
+            lambda: aggregation.register_aggregation('dp', aggregation.Plain),
+            'dp',
+        ),
         (lambda: models.register_model('mlp', models.MODELS['conv4']), 'mlp'),
         (lambda: datasets.register_dataset(datasets.get('mnist')), 'mnist'),
         (lambda: partitioners.register_partition('iid', print), 'iid'),
@@ -48,3 +55,26 @@ def test_a_name_fits_into_flags_and_folders(name):
 def test_a_name_that_there_is_is_refused(register, name):
   with pytest.raises(ValueError, match=f"to be free, found '{name}'"):
     register()
+
+
+class _WithoutDecorator(aggregation.Plain):
+  more: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithoutDefault(aggregation.Aggregation):
+  more: float
+
+
+@pytest.mark.parametrize(
+    'kind, problem',
+    [
+        (aggregation.Plain(), 'a subclass of `aggregation.Aggregation`'),
+        (float, 'a subclass of `aggregation.Aggregation`'),
+        (_WithoutDecorator, 'a frozen dataclass, found _WithoutDecorator'),
+        (_WithoutDefault, 'a default for every field .* none for more'),
+    ],
+)
+def test_an_aggregation_is_a_class_whose_fields_have_defaults(kind, problem):
+  with pytest.raises(TypeError, match=problem):
+    aggregation.register_aggregation('theirs', kind)

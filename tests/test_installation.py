@@ -340,6 +340,8 @@ def test_an_outsider_works_with_what_is_installed(installed, tmp_path):
       '--algorithm=theirs',
       '--dataset=their_blobs',
       '--partition=their_deal',
+      '--aggregation=their_cut',
+      '--aggregation_options=longest=0.5',
       '--preset=demo',
       '--checkpoint_every=2',
       '--output_dir=run',

@@ -8,13 +8,14 @@ are what `--aggregation_options` takes.
         trained, model, aggregation=aggregation.Secure(clip=1.0)
     )
 
-TensorFlow is imported where an aggregation is used, so that options can be
-checked without.
+`register_aggregation` adds another by name. TensorFlow is imported where an
+aggregation is used, so that options can be checked without.
 """
 
 import dataclasses
 from typing import Any, ClassVar, Literal, TYPE_CHECKING
 
+from tff_meta import catalog
 from tff_meta import config_checks
 
 # The largest that an adaptive clip can become, over the first one.
@@ -359,6 +360,7 @@ class DifferentiallyPrivate(Aggregation):
     if self.clip_quantile:
       config_checks.check_fraction(self, 'clip_quantile')
       _check_product(f'{_BEYOND:g} times `clip`', _BEYOND * self.clip)
+      self._check_can_estimate(num_parts=1)  # More parts have more noise.
 
   def of_models(self, num_parts, summed):
     """See `Aggregation`."""
@@ -407,9 +409,8 @@ class DifferentiallyPrivate(Aggregation):
         noise=noise,
     )
 
-  def _adaptive_mean(self, num_parts):
-    import tensorflow_federated as tff
-
+  def _check_can_estimate(self, num_parts):
+    """Raises a ValueError if the noise of all parts leaves no clip_quantile."""
     noise = self._noise(num_parts)
     # TFF counts those below the clip with noise of a twentieth of the cohort,
     # twice of which has to exceed that of the whole.
@@ -419,6 +420,12 @@ class DifferentiallyPrivate(Aggregation):
           f' `clip_quantile` with `noise_multiplier` {self.noise_multiplier:g},'
           f' found {self.clients_per_round}. Tip: a fixed clip takes fewer.'
       )
+
+  def _adaptive_mean(self, num_parts):
+    import tensorflow_federated as tff
+
+    self._check_can_estimate(num_parts)
+    noise = self._noise(num_parts)
     return tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
         noise,
         self.clients_per_round,
@@ -460,13 +467,53 @@ class OfModels(Plain):
     return self.factory
 
 
-BY_NAME = {
-    'plain': Plain,
-    'robust': Robust,
-    'compressed': Compressed,
-    'secure': Secure,
-    'dp': DifferentiallyPrivate,
-}
+BY_NAME = catalog.Catalog[type[Aggregation]](
+    'aggregation',
+    {
+        'plain': Plain,
+        'robust': Robust,
+        'compressed': Compressed,
+        'secure': Secure,
+        'dp': DifferentiallyPrivate,
+    },
+)
+
+
+def register_aggregation(name: str, kind: type[Aggregation]) -> None:
+  """Adds an aggregation from outside.
+
+  Args:
+    name: That `--aggregation` takes.
+    kind: A frozen dataclass whose base is `Aggregation`. Its fields are what
+      `--aggregation_options` takes; each has a default.
+
+  Raises:
+    TypeError: If it is another class, or a field has no default.
+    ValueError: If there is one of its name, or that is no name.
+  """
+  if not (isinstance(kind, type) and issubclass(kind, Aggregation)):
+    raise TypeError(
+        f'Expected the aggregation {name!r} to be a subclass of'
+        f' `aggregation.Aggregation`, found {kind!r}.'
+    )
+  # One without the decorator has the fields of its base alone.
+  if '__dataclass_fields__' not in vars(kind):
+    raise TypeError(
+        f'Expected the aggregation {name!r} to be a frozen dataclass, found'
+        f' {kind.__name__} without the decorator.'
+    )
+  missing = dataclasses.MISSING
+  without = [
+      field.name
+      for field in dataclasses.fields(kind)
+      if field.default is missing and field.default_factory is missing
+  ]
+  if without:
+    raise TypeError(
+        f'Expected a default for every field of the aggregation {name!r}, found'
+        f' none for {", ".join(without)}.'
+    )
+  BY_NAME.register(name, kind)
 
 
 def _check_product(name: str, value: float) -> None:

@@ -5,6 +5,7 @@ A plugin is a module that, when it is imported, calls any of
     registry.register_algorithm       models.register_model
     datasets.register_dataset         partitioners.register_partition
     comparison.tables.register_table  training.trackers.register_tracker
+    aggregation.register_aggregation
 
 It is imported by name, or an installed package announces it: an entry point of
 the group `tff_meta.plugins` is such a module, or a function without arguments

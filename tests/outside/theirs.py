@@ -5,7 +5,9 @@ import dataclasses
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
+from tff_meta import aggregation
 from tff_meta import configurations
 from tff_meta import datasets
 from tff_meta import method
@@ -114,6 +116,22 @@ def their_deal(labels, num_clients, seed, turn: int = 0):
   return [rows[client::num_clients] for client in range(num_clients)]
 
 
+@dataclasses.dataclass(frozen=True)
+class TheirAggregation(aggregation.Plain):
+  """The mean of changes, of which long ones are cut.
+
+  Attributes:
+    longest: The largest norm of a change, above 0.
+  """
+
+  longest: float = 1.0
+
+  def of_models(self, num_parts, summed):
+    return tff.aggregators.clipping_factory(
+        self.longest, super().of_models(num_parts, summed)
+    )
+
+
 registry.register_algorithm(
     registry.AlgorithmSpec(
         name='theirs',
@@ -132,6 +150,7 @@ datasets.register_dataset(
     )
 )
 partitioners.register_partition('their_deal', their_deal)
+aggregation.register_aggregation('their_cut', TheirAggregation)
 MEAN = tables.Measure('Mean', 'evaluation/known_clients/accuracy_mean')
 TABLE = tables.Table(
     name='their_table',

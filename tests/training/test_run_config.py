@@ -340,6 +340,24 @@ def test_a_robust_aggregation_guards_all_that_clients_send():
   assert robust.identity()['aggregation'] == 'robust'
   with pytest.raises(ValueError, match='ifca .*picks another model'):
     _resolve(algorithm='ifca', hparams='', aggregation='robust')
+  with pytest.raises(ValueError, match='frl .*every round by itself'):
+    _resolve(
+        algorithm='frl',
+        hparams='',
+        aggregation='robust',
+        aggregation_options='rule=centered',
+    )
+
+
+def test_a_clip_that_the_cohort_cannot_estimate_is_refused():
+  with pytest.raises(ValueError, match='more than 20 clients a round .* 5'):
+    _resolve(
+        algorithm='fed_avg',
+        hparams='',
+        clients_per_round=5,
+        aggregation='dp',
+        aggregation_options='clip_quantile=0.5',
+    )
 
 
 def test_clients_in_batches_are_another_run():

@@ -199,9 +199,7 @@ class TrainingConfig:
   eval_new_clients: bool = False
   execution: Literal['in_process', 'native', 'ray']
   driver: Literal['loop', 'program'] = 'loop'
-  aggregation: Literal['plain', 'robust', 'compressed', 'secure', 'dp'] = (
-      'plain'
-  )
+  aggregation: str = 'plain'
   aggregation_options: Mapping[str, Any] = dataclasses.field(
       default_factory=dict
   )
@@ -289,7 +287,7 @@ class TrainingConfig:
 
   def aggregator(self) -> aggregation_lib.Aggregation:
     """Returns how everything that clients send is aggregated."""
-    kind = aggregation_lib.BY_NAME[self.aggregation]
+    kind = aggregation_lib.BY_NAME.find(self.aggregation)
     return kind(**self.aggregation_options)
 
 
@@ -434,6 +432,16 @@ class RunConfig:
       raise ValueError(
           f'Expected `aggregation` of {self.algorithm} as one that covers all'
           f' that clients send, found {self.training.aggregation!r}: {why_not}.'
+      )
+    if (
+        spec.rounds_per_cohort(self.hparams) > 1
+        and self.training.aggregator().compares_rounds
+    ):
+      raise ValueError(
+          f'Expected `aggregation` of {self.algorithm} as one that takes every'
+          ' round by itself, since the rounds of a cohort change different'
+          f' things, found {self.training.aggregator()}, which holds a round to'
+          ' the ones before. Tip: --aggregation_options=rule=adaptive.'
       )
     private = self._private()
     if private is not None:
@@ -626,7 +634,7 @@ def upgrade(values: Mapping[str, Any]) -> dict[str, Any]:
   found = json.loads(json.dumps(_LATER_FIELDS)) | dict(values)
   spec = registry.get(found['algorithm'])
   preset = dataclasses.asdict(spec.presets[found['preset']])
-  aggregation = aggregation_lib.BY_NAME[found['aggregation']]
+  aggregation = aggregation_lib.BY_NAME.find(found['aggregation'])
   found['aggregation_options'] = (
       dataclasses.asdict(aggregation()) | found['aggregation_options']
   )
@@ -801,10 +809,10 @@ def resolve(**flags: Any) -> RunConfig:
       'curve': False,
       'shards': _SHARDS_OF_RAY if given.get('execution') == 'ray' else 1,
   } | _evaluations_on_the_way(given, algorithm.rounds_per_cohort(hparams))
-  name = given.get('aggregation', 'plain')
-  _check_choice('aggregation', name, tuple(aggregation_lib.BY_NAME))
-  aggregation: Any = aggregation_lib.BY_NAME[name]()
-  if name == 'dp':
+  aggregation: Any = aggregation_lib.BY_NAME.find(
+      given.get('aggregation', 'plain')
+  )()
+  if isinstance(aggregation, aggregation_lib.DifferentiallyPrivate):
     aggregation = dataclasses.replace(
         aggregation,
         clients_per_round=given.get(
