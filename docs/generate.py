@@ -910,10 +910,17 @@ def _claims_overview() -> str:
             str(len(of_paper)),
             *(str(words.count(word)) for word in _VERDICTS),
             f'{len(remain.intersection(decided))} of {len(decided)}',
+            str(sum(c.experiment in _EARLIER.values() for _, c in decided)),
         ]
     )
-  header = ['Paper', 'Claims', *(f'Comparisons {w}' for w in _VERDICTS)]
-  return _markdown([*header, 'Decided with all taken together'], rows)
+  header = [
+      'Paper',
+      'Claims',
+      *(f'Comparisons {word}' for word in _VERDICTS),
+      'Decided with all taken together',
+      'Decided by an earlier definition',
+  ]
+  return _markdown(header, rows)
 
 
 @functools.cache
