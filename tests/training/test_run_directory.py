@@ -124,6 +124,17 @@ def test_a_run_that_fails_at_once_leaves_nothing(
   assert found == ({'.lock', *before, *meanwhile} if stays else set())
 
 
+def test_a_program_without_its_configuration_is_not_gone_on_with(tmp_path):
+  """Killed, it has states and rows, but no checkpoint that tells whose."""
+  directory = run_directory.RunDirectory(tmp_path)
+  directory.program_states.mkdir()
+  with pytest.raises(
+      run_directory.RunDirectoryError, match='found program_states without'
+  ):
+    with directory.locked():
+      pass
+
+
 def test_metrics_of_something_else_are_not_touched(tmp_path):
   (tmp_path / 'metrics.csv').write_text('mine')
   directory = run_directory.RunDirectory(tmp_path)

@@ -214,7 +214,13 @@ class RunDirectory:
     Checkpoints tell whose they are.
     """
     if not self.config.exists() and not any(self.checkpoints.glob('*.ckpt')):
-      for path in (self.metrics, self.summary, self.checkpoints):
+      for path in (
+          self.metrics,
+          self.summary,
+          self.checkpoints,
+          self.program_states,
+          self.program_metrics,
+      ):
         if path.exists():
           raise RunDirectoryError(
               f'Expected {self.root} to be new or to hold a run, found'
