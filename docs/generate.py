@@ -203,6 +203,51 @@ def _across(name: str, measure: str, *rows: str) -> str:
   return _markdown(['Method', *settings], lines)
 
 
+def _search(name: str) -> str:
+  """What a search has found: a line a method, the best of its candidates.
+
+  Rows are called `METHOD NAME=VALUE NAME=VALUE`.
+
+  Args:
+    name: Of the folder in `results`, with one setting and one measure.
+  """
+  by_method: dict[str, list[tuple[dict[str, float], Entry]]] = {}
+  for entry in _entries(name):
+    words = entry['row'].split()
+    method = ' '.join(word for word in words if '=' not in word)
+    values = (word.split('=') for word in words if '=' in word)
+    candidate = {hparam: float(value) for hparam, value in values}
+    by_method.setdefault(method, []).append((candidate, entry))
+  lines = []
+  for method, candidates in by_method.items():
+    (best, entry), *others = sorted(
+        candidates, key=lambda pair: -pair[1]['mean']
+    )
+    at_end = []
+    for hparam, value in best.items():
+      tried = sorted({candidate[hparam] for candidate, _ in candidates})
+      if len(tried) > 2 and value in (tried[0], tried[-1]):
+        end = 'least' if value == tried[0] else 'largest'
+        at_end.append(f'{hparam}: {end}')
+    lines.append(
+        [
+            method,
+            ', '.join(f'{hparam}={value:g}' for hparam, value in best.items()),
+            _mean(entry),
+            f'{_mean(others[0][1])}, {_mean(others[-1][1])}',
+            ', '.join(at_end) or _NONE,
+        ]
+    )
+  header = [
+      'Method',
+      'Best',
+      'Has',
+      'Second, last',
+      'At an end of three or six',
+  ]
+  return _markdown(header, lines)
+
+
 def _cells(name: str) -> list[tables.Cell]:
   """Returns the cells of a table whose runs are kept."""
   root = _RESULTS / name
@@ -1162,6 +1207,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     'facts': _facts,
     'notes': _notes,
     'across': _across,
+    'search': _search,
     'last ten tests': _last_ten,
     'steps': _steps,
     'fine-tuning rates': _fine_tuning_rates,
