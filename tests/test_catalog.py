@@ -66,9 +66,23 @@ class _WithoutDefault(aggregation.Aggregation):
   more: float
 
 
+@dataclasses.dataclass(frozen=True)
+class _OfOtherKind(aggregation.Plain):
+  parts: tuple[float, ...] = (1.0, 2.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithoutSums(aggregation.Aggregation):
+
+  def of_models(self, num_parts, summed):
+    return aggregation.Plain().of_models(num_parts, summed)
+
+
 @pytest.mark.parametrize(
     'kind, problem',
     [
+        (_OfOtherKind, '`parts` of _OfOtherKind .* found tuple'),
+        (_WithoutSums, "the aggregation 'theirs', found no `of_sums`"),
         (aggregation.Plain(), 'a subclass of `aggregation.Aggregation`'),
         (float, 'a subclass of `aggregation.Aggregation`'),
         (_WithoutDecorator, 'a frozen dataclass, found _WithoutDecorator'),
@@ -78,3 +92,12 @@ class _WithoutDefault(aggregation.Aggregation):
 def test_an_aggregation_is_a_class_whose_fields_have_defaults(kind, problem):
   with pytest.raises(TypeError, match=problem):
     aggregation.register_aggregation('theirs', kind)
+
+
+def test_metrics_that_are_misspelled_are_not_published():
+  @dataclasses.dataclass(frozen=True)
+  class Withholding(aggregation.Plain):
+    metrics = 'withhold'
+
+  with pytest.raises(ValueError, match="withheld, found 'withhold'"):
+    aggregation.register_aggregation('theirs', Withholding)

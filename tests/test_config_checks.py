@@ -114,3 +114,12 @@ def test_what_is_no_seed_is_named(seed):
   message = f'Expected `seed` .*, found {re.escape(repr(seed))}'
   with pytest.raises(ValueError, match=message):
     config_checks.check_seed(seed)
+
+
+class _Undecorated(Config):
+  more: float = 1.0
+
+
+def test_fields_of_a_class_without_the_decorator_are_not_ignored():
+  with pytest.raises(TypeError, match='_Undecorated to be a frozen dataclass'):
+    _Undecorated()

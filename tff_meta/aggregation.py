@@ -13,6 +13,7 @@ aggregation is used, so that options can be checked without.
 """
 
 import dataclasses
+import typing
 from typing import Any, ClassVar, Literal, TYPE_CHECKING
 
 from tff_meta import catalog
@@ -25,6 +26,7 @@ _LARGEST = 1e30
 _LEAST_NOISE = 0.001
 # How far a sum of vectors moves, over their bound, where one is replaced.
 _SENSITIVITY = 2.0
+_Metrics = Literal['plain', 'secure', 'withheld']
 
 if TYPE_CHECKING:
   import tensorflow_federated as tff
@@ -47,7 +49,7 @@ class Aggregation:
       DistributeAggregateForm.
   """
 
-  metrics: ClassVar[Literal['plain', 'secure', 'withheld']] = 'plain'
+  metrics: ClassVar[_Metrics] = 'plain'
   adds_noise: ClassVar[bool] = False
   covers_choices: ClassVar[bool] = True
   has_distribute_aggregate_form: ClassVar[bool] = True
@@ -56,9 +58,15 @@ class Aggregation:
     """Checks all fields.
 
     Raises:
-      ValueError: If one holds what it cannot.
+      TypeError: If one is of a kind that no option is.
+      ValueError: If one, or `metrics`, holds what it cannot.
     """
     config_checks.check_fields(self)
+    if self.metrics not in typing.get_args(_Metrics):
+      raise ValueError(
+          'Expected `metrics` of an aggregation to be one of'
+          f' {", ".join(typing.get_args(_Metrics))}, found {self.metrics!r}.'
+      )
 
   @property
   def compares_rounds(self) -> bool:
@@ -484,12 +492,15 @@ def register_aggregation(name: str, kind: type[Aggregation]) -> None:
 
   Args:
     name: That `--aggregation` takes.
-    kind: A frozen dataclass whose base is `Aggregation`. Its fields are what
-      `--aggregation_options` takes; each has a default.
+    kind: A frozen dataclass whose base is `Aggregation`, with `of_models` and
+      `of_sums`. Its fields are what `--aggregation_options` takes: bool, int,
+      float or a `Literal`, each with a default.
 
   Raises:
-    TypeError: If it is another class, or a field has no default.
-    ValueError: If there is one of its name, or that is no name.
+    TypeError: If it is another class, or a field has no default or is of
+      another kind.
+    ValueError: If there is one of its name, or that is no name, or it refuses
+      its defaults.
   """
   if not (isinstance(kind, type) and issubclass(kind, Aggregation)):
     raise TypeError(
@@ -513,6 +524,14 @@ def register_aggregation(name: str, kind: type[Aggregation]) -> None:
         f'Expected a default for every field of the aggregation {name!r}, found'
         f' none for {", ".join(without)}.'
     )
+  for function in 'of_models', 'of_sums':
+    if getattr(kind, function) is getattr(Aggregation, function):
+      raise TypeError(
+          f'Expected `of_models` and `of_sums` of the aggregation {name!r},'
+          f' found no `{function}`. Tip: `aggregation.Plain` as its base has'
+          ' both.'
+      )
+  kind()  # Raises if it does not take its defaults.
   BY_NAME.register(name, kind)
 
 

@@ -44,9 +44,19 @@ def check_fields(config: Any) -> None:
     config: A dataclass instance.
 
   Raises:
+    TypeError: If a field has another annotation, or the class has fields of its
+      own and no decorator, without which they are none.
     ValueError: If a field holds anything else.
   """
-  hints = typing.get_type_hints(type(config))
+  kind = type(config)
+  if '__dataclass_fields__' not in vars(kind) and vars(kind).get(
+      '__annotations__'
+  ):
+    raise TypeError(
+        f'Expected {kind.__name__} to be a frozen dataclass, found it without'
+        ' the decorator.'
+    )
+  hints = typing.get_type_hints(kind)
   for field in dataclasses.fields(config):
     value, hint = getattr(config, field.name), hints[field.name]
     if typing.get_origin(hint) is typing.Literal:
@@ -59,6 +69,11 @@ def check_fields(config: Any) -> None:
     elif hint is int:
       valid = type(value) is int and 0 <= value < INT32_END
       expected = 'a whole number of at least 0 and below 2**31'
+    elif hint is not float:
+      raise TypeError(
+          f'Expected the field `{field.name}` of {kind.__name__} to be'
+          f' annotated as bool, int, float or a Literal, found {hint}.'
+      )
     else:
       valid = type(value) in (int, float) and (
           value == 0 or _LEAST_FLOAT32 <= value <= _LARGEST_FLOAT32
