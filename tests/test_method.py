@@ -249,6 +249,11 @@ def remember(weights, client):
   )
 
 
+def forget(weights, client):
+  """Keeps nothing."""
+  return remember(weights, client)._replace(memory=())
+
+
 REMEMBERING = method.Method(
     1,
     initial_weights,
@@ -343,6 +348,7 @@ def test_a_seed_that_is_none_is_named(seed):
             dict(channels=[REMEMBERING.channels[0]._replace(place='nowhere')]),
             'of the channel .counts. as .* found .nowhere.',
         ),
+        (dict(client_update=forget), r'`memory` that a client .* found \(\)'),
     ],
 )
 def test_what_clients_send_is_declared(changes, expected):
@@ -360,3 +366,30 @@ def test_what_a_method_does_not_take_is_refused():
   composed = dataclasses.replace(MOVING, compose=lambda *_: None)
   with pytest.raises(ValueError, match='no `server_optimizer`'):
     build(composed, server_optimizer=tff.learning.optimizers.build_sgdm(0.5))
+
+
+class _Unweighted(aggregation.Plain):
+
+  def of_models(self, num_parts, summed):
+    return tff.aggregators.UnweightedMeanFactory()
+
+
+class _OfNothing(aggregation.Plain):
+
+  def of_sums(self, num_parts, bound):
+    return None
+
+
+@pytest.mark.parametrize(
+    'kind, expected',
+    [
+        (
+            _Unweighted,
+            r'of_models .* a tff.aggregators.WeightedAggregationFact',
+        ),
+        (_OfNothing, r'of_sums .*\.UnweightedAggregationFactory, found None'),
+    ],
+)
+def test_an_aggregation_returns_what_aggregates(kind, expected):
+  with pytest.raises(TypeError, match=expected):
+    build(REMEMBERING, aggregation=kind())

@@ -332,6 +332,14 @@ def _work_of(method: Method, signal: Channel | None):
           'Expected no memory of clients, as the `Method` has no `memory` that'
           f' stands in for it at first, found {output.memory}.'
       )
+    if data.memory:
+      try:
+        tf.nest.assert_same_structure(data.memory.value, output.memory)
+      except (TypeError, ValueError):
+        raise ValueError(
+            'Expected the `memory` that a client keeps to be as what stands in'
+            f' for it at first, {data.memory.value}, found {output.memory}.'
+        ) from None
     return output
 
   return work
@@ -389,18 +397,36 @@ def _aggregators(method: Method, aggregation: aggregation_lib.Aggregation):
     )
   factory = bounds.NothingFactory()
   if method.sends_updates:
-    factory = aggregation.of_models(num_parts, method.sums_updates)
+    factory = _of_kind(
+        tff.aggregators.WeightedAggregationFactory,
+        aggregation.of_models(num_parts, method.sums_updates),
+        aggregation.of_models,
+    )
   if method.num_models is not None:
     factory = clusters.ClusterMeansFactory(factory)
 
   def total(channel):
-    return aggregation.of_sums(num_parts, channel.bound)
+    return _of_kind(
+        tff.aggregators.UnweightedAggregationFactory,
+        aggregation.of_sums(num_parts, channel.bound),
+        aggregation.of_sums,
+    )
 
   in_update = _channel(method, 'update')
   if in_update is not None:
     factory = in_update.aggregator(factory, total(in_update))
   signal = _channel(method, 'signal')
   return aggregation.limited(factory), signal and total(signal)
+
+
+def _of_kind(kind, factory, made_by):
+  """Returns the factory, or raises a TypeError if it is of another kind."""
+  if not isinstance(factory, kind):
+    raise TypeError(
+        f'Expected {made_by.__qualname__} to return a'
+        f' tff.aggregators.{kind.__name__}, found {factory!r}.'
+    )
+  return factory
 
 
 def _check_signal(signal: Channel | None, sent: Any) -> None:
