@@ -177,6 +177,7 @@ def test_labels_are_as_they_were_given(classes, tmp_path):
         (_CLIENTS, dict(num_new_client=3), "mean 'num_new_clients'"),
         (_CLIENTS, dict(dataset_options={'scalling': 1}), "mean 'scaling'"),
         (_CLIENTS, dict(dataset_options='client=x'), '`client` once, found it'),
+        (_CLIENTS, dict(plugins='gone'), "'gone' of `plugins` of `fit`, found"),
         (_CLIENTS, dict(dataset='digits'), 'found `dataset` as well'),
         (_CLIENTS, dict(data_dir='.'), 'found `data_dir` as well'),
         ('digits', dict(dataset='digits'), 'found `dataset` as well'),

@@ -150,6 +150,7 @@ def fit(
   settings = run_config.of_their_kinds(
       {name: _to_text(value) for name, value in settings.items()}
   )
+  plugins.import_named(settings.get('plugins') or (), '`plugins` of `fit`')
   if isinstance(clients, str):
     settings['dataset'] = clients
   else:
