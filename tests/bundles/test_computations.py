@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_meta import aggregation
 from tff_meta import fitting
 from tff_meta import registry
 from tff_meta.bundles import computations
@@ -93,6 +94,13 @@ def test_a_round_is_replayed_without_the_library(fed_rep, form):
   found = _replay(fed_rep[1], form)
   assert found.returncode == 0, found.stderr
   assert found.stdout.startswith(f'{form} differs from the recorded round by')
+
+
+@pytest.mark.ci
+def test_noise_of_any_aggregation_is_not_replayed(tmp_path, monkeypatch):
+  monkeypatch.setattr(aggregation.Plain, 'adds_noise', True)
+  _, bundle = _write(tmp_path, 'fed_avg', model='mlp')
+  assert not serve.read_manifest(bundle)['computations']['replayable']
 
 
 @pytest.mark.ci

@@ -130,7 +130,7 @@ def write(
           unfinished / replay.COMPUTATIONS,
           trained,
           aggregation.has_distribute_aggregate_form,
-      ) | {'replayable': not manifest['privacy']}
+      ) | {'replayable': not aggregation.adds_noise}
       shutil.copyfile(replay.__file__, unfinished / 'replay.py')
       client_round, sent = signatures.of_round(experiment, trained)
       manifest[serve.CLIENT_ROUND] = client_round.manifest
