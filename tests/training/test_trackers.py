@@ -76,6 +76,13 @@ def test_a_tracker_that_cannot_be_opened_is_an_error(tmp_path):
     _track('lines', tmp_path, 1, 2)
 
 
+@pytest.mark.usefixtures('lines')
+def test_a_tracker_that_opens_no_writer_is_an_error(tmp_path):
+  trackers.register_tracker('none', lambda run: None)
+  with pytest.raises(OSError, match='--track=none .*None, has no `append`'):
+    _track('none', tmp_path, 1, 2)
+
+
 def test_what_to_install_is_said(monkeypatch):
   there_is_none = trackers.Tracker(_Lines, 'no_such_package')
   monkeypatch.setitem(trackers.TRACKERS, 'wandb', there_is_none)

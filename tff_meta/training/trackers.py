@@ -274,7 +274,11 @@ def open_tracker(
   tracker = TRACKERS.find(name)
   plain_files.make_directory(run.directory)
   try:
-    return _Guarded(name, tracker.open(run), report)
+    writer = tracker.open(run)
+    for method in 'append', 'finish', 'flush', 'close':
+      if not callable(getattr(writer, method, None)):
+        raise TypeError(f'what it opens, {writer!r}, has no `{method}`')
+    return _Guarded(name, writer, report)
   except Exception as error:
     raise OSError(
         f'Expected --track={name} to open a run there, found'
