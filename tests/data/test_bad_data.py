@@ -390,6 +390,12 @@ BAD_CORPORA = {
     ),
     'rows in a column': (dealt([[[0]], [[1]], [[2]]]), r'client 0, .*\(1, 1\)'),
     'too few clients': (dealt([[0], [1]]), 'of 3 clients .* found 2'),
+    'a partition of nothing': (
+        lambda: FederatedDataset.from_corpus(
+            corpus(), lambda *_: None, 3, 0, test_fraction=0.1
+        ),
+        'a list of rows for every client, found None',
+    ),
     'a client without rows': (dealt([[0], [1], []]), "none for 'client_2'"),
     'half a client': (dealt(num_clients=2.5), '`num_clients` .* found 2.5'),
     'a negative seed': (dealt(seed=-1), '`seed` .* found -1'),

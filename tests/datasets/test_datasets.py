@@ -1,5 +1,6 @@
 """The list of data sets."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -47,6 +48,13 @@ def test_load_corpus_passes_options_on():
   assert corpus.preprocess(corpus.train.x).max() == 16
   assert corpus.fingerprint() == digits.load(scaling='raw').fingerprint()
   assert corpus.fingerprint() != digits.load().fingerprint()
+
+
+def test_a_data_set_that_loads_none_is_named(monkeypatch):
+  nothing = dataclasses.replace(datasets.get('digits'), load=lambda *_: None)
+  monkeypatch.setitem(datasets.DATASETS, 'nothing', nothing)
+  with pytest.raises(TypeError, match="the data set 'nothing' .*found None"):
+    datasets.load_corpus('nothing')
 
 
 def test_unknown_data_set_lists_the_known_ones():

@@ -24,6 +24,10 @@ class _Config:
       raise ValueError(f'Expected `rate` to be at least 0, found {self.rate}.')
 
 
+def _with_dict(seed, sizes: dict | None = None):
+  del seed, sizes
+
+
 @pytest.mark.parametrize(
     'text, changes',
     [
@@ -83,6 +87,19 @@ def test_values_are_read_by_their_types(text, changes):
 def test_bad_values_are_refused(text, message):
   with pytest.raises(ValueError, match=message.replace('(', r'\(')):
     hyperparameters.override(_Config(), text)
+
+
+@pytest.mark.parametrize(
+    'function, text, found',
+    [
+        (lambda seed, size=1: None, '', '`size=1`'),
+        (lambda seed, **options: None, '', r'`\*\*options`'),
+        (_with_dict, 'sizes=1', 'dict'),
+    ],
+)
+def test_an_option_that_cannot_be_read_is_named(function, text, found):
+  with pytest.raises(TypeError, match=f'annotation.*found .*{found}'):
+    hyperparameters.parse_options(function, 1, text)
 
 
 def test_a_field_that_is_not_described_has_no_text():

@@ -6,7 +6,7 @@ examples, `count(client_id, part)` without loading pixels, and
 does.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 import hashlib
 import re
 from typing import Any, NamedTuple
@@ -711,7 +711,13 @@ def _deal(partition, keys, num_clients, seed, corpus):
   function = getattr(partition, 'func', partition)  # Of a functools.partial.
   if function is partitioners.iid and corpus.rotations is not None:
     seed = np.random.default_rng(_apart_from_rotations(corpus, seed, 4))
-  dealt = [np.asarray(rows) for rows in partition(keys, num_clients, seed)]
+  found = partition(keys, num_clients, seed)
+  if not isinstance(found, Iterable):
+    raise TypeError(
+        'Expected `partition` to return a list of rows for every client, found'
+        f' {found!r}.'
+    )
+  dealt = [np.asarray(rows) for rows in found]
   if len(dealt) != num_clients:
     raise ValueError(
         f'Expected `partition` to return the rows of {num_clients} clients'

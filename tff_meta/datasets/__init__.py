@@ -105,6 +105,7 @@ def load_corpus(
 
   Raises:
     DatasetNotFoundError: If it is not there, or cannot be fetched.
+    TypeError: If the data set loads something else.
     ValueError: If the name or an option is unknown, or an option impossible.
   """
   load = get(name).load
@@ -116,4 +117,10 @@ def load_corpus(
           f' {", ".join(known)}, found {option!r}.'
           f'{spelling.tip(option, known)}'
       )
-  return load(data_dir, download, **options)
+  corpus = load(data_dir, download, **options)
+  if not isinstance(corpus, corpus_lib.Corpus):
+    raise TypeError(
+        f'Expected `load` of the data set {name!r} to return a'
+        f' `corpus.Corpus`, found {corpus!r}.'
+    )
+  return corpus

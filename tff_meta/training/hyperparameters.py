@@ -63,11 +63,23 @@ def parse_options(
     text: As for `parse`.
 
   Raises:
+    TypeError: If a parameter has no annotation, or collects others.
     ValueError: As `parse`, or if an option without a default is not given.
   """
   parameters = list(inspect.signature(function).parameters.values())
   options = {p.name: p.default for p in parameters[num_leading:]}
   hints = typing.get_type_hints(function)
+  for parameter in parameters[num_leading:]:
+    collects = parameter.kind in (
+        parameter.VAR_POSITIONAL,
+        parameter.VAR_KEYWORD,
+    )
+    if collects or parameter.name not in hints:
+      raise TypeError(
+          f'Expected every option of {function.__qualname__} as a parameter'
+          f' with an annotation, such as `{parameter.name}: float = 1.0`, found'
+          f' `{parameter}`.'
+      )
   given = parse(text, {n: hints[n] for n in options}, of=function.__qualname__)
   options |= given
   for name, value in options.items():
@@ -93,6 +105,7 @@ def parse(text: str, hints: Mapping[str, Any], of: str) -> dict[str, Any]:
     Name -> value.
 
   Raises:
+    TypeError: If values are not read by such an annotation.
     ValueError: If a name is unknown or comes twice, or a value has the wrong
       type.
   """
@@ -239,7 +252,14 @@ def _parse(name: str, text: str, hint: Any) -> Any:
     return _BOOLS[text.lower()]
   if hint is str:
     return text
-  return {int: _parse_whole_number, float: _parse_number}[hint](name, text)
+  if hint is int:
+    return _parse_whole_number(name, text)
+  if hint is float:
+    return _parse_number(name, text)
+  raise TypeError(
+      f'Expected the annotation of `{name}` to be int, float, bool, str, a'
+      f' Literal, one of them `| None`, or a tuple of them, found {hint}.'
+  )
 
 
 def _parse_whole_number(name: str, text: str) -> int:
