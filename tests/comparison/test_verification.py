@@ -62,6 +62,17 @@ def test_the_code_that_began_a_run_is_a_cause(tmp_path):
   assert cause == 'code: git_commit "w from round 1, x from round 9" -> "x"'
 
 
+@pytest.mark.parametrize('accuracy, num_causes', [(0.5, 0), (0.625, 1)])
+def test_noise_is_why_private_runs_differ(tmp_path, accuracy, num_causes):
+  config = {'aggregation': 'dp'}
+  _write(tmp_path / 'kept', config=config)
+  _write(tmp_path / 'again', config=config, accuracy=accuracy)
+  found = _verify(tmp_path)
+  assert found.causes == num_causes * [
+      "noise: the aggregation 'dp' draws it anew in every run"
+  ]
+
+
 @pytest.mark.parametrize(
     'change, difference',
     [

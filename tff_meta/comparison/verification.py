@@ -14,6 +14,7 @@ import json
 import pathlib
 from typing import Any
 
+from tff_meta import aggregation
 from tff_meta import plain_files
 from tff_meta.comparison import results
 from tff_meta.comparison import run_records
@@ -197,13 +198,10 @@ def verify(
   except (OSError, ValueError) as error:
     return Verified(cell, problem=str(error))
   causes, unrecorded = _causes(*records)
-  return Verified(
-      cell,
-      sum(counts),
-      [line for lines in differences for line in lines],
-      causes,
-      unrecorded,
-  )
+  found = [line for lines in differences for line in lines]
+  if found:
+    causes = [*_noise(records[1]), *causes]
+  return Verified(cell, sum(counts), found, causes, unrecorded)
 
 
 def _compare_summaries(old, new, setting) -> tuple[int, list[str]]:
@@ -322,6 +320,15 @@ def _causes(
     )
   unrecorded = [kind for part, kind in _CAUSES.items() if part not in old]
   return causes, unrecorded
+
+
+def _noise(record: Mapping[str, Any]) -> Iterator[str]:
+  """Yields why two runs of these settings differ, if they have noise."""
+  config = record.get('config')
+  name = config.get('aggregation') if isinstance(config, Mapping) else None
+  kind = aggregation.BY_NAME.get(str(name))
+  if kind is not None and kind.adds_noise:
+    yield f"noise: the aggregation '{name}' draws it anew in every run"
 
 
 def _changes(found, part: str) -> Iterator[str]:
