@@ -7,6 +7,7 @@ commands are parsed, and the names in them looked up.
 """
 
 import json
+import os
 import pathlib
 import re
 import runpy
@@ -223,3 +224,21 @@ def test_pages_run(page, place):
 @pytest.mark.parametrize('page', _with('run: slow'), ids=_id)
 def test_pages_run_with_their_slow_commands(page, place):
   _run(page, place, ('run', 'run: slow'))
+
+
+@pytest.mark.slow
+def test_the_sample_algorithm_keeps_all_contracts(tmp_path):
+  """By the command of its page."""
+  page = _ROOT / 'docs/guide/your-algorithm.md'
+  sample = next(b['text'] for b in _blocks(page) if 'MyConfig' in b['text'])
+  (tmp_path / 'my_algorithm.py').write_text(sample)
+  (command,) = re.findall(r'FOLDER ./run (pytest .*)', page.read_text())
+  done = subprocess.run(
+      [sys.executable, '-m', *shlex.split(command)],
+      cwd=_ROOT,
+      env=os.environ | {'PYTHONPATH': str(tmp_path)},
+      stdout=subprocess.PIPE,
+      text=True,
+      timeout=1800,
+  )
+  assert done.returncode == 0 and ' passed' in done.stdout, done.stdout

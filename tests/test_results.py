@@ -281,7 +281,7 @@ def test_rows_have_what_the_search_found(name):
 
 @pytest.mark.parametrize('on', [users.WRITERS, users.DRAWERS])
 def test_methods_on_users_have_what_the_search_found(on):
-  """And others than those that were searched, the rates of the demonstration."""
+  """And methods that were not searched have the rates of the demonstration."""
   search = _ROOT / 'results' / f'{on.name}_search'
   best = _best(_kept_entries(search)) if search.exists() else {}
   for row in experiments.get(on.name).rows:

@@ -192,6 +192,10 @@ def test_arrays(tmp_path):
   path = tmp_path / 'a.npz'
   np.savez(path, x=_PIXELS, y=_LABELS, who=_OWNERS)
   _check(_load(f'npz:{path}', client='who'), _PIXELS)
+  corpus = _load(f'npz:{path}', client='who', scaling='channels')
+  scaled = corpus.preprocess(corpus.train.x)
+  np.testing.assert_allclose(scaled.mean(axis=(0, 1, 2)), 0, atol=1e-5)
+  np.testing.assert_allclose(scaled.std(axis=(0, 1, 2)), 1, rtol=1e-5)
   np.savez(path, x=_PIXELS, user=_LABELS)
   with warnings.catch_warnings():
     warnings.simplefilter('error')

@@ -21,6 +21,8 @@ PIXELS = np.array([[[[0, 51, 255], [255, 102, 0]]]], np.uint8)
         (cifar10.SCALINGS['unit'], [[0, 0.2, 1], [1, 0.4, 0]]),
         (cifar10.SCALINGS['raw'], [[0, 51, 255], [255, 102, 0]]),
         (cifar10.SCALINGS['centered'], [[-1, -0.6, 1], [1, -0.2, -1]]),
+        (scalings.per_channel(PIXELS), [[-1, -1, 1], [1, 1, -1]]),
+        (scalings.per_channel(np.ones_like(PIXELS)), PIXELS[0, 0] - 1.0),
         (femnist.SCALINGS['ink'], [[1, 0.8, 0], [0, 0.6, 1]]),
         (femnist.SCALINGS['cafeme'], [[1, 0.6, -1], [-1, 0.2, 1]]),
         (

@@ -38,8 +38,8 @@ def npz(
     label: The array with the class of each, whole numbers or names [n].
     client: The array with the client of each [n], '' for none.
     scaling: 'unit' divides by 255, 'standard' gives each number mean 0 and
-      variance 1, 'raw' leaves numbers as they are. 'auto' is 'unit' for uint8
-      pixels and 'raw' for other numbers.
+      variance 1, 'channels' each channel of images, 'raw' leaves numbers as
+      they are. 'auto' is 'unit' for uint8 pixels and 'raw' for other numbers.
 
   Returns:
     The corpus.
@@ -122,8 +122,8 @@ def hdf5(
     test_file: A file of the same kind, relative to this one's folder, with the
       examples to test on; '' where clients hold some of their own back.
     scaling: 'unit' divides by 255, 'standard' gives each number mean 0 and
-      variance 1, 'raw' leaves numbers as they are. 'auto' is 'unit' for uint8
-      pixels and 'raw' for other numbers.
+      variance 1, 'channels' each channel of images, 'raw' leaves numbers as
+      they are. 'auto' is 'unit' for uint8 pixels and 'raw' for other numbers.
 
   Returns:
     The corpus.

@@ -38,7 +38,8 @@ def leaf(
     image_shape: Height, width and channels if the numbers of an example are the
       pixels of an image, row by row; () if they are not.
     scaling: 'unit' divides by 255, 'standard' gives each number mean 0 and
-      variance 1, 'raw' leaves numbers as they are. 'auto' is 'raw'.
+      variance 1, 'channels' each channel of images, 'raw' leaves numbers as
+      they are. 'auto' is 'raw'.
 
   Returns:
     The corpus.
@@ -128,7 +129,8 @@ def sqlite(
     image_shape: Height, width and channels if the numbers of an example are the
       pixels of an image, row by row; () if they are not.
     scaling: 'unit' divides by 255, 'standard' gives each number mean 0 and
-      variance 1, 'raw' leaves numbers as they are. 'auto' is 'raw'.
+      variance 1, 'channels' each channel of images, 'raw' leaves numbers as
+      they are. 'auto' is 'raw'.
 
   Returns:
     The corpus.

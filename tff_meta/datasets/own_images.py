@@ -49,7 +49,8 @@ def folder(
     image_size: Height and width, or both in one number, that images are resized
       to; () where they have one size.
     scaling: 'unit' divides by 255, 'standard' gives each number mean 0 and
-      variance 1, 'raw' leaves numbers as they are. 'auto' is 'unit'.
+      variance 1, 'channels' each channel of images, 'raw' leaves numbers as
+      they are. 'auto' is 'unit'.
 
   Returns:
     The corpus; x uint8 [n, height, width, 1 or 3].

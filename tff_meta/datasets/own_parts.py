@@ -15,7 +15,7 @@ from tff_meta.data import corpus as corpus_lib
 from tff_meta.datasets import locations
 from tff_meta.datasets import scalings
 
-OwnScaling = Literal['auto', 'unit', 'standard', 'raw']
+OwnScaling = Literal['auto', 'unit', 'standard', 'channels', 'raw']
 
 _CALLED_CLIENTS = (
     *('client', 'client_id', 'clients', 'user', 'user_id', 'users'),
@@ -33,7 +33,8 @@ class _AsTheyAre:
 
   scale_tip = (
       'Tip: --dataset_options=scaling=standard, or in a program'
-      " dataset_options={'scaling': 'standard'}; scaling raw leaves them so."
+      " dataset_options={'scaling': 'standard'}; scaling channels suits images,"
+      ' raw leaves them so.'
   )
 
   def __call__(self, x: np.ndarray) -> np.ndarray:
@@ -138,9 +139,10 @@ def to_corpus(
     test: What to test on, of the same clients if these are told; None where
       clients are to hold some of `train` back.
     scaling: `'unit'` divides by 255; `'standard'` gives each number of an
-      example mean 0 and variance 1 over `train`; `'raw'` leaves numbers as they
-      are. `'auto'` is `'unit'` for uint8 pixels, and for other numbers
-      `'standard'` in a table and `'raw'` elsewhere.
+      example mean 0 and variance 1 over `train`, `'channels'` all numbers of a
+      channel together, which suits images; `'raw'` leaves numbers as they are.
+      `'auto'` is `'unit'` for uint8 pixels, and for other numbers `'standard'`
+      in a table and `'raw'` elsewhere.
     where: The file, for errors.
     is_table: Whether numbers are columns, of any units.
     label_tip: What to do where labels name no classes.
@@ -332,6 +334,8 @@ def _preprocess(pixels, scaling, where, is_table):
     return scalings.UNIT
   if scaling == 'standard' or (scaling == 'auto' and is_table):
     return scalings.standard(pixels[0])
+  if scaling == 'channels':
+    return scalings.per_channel(pixels[0])
   return scalings.RAW if scaling == 'raw' else _AsTheyAre()
 
 

@@ -50,9 +50,9 @@ def csv(
       own back.
     separator: What is between two values.
     scaling: 'unit' divides by 255, 'standard' gives each number mean 0 and
-      variance 1, 'raw' leaves numbers as they are. 'auto' is 'unit' for images
-      of whole numbers 0..255, 'raw' for other images, and 'standard' for other
-      numbers.
+      variance 1, 'channels' each channel of images, 'raw' leaves numbers as
+      they are. 'auto' is 'unit' for images of whole numbers 0..255, 'raw' for
+      other images, and 'standard' for other numbers.
 
   Returns:
     The corpus.

@@ -73,7 +73,8 @@ def per_pixel(images: np.ndarray) -> Scaling:
 def standard(examples: np.ndarray) -> Scaling:
   """Returns the scaling that gives every number mean 0 and variance 1.
 
-  A number that never varies becomes 0.
+  A number that never varies becomes 0. One that seldom does becomes large where
+  it does, such as a pixel at the border of drawings.
 
   Args:
     examples: Raw numbers [n, ...]; what means and deviations are over.
@@ -85,6 +86,25 @@ def standard(examples: np.ndarray) -> Scaling:
   return Scaling(
       divisor=1.0,
       mean=examples.mean(axis=0).astype(np.float32),
+      std=np.where(varies, deviations, 1.0).astype(np.float32),
+  )
+
+
+def per_channel(images: np.ndarray) -> Scaling:
+  """Returns the scaling that gives every channel mean 0 and variance 1.
+
+  A channel that never varies becomes 0.
+
+  Args:
+    images: Raw numbers [n, ..., channels]; what means and deviations are over.
+  """
+  channels = images.reshape(-1, images.shape[-1])
+  mean = channels.mean(axis=0, dtype=np.float64)
+  deviations = channels.std(axis=0, dtype=np.float64)
+  varies = (channels != channels[:1]).any(axis=0)
+  return Scaling(
+      divisor=1.0,
+      mean=mean.astype(np.float32),
       std=np.where(varies, deviations, 1.0).astype(np.float32),
   )
 
