@@ -670,6 +670,7 @@ DRAWERS = _Users(
     ),
     forms={
         'Scaled': (r'([K-Z].*_[01])\d', 44, 'standard'),
+        'By channel': (r'([K-Z].*_[01])\d', 44, 'channels'),
         'As they are': (r'([K-Z].*_[01])\d', 44, 'raw'),
         'Four or five drawers': (r'([K-Z].*_[01])[0-4]', 44, 'standard'),
         'All drawers': (r'([K-Z].*)_[01]\d', 22, 'standard'),
