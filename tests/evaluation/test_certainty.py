@@ -65,8 +65,11 @@ def test_gini_by_its_double_sum():
   )
 
 
-def _evaluate(predict, **options):
-  """A client whose model is as unsure as `PROBABILITIES`, then surer."""
+def _evaluate(predict, support=None, **options):
+  """A client whose model is as unsure as `PROBABILITIES`, then surer.
+
+  It adapts on what it is tested on, unless on other examples.
+  """
   use = fine_tuning.build_client_personalizer(
       fine_tuning.FineTuning(1, 1.0, batch_size=4),
       (1,),
@@ -81,7 +84,7 @@ def _evaluate(predict, **options):
       client_evaluation.build_client_test(use, **options),
       np.float32(1),
       lambda _: (),
-      [client_evaluation.ClientTask('a', examples, examples, salt=1)],
+      [client_evaluation.ClientTask('a', support or examples, examples, 1)],
       seed=1,
   )
 
@@ -112,12 +115,35 @@ def test_before_and_after_with_and_without_a_curve(with_curve):
   assert [float(cell) for cell in last] == [*map(float, (*after, *before))]
 
 
+@pytest.mark.parametrize('with_curve', [False, True])
+@pytest.mark.parametrize(
+    'own, expected', [([0, 0, 2], 0.5), ([1], 0.25), ([], 0.25)]
+)
+def test_among_own_classes_others_are_not_possible(own, expected, with_curve):
+  """The second of four is wrong by a class that only some clients have."""
+  support = client_evaluation.corpus_lib.LabelledExamples(
+      np.zeros((len(own), 1), np.float32), np.array(own, np.int32)
+  )
+  report = _evaluate(
+      personalizer.ByScores(_scores), support, with_curve=with_curve
+  )
+  assert report.accuracies_among_own == [expected]
+  assert report.summary()['accuracy_among_own_mean'] == expected
+  columns = report.to_csv().decode().splitlines()
+  row = dict(zip(*(line.split(',') for line in columns), strict=True))
+  assert (float(row['accuracy_among_own']), float(row['accuracy'])) == (
+      expected,
+      0.25,
+  )
+
+
 def test_labels_are_the_same_where_only_they_are_told():
   by_scores = personalizer.ByScores(_scores)
   told = _evaluate(lambda *args: by_scores(*args), with_curve=True)
   expected = _evaluate(by_scores, with_curve=True)
   assert told.calibration is told.calibration_before is None
   assert told.summary()['nll_mean'] is None
+  assert told.summary()['accuracy_among_own_mean'] is None
   np.testing.assert_array_equal(told.curves, expected.curves)
   np.testing.assert_array_equal(told.accuracies, expected.accuracies)
   assert told.to_csv().decode().splitlines()[1].endswith(',,,,,,')

@@ -61,6 +61,7 @@ _COLUMNS = {
     'accuracy_mean': 'accuracy',
     'accuracy_micro': 'accuracy',
     'accuracy_before_mean': 'accuracy_before',
+    'accuracy_among_own_mean': 'accuracy_among_own',
     'curve_end_mean': _CURVE_END,
     'macro_f1_mean': 'macro_f1',
     'share_hurt': _HURT,

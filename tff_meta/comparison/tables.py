@@ -91,6 +91,7 @@ TIMES_100 = ' x 100'
 # What accuracy does not tell: name -> what it is called in tables, its key in
 # the evaluation of a protocol in summary.json, and whether less is better.
 FURTHER = {
+    'among_own': ('among own classes', 'accuracy_among_own_mean', False),
     'worst_decile': ('worst decile', 'accuracy_worst_decile', False),
     'gini': ('Gini', 'accuracy_gini', True),
     'hurt': ('hurt', 'share_hurt', True),

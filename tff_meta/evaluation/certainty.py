@@ -69,6 +69,30 @@ def mark(
   return to_labels(predict, answers), how_sure
 
 
+def among_own(predict: Any, answers: tf.Tensor, own: tf.Tensor) -> Any:
+  """Returns what is answered where only some classes are possible.
+
+  A model over all classes has to find out which a client has; one that compares
+  with means of the client's examples, or has a head of the client's, is told.
+
+  Args:
+    predict: What was asked.
+    answers: What `ask` returned, `[Q, C]` where they are scores.
+    own: int32 `[n]`, labels of the examples that a client adapts on, whose
+      classes are possible; all are without any.
+
+  Returns:
+    Labels, int32 `[Q]`, -1 as in `to_labels`; `()` where only labels are told.
+  """
+  if not isinstance(predict, personalizer.ByScores):
+    return ()
+  is_own = tf.reduce_any(tf.one_hot(own, tf.shape(answers)[-1]) > 0, 0)
+  is_own |= ~tf.reduce_any(is_own)
+  scores = tf.where(is_own, answers, -np.inf)
+  is_none = tf.reduce_any(tf.math.is_nan(answers), -1)
+  return tf.where(is_none, -1, predict.to_labels(scores))
+
+
 def specs(predict: Any) -> tuple[tf.TensorSpec, Any]:
   """Returns what `mark` returns of a client's answers."""
   given = tf.TensorSpec([None], tf.float32)

@@ -97,6 +97,8 @@ class Report(NamedTuple):
     calibration: How sure models are after adaptation; None where they do not
       tell it.
     calibration_before: The same of the models that each started from.
+    accuracies_among_own: float64 [n], after adaptation, where only classes that
+      the client adapted on are possible; None where models tell no scores.
   """
 
   ids: tuple[str, ...]
@@ -109,6 +111,7 @@ class Report(NamedTuple):
   unit: Literal['client', 'group'] = 'client'
   calibration: certainty_lib.Calibration | None = None
   calibration_before: certainty_lib.Calibration | None = None
+  accuracies_among_own: np.ndarray | None = None
 
   @property
   def accuracy(self) -> accuracy_lib.AccuracyReport:
@@ -139,10 +142,14 @@ class Report(NamedTuple):
     `curve_end_mean` the mean of its last three points (the number in CAFeMe's
     tables), `nll_mean`, `brier_mean` and `ece_mean` the means of what
     `certainty.Calibration` has of clients, `nll_before_mean` and so on those
-    before adaptation. What does not exist is None.
+    before adaptation, and `accuracy_among_own_mean` the mean accuracy where
+    only classes that a client adapted on are possible. What does not exist is
+    None.
     """
     worst = np.sort(self.accuracies)[: max(1, len(self.accuracies) // _WORST)]
-    before, hurt, curve, curve_end = None, None, None, None
+    before, hurt, curve, curve_end, of_own = None, None, None, None, None
+    if self.accuracies_among_own is not None:
+      of_own = float(np.mean(self.accuracies_among_own))
     if self.accuracies_before is not None:
       before = float(np.mean(self.accuracies_before))
       hurt = float(np.mean(self.accuracies < self.accuracies_before))
@@ -163,6 +170,7 @@ class Report(NamedTuple):
             f'{name}_mean': None if values is None else _mean(values)
             for name, values in self._calibrations().items()
         },
+        'accuracy_among_own_mean': of_own,
         f'num_{self.unit}s': len(self.ids),
     }
 
@@ -191,6 +199,8 @@ class Report(NamedTuple):
         'accuracy': self.accuracies,
         'macro_f1': self.macro_f1,
     }
+    if self.accuracies_among_own is not None:
+      columns['accuracy_among_own'] = self.accuracies_among_own
     if self.curves is not None:
       columns |= {
           f'accuracy_after_{step}_steps': self.curves[:, step]
@@ -220,6 +230,8 @@ class Answers(NamedTuple):
     curve: int [num_points, Q], answers after 0, 1, ... steps, or None.
     certainty: How sure the adapted model is, or None.
     certainty_before: How sure the model is that it started from, or None.
+    among_own: int [Q], answers of the adapted model where only classes that it
+      adapted on are possible, or None.
   """
 
   id: str
@@ -230,6 +242,7 @@ class Answers(NamedTuple):
   curve: np.ndarray | None
   certainty: certainty_lib.Certainty | None = None
   certainty_before: certainty_lib.Certainty | None = None
+  among_own: np.ndarray | None = None
 
 
 def report(
@@ -284,4 +297,5 @@ def report(
       calibration_before=calibration(
           [a.certainty_before for a in answers], [a.before for a in answers]
       ),
+      accuracies_among_own=share_right([a.among_own for a in answers]),
   )

@@ -193,16 +193,17 @@ def build_client_test(
 
   Returns:
     `(weights, bank, memories, supports, queries, seeds) -> (before, after,
-    curve)` for K clients. `bank` is what a personalizer with `uses_bank` takes
-    for the memory of each; for others each leaf of `memories` has a leading
-    axis `[K, ...]`. `supports` and `queries` are `ManyExamples`, `seeds` int32
-    `[K, 2]`. `before` and `after` are pairs of labels, int32 `[K, Q]`, and
-    their `Certainty`, `()` where a personalizer does not tell it; `curve` is
-    labels, int32 `[K, num_points, Q]`. All are filled up with 0 where a client
-    has fewer than Q queries; `before` and `curve` are None where there is no
-    such thing. Without a `start` the first point of the curve is what was
-    before. A label that the personalizer has no class for is an
-    `InvalidArgumentError`.
+    curve, among_own)` for K clients. `bank` is what a personalizer with
+    `uses_bank` takes for the memory of each; for others each leaf of `memories`
+    has a leading axis `[K, ...]`. `supports` and `queries` are `ManyExamples`,
+    `seeds` int32 `[K, 2]`. `before` and `after` are pairs of labels, int32 `[K,
+    Q]`, and their `Certainty`, `()` where a personalizer does not tell it;
+    `curve` is labels, int32 `[K, num_points, Q]`; `among_own` those after
+    adaptation where only classes of the support are possible, int32 `[K, Q]`.
+    All are filled up with 0 where a client has fewer than Q queries; all but
+    `after` are None where there is no such thing. Without a `start` the first
+    point of the curve is what was before. A label that the personalizer has no
+    class for is an `InvalidArgumentError`.
   """
   personalizer = client_personalizer
   start, predict = personalizer.start, personalizer.predict
@@ -210,6 +211,7 @@ def build_client_test(
   has_curve = ask_on_the_way is not None
   has_before = has_curve or start is not None
   specs = certainty.specs(ask_on_the_way or predict)
+  has_own = isinstance(ask_on_the_way or predict, personalizer_lib.ByScores)
   curves = tf.TensorSpec([None, None], tf.int32)
 
   def answers(weights, memory, support, query, seed):
@@ -224,13 +226,20 @@ def build_client_test(
           ask_on_the_way, weights, memory, support, query, seed
       )
       before, after = (marked(ask_on_the_way, points[i]) for i in (0, -1))
-      return before, after, certainty.to_labels(ask_on_the_way, points)
+      return (
+          before,
+          after,
+          certainty.to_labels(ask_on_the_way, points),
+          certainty.among_own(ask_on_the_way, points[-1], support.y),
+      )
     before = ()
     if start is not None:
       of_start = start(weights, memory)
       before = marked(predict, certainty.ask(predict, of_start, query))
     adapted = personalizer.adapt(weights, memory, support, seed)
-    return before, marked(predict, certainty.ask(predict, adapted, query)), ()
+    found = certainty.ask(predict, adapted, query)
+    own = certainty.among_own(predict, found, support.y)
+    return before, marked(predict, found), (), own
 
   @tf.function(autograph=False)
   def client_test(weights, bank, memories, supports, queries, seeds):
@@ -249,13 +258,14 @@ def build_client_test(
           own,
       )
 
-    before, after, curve = tf.map_fn(
+    before, after, curve, own = tf.map_fn(
         one_client,
         (tf.range(tf.shape(seeds)[0]), memories, seeds),
         fn_output_signature=(
             specs if has_before else (),
             specs,
             curves if has_curve else (),
+            specs[0] if has_own else (),
         ),
         parallel_iterations=machine.PARALLEL,
     )
@@ -263,6 +273,7 @@ def build_client_test(
         before if has_before else None,
         after,
         curve if has_curve else None,
+        own if has_own else None,
     )
 
   return client_test
@@ -323,7 +334,7 @@ def _all_answers(
   shared = tf.nest.map_structure(tf.convert_to_tensor, (weights, bank))
   results = dealing.call_all(client_test, _any_number, shared, calls)
   for tasks, result in results:
-    before, after, curve = tf.nest.map_structure(
+    before, after, curve, among_own = tf.nest.map_structure(
         lambda part: None if part is None else np.asarray(part), result
     )
     answers = []
@@ -343,6 +354,7 @@ def _all_answers(
               curve=own(curve),
               certainty_before=how_sure or None,
               certainty=tf.nest.map_structure(own, after[1]) or None,
+              among_own=own(among_own),
           )
       )
     yield answers
