@@ -203,6 +203,11 @@ def _across(name: str, measure: str, *rows: str) -> str:
   return _markdown(['Method', *settings], lines)
 
 
+def _method_of(candidate: str) -> str:
+  """Returns the name of a row of a search without what is tried."""
+  return ' '.join(word for word in candidate.split() if '=' not in word)
+
+
 def _search(name: str) -> str:
   """What a search has found: a line a method, the best of its candidates.
 
@@ -212,14 +217,18 @@ def _search(name: str) -> str:
     name: Of the folder in `results`, with one setting and one measure.
   """
   by_method: dict[str, list[tuple[dict[str, float], Entry]]] = {}
+  num_candidates = collections.Counter(
+      _method_of(row.name) for row in experiments.get(name).rows
+  )
   for entry in _entries(name):
-    words = entry['row'].split()
-    method = ' '.join(word for word in words if '=' not in word)
+    words, method = entry['row'].split(), _method_of(entry['row'])
     values = (word.split('=') for word in words if '=' in word)
     candidate = {hparam: float(value) for hparam, value in values}
     by_method.setdefault(method, []).append((candidate, entry))
   lines = []
   for method, candidates in by_method.items():
+    if len(candidates) < num_candidates[method]:
+      continue  # Not all have run.
     (best, entry), *others = sorted(
         candidates, key=lambda pair: -pair[1]['mean']
     )

@@ -204,7 +204,7 @@ def test_an_adaptive_clip_spends_a_part_of_the_noise():
   expected = (1 - (6 / (2 * 5)) ** 2) ** -0.5
   np.testing.assert_allclose(deviations[1] / deviations[0], expected, rtol=0.03)
   with pytest.raises(ValueError, match='more than 60 clients .* found 60'):
-    dataclasses.replace(adaptive, clients_per_round=60)
+    dataclasses.replace(adaptive, clients_per_round=60).of_models(1, False)
   few = dataclasses.replace(adaptive, clients_per_round=61)
   few.of_models(1, False)
   with pytest.raises(ValueError, match='more than 84.8528 clients .* found 61'):

@@ -86,7 +86,7 @@ class _WithoutSums(aggregation.Aggregation):
         (aggregation.Plain(), 'a subclass of `aggregation.Aggregation`'),
         (float, 'a subclass of `aggregation.Aggregation`'),
         (_WithoutDecorator, 'a frozen dataclass, found _WithoutDecorator'),
-        (_WithoutDefault, 'a default for every field .* none for more'),
+        (_WithoutDefault, 'to be an option with a default, found more'),
     ],
 )
 def test_an_aggregation_is_a_class_whose_fields_have_defaults(kind, problem):
@@ -94,10 +94,31 @@ def test_an_aggregation_is_a_class_whose_fields_have_defaults(kind, problem):
     aggregation.register_aggregation('theirs', kind)
 
 
-def test_metrics_that_are_misspelled_are_not_published():
-  @dataclasses.dataclass(frozen=True)
-  class Withholding(aggregation.Plain):
-    metrics = 'withhold'
+@dataclasses.dataclass(frozen=True)
+class _Misspelled(aggregation.Plain):
+  metrics = 'withhold'
 
-  with pytest.raises(ValueError, match="withheld, found 'withhold'"):
-    aggregation.register_aggregation('theirs', Withholding)
+
+@dataclasses.dataclass(frozen=True)
+class _MisspelledAndUnchecked(_Misspelled):
+
+  def __post_init__(self):
+    pass  # It does not call that of its base.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Open(aggregation.DifferentiallyPrivate):
+  metrics = 'plain'
+
+
+@pytest.mark.parametrize(
+    'kind, problem',
+    [
+        (_Misspelled, "withheld, found 'withhold'"),
+        (_MisspelledAndUnchecked, "withheld, found 'withhold'"),
+        (_Open, 'on which epsilon rests, found plain'),
+    ],
+)
+def test_metrics_that_would_be_published_are_refused(kind, problem):
+  with pytest.raises(ValueError, match=problem):
+    aggregation.register_aggregation('theirs', kind)

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 import typing
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -120,6 +120,17 @@ class _Undecorated(Config):
   more: float = 1.0
 
 
-def test_fields_of_a_class_without_the_decorator_are_not_ignored():
-  with pytest.raises(TypeError, match='_Undecorated to be a frozen dataclass'):
-    _Undecorated()
+@dataclasses.dataclass(frozen=True)
+class _OfUndecorated(_Undecorated):
+  last: float = 1.0
+
+
+class _WithConstant(Config):
+  constant: ClassVar[int] = 1
+
+
+@pytest.mark.parametrize('kind', [_Undecorated, _OfUndecorated])
+def test_fields_of_a_class_without_the_decorator_are_not_ignored(kind):
+  with pytest.raises(TypeError, match=f'{kind.__name__}, .* found more in a'):
+    kind()
+  _WithConstant()

@@ -359,6 +359,17 @@ class DifferentiallyPrivate(Aggregation):
     _check_positive(self, 'clip', 'channel_bound')
     config_checks.check_at_least_one(self, 'clients_per_round')
     config_checks.check_fraction(self, 'delta')
+    if (self.metrics, self.adds_noise, self.covers_choices) != (
+        'withheld',
+        True,
+        False,
+    ):
+      raise ValueError(
+          f'Expected `metrics` of {type(self).__name__} to be withheld,'
+          ' `adds_noise` True and `covers_choices` False, on which epsilon'
+          f' rests, found {self.metrics}, {self.adds_noise} and'
+          f' {self.covers_choices}.'
+      )
     if 0 < self.noise_multiplier < _LEAST_NOISE:
       raise ValueError(
           f'Expected `noise_multiplier` of at least {_LEAST_NOISE:g}, below'
@@ -368,7 +379,6 @@ class DifferentiallyPrivate(Aggregation):
     if self.clip_quantile:
       config_checks.check_fraction(self, 'clip_quantile')
       _check_product(f'{_BEYOND:g} times `clip`', _BEYOND * self.clip)
-      self._check_can_estimate(num_parts=1)  # More parts have more noise.
 
   def of_models(self, num_parts, summed):
     """See `Aggregation`."""
@@ -417,8 +427,14 @@ class DifferentiallyPrivate(Aggregation):
         noise=noise,
     )
 
-  def _check_can_estimate(self, num_parts):
-    """Raises a ValueError if the noise of all parts leaves no clip_quantile."""
+  def check_can_estimate(self, num_parts: int) -> None:
+    """Raises a ValueError if noise leaves nothing of a `clip_quantile`.
+
+    Args:
+      num_parts: As in `of_models`; the more, the more noise.
+    """
+    if not self.clip_quantile:
+      return
     noise = self._noise(num_parts)
     # TFF counts those below the clip with noise of a twentieth of the cohort,
     # twice of which has to exceed that of the whole.
@@ -432,7 +448,7 @@ class DifferentiallyPrivate(Aggregation):
   def _adaptive_mean(self, num_parts):
     import tensorflow_federated as tff
 
-    self._check_can_estimate(num_parts)
+    self.check_can_estimate(num_parts)
     noise = self._noise(num_parts)
     return tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
         noise,
@@ -486,6 +502,8 @@ BY_NAME = catalog.Catalog[type[Aggregation]](
     },
 )
 
+OURS = tuple(BY_NAME)
+
 
 def register_aggregation(name: str, kind: type[Aggregation]) -> None:
   """Adds an aggregation from outside.
@@ -517,12 +535,13 @@ def register_aggregation(name: str, kind: type[Aggregation]) -> None:
   without = [
       field.name
       for field in dataclasses.fields(kind)
-      if field.default is missing and field.default_factory is missing
+      if not field.init
+      or (field.default is missing and field.default_factory is missing)
   ]
   if without:
     raise TypeError(
-        f'Expected a default for every field of the aggregation {name!r}, found'
-        f' none for {", ".join(without)}.'
+        f'Expected every field of the aggregation {name!r} to be an option with'
+        f' a default, found {", ".join(without)}.'
     )
   for function in 'of_models', 'of_sums':
     if getattr(kind, function) is getattr(Aggregation, function):
@@ -531,7 +550,8 @@ def register_aggregation(name: str, kind: type[Aggregation]) -> None:
           f' found no `{function}`. Tip: `aggregation.Plain` as its base has'
           ' both.'
       )
-  kind()  # Raises if it does not take its defaults.
+  # Raises if it does not take its defaults; its own checks may call no others.
+  Aggregation.__post_init__(kind())
   BY_NAME.register(name, kind)
 
 

@@ -49,14 +49,20 @@ def check_fields(config: Any) -> None:
     ValueError: If a field holds anything else.
   """
   kind = type(config)
-  if '__dataclass_fields__' not in vars(kind) and vars(kind).get(
-      '__annotations__'
-  ):
-    raise TypeError(
-        f'Expected {kind.__name__} to be a frozen dataclass, found it without'
-        ' the decorator.'
-    )
   hints = typing.get_type_hints(kind)
+  fields = {field.name for field in dataclasses.fields(config)}
+  lost = [
+      name
+      for name, hint in hints.items()
+      if name not in fields
+      and typing.ClassVar not in (hint, typing.get_origin(hint))
+  ]
+  if lost:
+    raise TypeError(
+        f'Expected {kind.__name__}, and what it derives from, to be frozen'
+        f' dataclasses, found {", ".join(lost)} in a class without the'
+        ' decorator.'
+    )
   for field in dataclasses.fields(config):
     value, hint = getattr(config, field.name), hints[field.name]
     if typing.get_origin(hint) is typing.Literal:

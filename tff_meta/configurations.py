@@ -23,7 +23,8 @@ class Configuration:
     """Checks all fields, those of subclasses, too.
 
     Raises:
-      ValueError: If one holds what it cannot, see `config_checks.check_fields`.
+      TypeError, ValueError: If a field is, or holds, what it cannot, see
+        `config_checks.check_fields`.
     """
     config_checks.check_fields(self)
 

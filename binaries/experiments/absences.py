@@ -33,7 +33,7 @@ TABLE = tables.Table(
             (f'--algorithm={method}', f'--aggregation={name}'),
         )
         for method in _METHODS
-        for name in aggregation.BY_NAME
+        for name in aggregation.OURS
     ),
     scales={
         'smoke': tables.Scale(

@@ -369,7 +369,10 @@ AMONG_OWN = tables.Table(
     ),
     scales={
         'smoke': dataclasses.replace(
-            _SMOKE, settings=(f'CIFAR-10 {_clients(50)}',)
+            _SMOKE,
+            changes='2 rounds, an evaluation after each; CIFAR-10 with 50'
+            ' clients and seed 0 only.',
+            settings=(f'CIFAR-10 {_clients(50)}',),
         ),
         'cpu': tables.Scale(seeds=(0, 21)),
     },

@@ -143,7 +143,7 @@ def _rows() -> tuple[tables.Row, ...]:
           ),
       )
       for method in METHODS
-      for name in aggregation.BY_NAME
+      for name in aggregation.OURS
   )
 
 

@@ -10,8 +10,8 @@ which `_BUDGETS` says more:
 
 * MetaVers, pFedGP, FedMeta and FedMeta-Per make few steps of many examples.
 * pFedMe makes five gradient steps on a minibatch, Per-FedAvg one on three.
-* Per-FedAvg adapts with one step, pFedMe, FedEC, FedMeta, FedMeta-Per and new
-  clients of local with one pass.
+* Per-FedAvg adapts with one step, pFedMe, FedMeta, FedMeta-Per and new clients
+  of FedEC and local with one pass.
 * Of L2GD's passes there are two or five a round, as the search has it; FedALA
   learns its shares beside its pass, at first until they settle.
 * Not all have momentum, and some have Adam.
@@ -405,18 +405,20 @@ _BUDGETS = (
     ' follows is otherwise. Methods that train two models, or the head first,'
     ' make a pass with each.',
     'In a round MetaVers computes one gradient of an episode, for one step of'
-    ' the server. CAFeMe adapts with a pass over a part of the examples, for'
-    ' one step of Adam on two minibatches of the rest; FedMeta and FedMeta-Per'
-    ' with one over a fifth, for one step on the others. Per-FedAvg takes three'
-    ' minibatches in a step, so it has a third of the steps. pFedMe makes five'
-    ' gradient steps on each minibatch. L2GD makes two or five passes, pFedGP'
-    ' one or five, of all examples in a step, as the search has it. FedALA'
-    ' learns shares of the two models, in a pass more, and until they settle'
+    ' the server. CAFeMe adapts with 1.7 to 1.9 passes over half of the'
+    ' examples, for one step of Adam on two minibatches of the other half;'
+    ' FedMeta and FedMeta-Per with one over a fifth, for one step on the'
+    ' others. Per-FedAvg takes three minibatches in a step, so it has a third'
+    ' of the steps. pFedMe makes five gradient steps on each minibatch. L2GD'
+    ' makes two or five passes on average, pFedGP one or five, of all examples'
+    ' in a step, as the search has it. FedALA learns shares of the two models'
+    ' on four fifths of the examples, in a pass more, and in up to a hundred'
     ' when a client first has any. kNN-Per trains on four fifths.',
     'Before a test known clients of FedAvg-FT, FedBABU, CAFeMe and its FedRep,'
     ' IFCA-FT and FedPAC (the head) make five passes, of pFedMe, FedMeta and'
     ' FedMeta-Per one, of Per-FedAvg one step; FedALA learns shares once more;'
-    ' others do not adapt. Of the new ones those of pFedMe, FedEC, local,'
+    ' others do not adapt, but IFCA chooses a model, and examples are kept as'
+    ' new clients keep them. Of the new ones those of pFedMe, FedEC, local,'
     ' FedMeta and FedMeta-Per make one pass (FedMeta-Per one with the head of'
     ' every known client, to choose one), of Per-FedAvg one step, and those of'
     ' FedAvg, FedProx, SCAFFOLD, IFCA, FedRoD, FedALA and fed_avg norm_cnn'
@@ -426,7 +428,7 @@ _BUDGETS = (
     ' SCAFFOLD, Per-FedAvg, pFedMe, FedMeta, FedMeta-Per and the personal model'
     ' of Ditto have none, nor has what adapts by a number of steps (IFCA-FT,'
     ' CAFeMe and its FedRep, new clients of Ditto and pFedHN). Weight decay is'
-    ' that of their papers.',
+    ' that of their presets `paper`.',
     'CAFeMe and its FedRep, Per-FedAvg, pFedMe and pFedHN count steps, and so'
     ' do Ditto and IFCA where they adapt: a number that is a pass on average,'
     ' whatever a client has, and the same in the search, whose clients train on'

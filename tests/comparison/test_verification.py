@@ -62,9 +62,16 @@ def test_the_code_that_began_a_run_is_a_cause(tmp_path):
   assert cause == 'code: git_commit "w from round 1, x from round 9" -> "x"'
 
 
-@pytest.mark.parametrize('accuracy, num_causes', [(0.5, 0), (0.625, 1)])
-def test_noise_is_why_private_runs_differ(tmp_path, accuracy, num_causes):
-  config = {'aggregation': 'dp'}
+@pytest.mark.parametrize(
+    'accuracy, noise, num_causes', [(0.5, 1, 0), (0.625, 1, 1), (0.625, 0, 0)]
+)
+def test_noise_is_why_private_runs_differ(
+    tmp_path, accuracy, noise, num_causes
+):
+  config = {
+      'aggregation': 'dp',
+      'aggregation_options': {'noise_multiplier': noise},
+  }
   _write(tmp_path / 'kept', config=config)
   _write(tmp_path / 'again', config=config, accuracy=accuracy)
   found = _verify(tmp_path)

@@ -13,6 +13,7 @@ template demands; `ClientWork.next_with_memory` is the same computation with it.
 import collections
 from collections.abc import Callable
 import contextlib
+import typing
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -571,7 +572,15 @@ def _measurement(
   Args:
     measured_type: Of a client's counts and norm.
     metrics: See `build_client_work`.
+
+  Raises:
+    ValueError: If it is something else.
   """
+  if metrics not in typing.get_args(Metrics):
+    raise ValueError(
+        f'Expected `metrics` as one of {", ".join(typing.get_args(Metrics))},'
+        f' found {metrics!r}.'
+    )
   if metrics == 'withheld':
     return lambda counted: tff.federated_value((), tff.SERVER)
   if metrics == 'plain':

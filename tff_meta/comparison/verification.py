@@ -325,9 +325,11 @@ def _causes(
 def _noise(record: Mapping[str, Any]) -> Iterator[str]:
   """Yields why two runs of these settings differ, if they have noise."""
   config = record.get('config')
-  name = config.get('aggregation') if isinstance(config, Mapping) else None
+  config = config if isinstance(config, Mapping) else {}
+  name, options = config.get('aggregation'), config.get('aggregation_options')
   kind = aggregation.BY_NAME.get(str(name))
-  if kind is not None and kind.adds_noise:
+  is_off = isinstance(options, Mapping) and options.get('noise_multiplier') == 0
+  if kind is not None and kind.adds_noise and not is_off:
     yield f"noise: the aggregation '{name}' draws it anew in every run"
 
 

@@ -445,6 +445,7 @@ class RunConfig:
       )
     private = self._private()
     if private is not None:
+      private.check_can_estimate(num_parts=1)  # Channels are parts, too.
       self._releases(self.training.rounds).check(
           private.noise_multiplier, private.delta, self.training.target_epsilon
       )
