@@ -430,6 +430,14 @@ _OURS = {
             ),
         ),
         AlgorithmSpec(
+            name='fed_avg_own',
+            summary='Federated averaging, then only classes that a client has',
+            paper='McMahan et al., AISTATS 2017; the rest is ours',
+            module_name='tff_meta.baselines.fed_avg',
+            function='fed_avg_own',
+            uses=('known_client', 'new_client'),
+        ),
+        AlgorithmSpec(
             name='fed_avg_proto',
             summary='Federated averaging, then class prototypes for the head',
             paper='McMahan et al., AISTATS 2017; Lim et al., WACV 2024',

@@ -62,8 +62,10 @@ _SHARE_OF_ROUNDS = 3  # A search takes one of so many rounds.
 
 # Parts and doubles of other methods, which have no row: MetaVers with one of
 # its losses, FedEC with another constraint or none, FedAvg and FedPer as
-# FedMeta-Per's paper tests them.
+# FedMeta-Per's paper tests them, and FedAvg among own classes, whose accuracy
+# is in a column.
 PARTS = (
+    'fed_avg_own',
     'metavers_ce',
     'metavers_triplet',
     'fedec_wo',

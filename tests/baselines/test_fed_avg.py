@@ -345,6 +345,33 @@ def test_fine_tuning_by_steps_has_a_curve():
   oracle.assert_fine_tunes(use, batch_size=3, rates=(0.5, 0.5, 0.25))
 
 
+def test_a_client_without_a_class_is_never_told_that_class():
+  """All are possible before it has examples, and for one who has none."""
+  method = fed_avg.fed_avg_own(
+      oracle.build_model(), fed_avg.PAPER, oracle.NUM_CLASSES
+  )
+  weights, query = trained_weights(), oracle.make_client((40, 40, 40), salt=9)
+  plain = fed_avg.fed_avg(
+      oracle.build_model(), fed_avg.PAPER, oracle.NUM_CLASSES
+  ).known_client()
+  logits = plain.predict.scores(weights, query.examples()).numpy()
+  weights['head']['bias'] -= logits.mean(0)  # No class is always the first.
+  logits -= logits.mean(0)
+  assert set(logits.argmax(1)) > {1, 2}
+  examples = CLIENTS[1].examples()  # Of classes 1 and 2.
+  for use in (method.known_client(), method.new_client()):
+    adapted = use.adapt(weights, (), examples, tf.constant([5, 6]))
+    found = use.predict(adapted, query.examples()).numpy()
+    np.testing.assert_array_equal(found, logits[:, 1:3].argmax(1) + 1)
+    nobody = examples._replace(mask=tf.zeros_like(examples.mask))
+    for other in (
+        use.start(weights, ()),
+        use.adapt(weights, (), nobody, tf.constant([5, 6])),
+    ):
+      found = use.predict(other, query.examples()).numpy()
+      np.testing.assert_array_equal(found, logits.argmax(1))
+
+
 def test_prototypes_in_place_of_the_trained_head():
   """The same training; then the nearest class mean of the averaged body."""
   method = fed_avg.fed_avg_proto(oracle.build_model(), fed_avg.PAPER, 3)

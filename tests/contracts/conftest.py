@@ -167,6 +167,7 @@ _TOY_SETTINGS = {
 }
 _TOY_SETTINGS = {**_TOY_SETTINGS, 'fed_avg_ft': _TOY_SETTINGS['fed_avg']}
 _TOY_SETTINGS['fed_avg_proto'] = _TOY_SETTINGS['fed_avg']
+_TOY_SETTINGS['fed_avg_own'] = _TOY_SETTINGS['fed_avg']
 # Two phases in three rounds; one class has fewer than K + Q examples.
 _METAVERS = dict(shots=1, queries=2, warm_up_rounds=2, learning_rate=0.01)
 for _name in ('metavers', 'metavers_ce', 'metavers_triplet'):
@@ -371,6 +372,7 @@ _SAME_BUT_FOR_NUMBERS = (
     'metavers_ce',
     'fed_avg',
     'fed_avg_ft',
+    'fed_avg_own',
     'fed_avg_proto',
     'fed_ala',
     'fed_rep',

@@ -143,6 +143,28 @@ def fed_avg_ft(
   )
 
 
+def fed_avg_own(
+    model: model_lib.Model, config: FedAvgConfig, num_classes: int
+) -> method.Method:
+  """Federated averaging, then the global model among a client's own classes.
+
+  A client, known or new, takes no step. It leaves out classes of which it has
+  no example, as prototypes and a head of its own do without being told.
+  """
+
+  def client():
+    classifier = classifiers.LinearClassifier(model, num_classes)
+    return personalizer.among_own_classes(
+        classifiers.build_client_personalizer(classifier), num_classes
+    )
+
+  return dataclasses.replace(
+      fed_avg(model, config, num_classes),
+      known_client=client,
+      new_client=client,
+  )
+
+
 def fed_avg_proto(
     model: model_lib.Model, config: FedAvgConfig, num_classes: int
 ) -> method.Method:

@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from tff_meta import episodes
 
+_ABSENT = -1e30
+
 
 @dataclasses.dataclass(frozen=True)
 class ByScores:
@@ -131,6 +133,54 @@ class ClientPersonalizer(NamedTuple):
     return self._replace(
         adapt=lambda weights, memory, *_: start(weights, memory)
     )
+
+
+class AmongOwnClasses(NamedTuple):
+  """A model for one client, and which classes it has.
+
+  Attributes:
+    model: What predicts among all classes.
+    others: float32 `[C]`, what is added to the scores: 0, and far below 0 for
+      classes that the client does not have.
+  """
+
+  model: Any
+  others: tf.Tensor
+
+
+def among_own_classes(
+    client: ClientPersonalizer, num_classes: int
+) -> ClientPersonalizer:
+  """Leaves out classes of which a client has no example, when it predicts.
+
+  Before it learns from its examples, and without any, all are possible.
+
+  Args:
+    client: What predicts by scores, without a curve.
+    num_classes: C.
+  """
+  predict, start = client.predict, client.start
+  assert isinstance(predict, ByScores) and start and client.curve is None
+
+  def adapt(weights, memory, examples, seed):
+    of_classes = tf.one_hot(examples.y, num_classes)
+    count = tf.reduce_sum(of_classes * examples.mask[:, tf.newaxis], axis=0)
+    is_absent = tf.reduce_any(count > 0) & (count == 0)
+    return AmongOwnClasses(
+        client.adapt(weights, memory, examples, seed),
+        tf.where(is_absent, _ABSENT, 0.0),
+    )
+
+  def scores(adapted, query):
+    return predict.scores(adapted.model, query) + adapted.others
+
+  return client._replace(
+      start=lambda weights, memory: AmongOwnClasses(
+          start(weights, memory), tf.zeros([num_classes])
+      ),
+      adapt=adapt,
+      predict=dataclasses.replace(predict, scores=scores),
+  )
 
 
 def refusing_bad_labels(
