@@ -568,6 +568,8 @@ def test_clients_of_new_classes_are_averaged_by_group():
   assert summary['num_groups'] == 3 and summary['num_clients'] == 9
   means = report.accuracies.reshape(3, 3).mean(1)
   assert summary['accuracy_mean'] == pytest.approx(means.mean())
+  # Means of a client's examples are of its own classes alone.
+  np.testing.assert_array_equal(report.accuracies_among_own, report.accuracies)
   assert summary['accuracy_half_width_95'] == pytest.approx(
       1.96 * means.std(ddof=1) / np.sqrt(3)
   )
