@@ -94,6 +94,11 @@ def test_an_aggregation_is_a_class_whose_fields_have_defaults(kind, problem):
     aggregation.register_aggregation('theirs', kind)
 
 
+def test_a_partitioner_takes_a_seed():
+  with pytest.raises(TypeError, match="seed, .*'mine' with .labels, number."):
+    partitioners.register_partition('mine', lambda labels, number: [])
+
+
 @dataclasses.dataclass(frozen=True)
 class _Misspelled(aggregation.Plain):
   metrics = 'withhold'

@@ -19,6 +19,7 @@ No global random state is read or written.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import inspect
 import random
 from typing import Literal
 
@@ -690,7 +691,16 @@ def register_partition(
 
   Raises:
     ValueError: If there is one of this name, or it is no name.
+    TypeError: If the partitioner does not take the first three.
   """
+  taken = inspect.signature(partitioner)
+  try:
+    taken.bind_partial('labels', 'num_clients', 'seed')
+  except TypeError as error:
+    raise TypeError(
+        'Expected a partitioner to take (labels, num_clients, seed, **options),'
+        f' found {name!r} with {taken}.'
+    ) from error
   PARTITIONERS.register(name, partitioner)
 
 
