@@ -104,6 +104,15 @@ def test_noise_of_any_aggregation_is_not_replayed(tmp_path, monkeypatch):
 
 
 @pytest.mark.ci
+def test_a_form_that_tff_does_not_make_is_named(tmp_path, monkeypatch):
+  kind = aggregation.Compressed
+  monkeypatch.setattr(kind, 'has_distribute_aggregate_form', True)
+  with pytest.raises(ValueError, match='has_distribute_aggregate_form = False'):
+    _write(tmp_path, 'fed_avg', model='mlp', aggregation='compressed')
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.ci
 def test_a_round_that_differs_is_noticed(fed_rep, tmp_path):
   root = shutil.copytree(fed_rep[1], tmp_path / 'other')
   path = root / 'computations/round/state_after.npz'

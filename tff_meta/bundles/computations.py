@@ -76,6 +76,9 @@ def write(
 
   Returns:
     The entry of the manifest, JSON values.
+
+  Raises:
+    ValueError: If TFF does not convert it, although it should.
   """
   process = trained.process
   folder.mkdir()
@@ -90,9 +93,16 @@ def write(
       'map_reduce': forms.get_map_reduce_form_for_computation(process.next)
   }
   if with_distribute_aggregate:
-    components['distribute_aggregate'] = (
-        forms.get_distribute_aggregate_form_for_computation(process.next)
-    )
+    try:
+      components['distribute_aggregate'] = (
+          forms.get_distribute_aggregate_form_for_computation(process.next)
+      )
+    except ValueError as error:
+      raise ValueError(
+          'Expected an aggregation whose rounds TFF turns into a'
+          ' DistributeAggregateForm, found one that it refuses, as it does encoded'
+          ' sums. Tip: say `has_distribute_aggregate_form = False` in its class.'
+      ) from error
   if isinstance(process, composition.StatefulLearningProcess):
     computations['memory'] = memory(process)
     components['memory_broadcast'] = forms.get_broadcast_form_for_computation(
