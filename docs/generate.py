@@ -382,6 +382,10 @@ def _steps(name: str) -> str:
   return _markdown(['Clients', 'Method', *map(str, shown)], rows)
 
 
+# What algorithms call the rate of fine-tuning.
+_FINE_TUNING_RATES = ('fine_tuning_learning_rate', 'deployment_learning_rate')
+
+
 @functools.cache
 def _clients_by_rate(name: str) -> dict[tuple[str, str, str, int], _Clients]:
   """Returns new clients of kept runs, fine-tuned with several rates.
@@ -402,13 +406,13 @@ def _clients_by_rate(name: str) -> dict[tuple[str, str, str, int], _Clients]:
       if not grid.exists():
         continue
       seed = int(run.parent.name.removeprefix(tables.SEED_PREFIX))
-      own = _config(run)['hparams']['fine_tuning_learning_rate']
-      found[setting, row, f'{own:g}', seed] = metric_writers.read_units(
-          run / 'clients_new_clients.csv', ''
+      hparams = _config(run)['hparams']
+      (rate,) = [r for r in _FINE_TUNING_RATES if r in hparams]
+      found[setting, row, f'{hparams[rate]:g}', seed] = (
+          metric_writers.read_units(run / 'clients_new_clients.csv', '')
       )
       for point in grids.read_rows(grid).values():
-        rate = point['fine_tuning_learning_rate']
-        found[setting, row, rate, seed] = metric_writers.read_units(
+        found[setting, row, point[rate], seed] = metric_writers.read_units(
             grids.units_file(grid, point), point['units_sha256']
         )
   return found
