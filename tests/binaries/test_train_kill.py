@@ -416,6 +416,9 @@ def test_what_goes_while_a_run_is_trained_ends_it(
       if round_num == 4:
         (directory / gone).resolve().rename(tmp_path / 'elsewhere')
 
+    def finish(self, round_num, values):
+      pass
+
     def flush(self):
       pass
 
