@@ -407,7 +407,7 @@ def _clients_by_rate(name: str) -> dict[tuple[str, str, str, int], _Clients]:
         continue
       seed = int(run.parent.name.removeprefix(tables.SEED_PREFIX))
       hparams = _config(run)['hparams']
-      (rate,) = [r for r in _FINE_TUNING_RATES if r in hparams]
+      rate = next(r for r in _FINE_TUNING_RATES if r in hparams)
       found[setting, row, f'{hparams[rate]:g}', seed] = (
           metric_writers.read_units(run / 'clients_new_clients.csv', '')
       )

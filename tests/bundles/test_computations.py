@@ -107,7 +107,9 @@ def test_noise_of_any_aggregation_is_not_replayed(tmp_path, monkeypatch):
 def test_a_form_that_tff_does_not_make_is_named(tmp_path, monkeypatch):
   kind = aggregation.Compressed
   monkeypatch.setattr(kind, 'has_distribute_aggregate_form', True)
-  with pytest.raises(ValueError, match='has_distribute_aggregate_form = False'):
+  with pytest.raises(
+      ValueError, match='`has_distribute_aggregate_form = False`'
+  ):
     _write(tmp_path, 'fed_avg', model='mlp', aggregation='compressed')
   assert not list(tmp_path.iterdir())
 

@@ -100,8 +100,9 @@ def write(
     except ValueError as error:
       raise ValueError(
           'Expected an aggregation whose rounds TFF turns into a'
-          ' DistributeAggregateForm, found one that it refuses, as it does encoded'
-          ' sums. Tip: say `has_distribute_aggregate_form = False` in its class.'
+          ' DistributeAggregateForm, found one that it refuses, as it refuses'
+          ' encoded sums. Tip: say `has_distribute_aggregate_form = False` in'
+          ' its class.'
       ) from error
   if isinstance(process, composition.StatefulLearningProcess):
     computations['memory'] = memory(process)

@@ -159,7 +159,8 @@ def among_own_classes(
     client: What predicts by scores, without a curve.
     num_classes: C.
   """
-  predict, start = client.predict, client.start
+  predict: Any = client.predict
+  start = client.start
   assert isinstance(predict, ByScores) and start and client.curve is None
 
   def adapt(weights, memory, examples, seed):
