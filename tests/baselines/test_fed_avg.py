@@ -363,6 +363,8 @@ def test_a_client_without_a_class_is_never_told_that_class():
     adapted = use.adapt(weights, (), examples, tf.constant([5, 6]))
     found = use.predict(adapted, query.examples()).numpy()
     np.testing.assert_array_equal(found, logits[:, 1:3].argmax(1) + 1)
+    scores = use.predict.scores(adapted, query.examples()).numpy()
+    assert np.isneginf(scores[:, 0]).all()  # However low those of others are.
     nobody = examples._replace(mask=tf.zeros_like(examples.mask))
     for other in (
         use.start(weights, ()),

@@ -149,7 +149,8 @@ def fed_avg_own(
   """Federated averaging, then the global model among a client's own classes.
 
   A client, known or new, takes no step. It leaves out classes of which it has
-  no example, as prototypes and a head of its own do without being told.
+  no example among those that it could adapt on, as prototypes do and, in
+  effect, a head that has trained on them.
   """
 
   def client():

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tff_meta import episodes
 from tff_meta.learners import personalizer
 
 # Smaller probabilities of the right class count as this one, about float32's
@@ -69,7 +70,9 @@ def mark(
   return to_labels(predict, answers), how_sure
 
 
-def among_own(predict: Any, answers: tf.Tensor, own: tf.Tensor) -> Any:
+def among_own(
+    predict: Any, answers: tf.Tensor, support: episodes.Examples
+) -> Any:
   """Returns what is answered where only some classes are possible.
 
   A model over all classes has to find out which a client has; one that compares
@@ -78,17 +81,16 @@ def among_own(predict: Any, answers: tf.Tensor, own: tf.Tensor) -> Any:
   Args:
     predict: What was asked.
     answers: What `ask` returned, `[Q, C]` where they are scores.
-    own: int32 `[n]`, labels of the examples that a client adapts on, whose
-      classes are possible; all are without any.
+    support: Examples `[n, ...]` that a client adapts on, whose classes are
+      possible; all are without any.
 
   Returns:
     Labels, int32 `[Q]`, -1 as in `to_labels`; `()` where only labels are told.
   """
   if not isinstance(predict, personalizer.ByScores):
     return ()
-  is_own = tf.reduce_any(tf.one_hot(own, tf.shape(answers)[-1]) > 0, 0)
-  is_own |= ~tf.reduce_any(is_own)
-  scores = tf.where(is_own, answers, -np.inf)
+  own = personalizer.own_classes(support, tf.shape(answers)[-1])
+  scores = personalizer.among(own, answers)
   is_none = tf.reduce_any(tf.math.is_nan(answers), -1)
   return tf.where(is_none, -1, predict.to_labels(scores))
 

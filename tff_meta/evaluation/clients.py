@@ -230,7 +230,7 @@ def build_client_test(
           before,
           after,
           certainty.to_labels(ask_on_the_way, points),
-          certainty.among_own(ask_on_the_way, points[-1], support.y),
+          certainty.among_own(ask_on_the_way, points[-1], support),
       )
     before = ()
     if start is not None:
@@ -238,7 +238,7 @@ def build_client_test(
       before = marked(predict, certainty.ask(predict, of_start, query))
     adapted = personalizer.adapt(weights, memory, support, seed)
     found = certainty.ask(predict, adapted, query)
-    own = certainty.among_own(predict, found, support.y)
+    own = certainty.among_own(predict, found, support)
     return before, marked(predict, found), (), own
 
   @tf.function(autograph=False)

@@ -9,11 +9,10 @@ from collections.abc import Callable
 import dataclasses
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from tff_meta import episodes
-
-_ABSENT = -1e30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,12 +139,30 @@ class AmongOwnClasses(NamedTuple):
 
   Attributes:
     model: What predicts among all classes.
-    others: float32 `[C]`, what is added to the scores: 0, and far below 0 for
-      classes that the client does not have.
+    own: bool `[C]`, as `own_classes` returns it.
   """
 
   model: Any
-  others: tf.Tensor
+  own: tf.Tensor
+
+
+def own_classes(examples: episodes.Examples, num_classes: Any) -> tf.Tensor:
+  """Returns which classes a client has, bool `[C]`; without examples, all.
+
+  Args:
+    examples: Of the client, labels `[n]` and a mask `[n]` or None.
+    num_classes: C, a number or a tensor.
+  """
+  has = tf.one_hot(examples.y, num_classes) > 0
+  if examples.mask is not None:
+    has &= examples.mask[:, tf.newaxis] > 0
+  has = tf.reduce_any(has, axis=0)
+  return has | ~tf.reduce_any(has)
+
+
+def among(own: tf.Tensor, scores: tf.Tensor) -> tf.Tensor:
+  """Returns scores `[..., C]`, those of classes that are not `own` -inf."""
+  return tf.where(own, scores, -np.inf)
 
 
 def among_own_classes(
@@ -153,7 +170,9 @@ def among_own_classes(
 ) -> ClientPersonalizer:
   """Leaves out classes of which a client has no example, when it predicts.
 
-  Before it learns from its examples, and without any, all are possible.
+  Those that count are the examples that it adapts on, which need not be all
+  that it has trained on. Before it learns from them, and without any, all
+  classes are possible.
 
   Args:
     client: What predicts by scores, without a curve.
@@ -164,20 +183,17 @@ def among_own_classes(
   assert isinstance(predict, ByScores) and start and client.curve is None
 
   def adapt(weights, memory, examples, seed):
-    of_classes = tf.one_hot(examples.y, num_classes)
-    count = tf.reduce_sum(of_classes * examples.mask[:, tf.newaxis], axis=0)
-    is_absent = tf.reduce_any(count > 0) & (count == 0)
     return AmongOwnClasses(
         client.adapt(weights, memory, examples, seed),
-        tf.where(is_absent, _ABSENT, 0.0),
+        own_classes(examples, num_classes),
     )
 
   def scores(adapted, query):
-    return predict.scores(adapted.model, query) + adapted.others
+    return among(adapted.own, predict.scores(adapted.model, query))
 
   return client._replace(
       start=lambda weights, memory: AmongOwnClasses(
-          start(weights, memory), tf.zeros([num_classes])
+          start(weights, memory), tf.ones([num_classes], tf.bool)
       ),
       adapt=adapt,
       predict=dataclasses.replace(predict, scores=scores),
