@@ -4,9 +4,11 @@ Nobody published these numbers. What is held equal between the methods of a
 table: the clients and their examples, the network (but where a method needs
 another), the rounds, ten clients a round, minibatches of 10, about one pass
 over a client's examples each time that it trains, and about five passes where
-it adapts before a test. Six configurations of each method are tried. What a
-method costs beyond that is in the columns for bytes and time. Exceptions, of
-which `_BUDGETS` says more:
+it adapts before a test. Six configurations of each method are tried, and six
+more with a smaller rate of the server where more than half of them end in no
+numbers (on Omniglot FedMeta, FedMeta-Per and Per-FedAvg). What a method costs
+beyond that is in the columns for bytes and time. Exceptions, of which
+`_BUDGETS` says more:
 
 * MetaVers, pFedGP, FedMeta and FedMeta-Per make few steps of many examples.
 * pFedMe makes five gradient steps on a minibatch, Per-FedAvg one on three.
@@ -62,8 +64,8 @@ _SHARE_OF_ROUNDS = 3  # A search takes one of so many rounds.
 
 # Parts and doubles of other methods, which have no row: MetaVers with one of
 # its losses, FedEC with another constraint or none, FedAvg and FedPer as
-# FedMeta-Per's paper tests them, and FedAvg among own classes, whose accuracy
-# is in a column.
+# FedMeta-Per's paper tests them, and FedAvg among own classes: most writers
+# have all, and the drawers' table has a column of it.
 PARTS = (
     'fed_avg_own',
     'metavers_ce',
@@ -290,7 +292,44 @@ _FOUND: dict[str, dict[str, dict[str, float]]] = {
             'fine_tuning_learning_rate': 0.01,
         },
     },
-    'users_omniglot_drawers': {},
+    'users_omniglot_drawers': {
+        'fed_avg': {'learning_rate': 0.05},
+        'fed_avg_ft': {'learning_rate': 0.06, 'deployment_learning_rate': 0.01},
+        'local': {'learning_rate': 0.05},
+        'fed_rep': {'learning_rate': 0.05},
+        'metavers': {'shots': 2, 'queries': 2, 'learning_rate': 0.003},
+        'cafeme': {
+            'inner_learning_rate': 0.2,
+            'fine_tuning_learning_rate': 0.2,
+            'outer_learning_rate': 0.003,
+        },
+        'fed_babu': {'learning_rate': 0.06, 'fine_tuning_learning_rate': 0.01},
+        'ditto': {
+            'learning_rate': 0.02,
+            'personal_learning_rate': 0.02,
+            'fine_tuning_learning_rate': 0.02,
+            'proximal_weight': 1.0,
+        },
+        'per_fed_avg': {
+            'inner_learning_rate': 0.2,
+            'fine_tuning_learning_rate': 0.2,
+            'outer_learning_rate': 0.03,
+        },
+        'fed_prox': {'learning_rate': 0.06, 'proximal_weight': 0.01},
+        'fedec': {'inner_learning_rate': 0.02, 'constraint_weight': 0.1},
+        'fedmeta_per': {
+            'inner_learning_rate': 0.02,
+            'outer_learning_rate': 0.3,
+        },
+        'fedmeta': {'inner_learning_rate': 0.06, 'outer_learning_rate': 0.3},
+        'apfl': {'learning_rate': 0.06, 'mixing': 0.75},
+        'pfedme': {'personal_learning_rate': 0.02, 'learning_rate': 0.06},
+        'ifca': {'learning_rate': 0.06, 'clusters': 4},
+        'ifca_ft': {'learning_rate': 0.06, 'fine_tuning_learning_rate': 0.01},
+        'lg_fed_avg': {'learning_rate': 0.02},
+        'knn_per': {'learning_rate': 0.02, 'scale': 1.0},
+        'fed_proto': {'learning_rate': 0.06, 'prototype_weight': 1.0},
+    },
 }
 
 
@@ -313,6 +352,9 @@ class _Users:
       setting -> form of the names of clients of the search, their number, the
       scaling.
     further: What else is told of clients, of `tables.FURTHER`.
+    more: Method -> what is tried in the search beside the six, in six more
+      tries for a method of which more than half of the six end with a loss of
+      training that is no number.
     hours: On two cores, of the table, the search and the forms.
   """
 
@@ -328,7 +370,17 @@ class _Users:
   notes: tuple[str, ...]
   forms: Mapping[str, tuple[str, int, str]]
   further: tuple[str, ...] = ('worst_decile',)
+  more: Mapping[str, list[dict[str, float]]] = dataclasses.field(
+      default_factory=dict
+  )
   hours: tuple[float | None, ...] = (None, None, None)
+
+  def candidates(self) -> dict[str, list[dict[str, float]]]:
+    """Returns method -> what is tried in the search."""
+    return {
+        method: [*six, *self.more.get(method, [])]
+        for method, six in _CANDIDATES.items()
+    }
 
   def flags(self, clients: str, rounds: int) -> tuple[str, ...]:
     """Returns those of all runs with some of the clients."""
@@ -559,7 +611,7 @@ def _search(users: _Users) -> tables.Table:
       ),
       rows=tuple(
           searches.candidate_row(users.row(method, rounds), hparams)
-          for method, candidates in _CANDIDATES.items()
+          for method, candidates in users.candidates().items()
           for hparams in candidates
       ),
       scales={
@@ -625,16 +677,17 @@ def _forms(users: _Users) -> tables.Table:
   )
 
 
-def found(folder: str) -> str:
+def found(users: _Users, folder: str) -> str:
   """Returns what a search has found, as it stands in `_FOUND`.
 
   Args:
+    users: Whose search it is.
     folder: Of the comparison, with its `table.json`.
   """
   content = json.loads((pathlib.Path(folder) / 'table.json').read_text())
   measured = {e['row']: e['mean'] for e in content['entries']}
   best = {}
-  for method, candidates in _CANDIDATES.items():
+  for method, candidates in users.candidates().items():
     of_method = [
         (measured[name], hparams)
         for hparams in candidates
@@ -697,6 +750,10 @@ DRAWERS = _Users(
         ' one alphabet): new are the drawers, not the script.',
         'The worst decile of 12 new clients is the worst of them, of 44 known'
         ' ones the worst four.',
+        'FedMeta, FedMeta-Per and Per-FedAvg have twelve configurations in the'
+        ' search: of their first six more than half ended with a loss of'
+        ' training that was no number, so that six more have smaller outer'
+        ' rates.',
         'Classes with fewer examples than `shots`: of 1,499 (client, class) of'
         ' the search 454 with 5, and 11 with 2; of about 1,370 of a seed of the'
         ' table 43 to 48, and one at most. So shots of 5 were worse off in the'
@@ -716,6 +773,22 @@ DRAWERS = _Users(
         'All drawers': (r'([K-Z].*)_[01]\d', 22, 'standard'),
     },
     further=('among_own', 'worst_decile'),
+    more={
+        'per_fed_avg': [
+            {
+                'inner_learning_rate': rate,
+                'fine_tuning_learning_rate': rate,
+                'outer_learning_rate': outer,
+            }
+            for rate, outer in itertools.product(_THREE, (0.003, 0.01))
+        ],
+        'fedmeta_per': _grid(
+            inner_learning_rate=_THREE, outer_learning_rate=(0.03, 0.1)
+        ),
+        'fedmeta': _grid(
+            inner_learning_rate=_THREE, outer_learning_rate=(0.03, 0.1)
+        ),
+    },
 )
 
 TABLES = (
