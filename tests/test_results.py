@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import re
 import runpy
@@ -21,8 +22,10 @@ from tff_meta.comparison import record
 from tff_meta.comparison import report
 from tff_meta.comparison import results
 from tff_meta.comparison import runner
+from tff_meta.comparison import searches
 from tff_meta.comparison import tables
 from tff_meta.training import checkpoints
+from tff_meta.training import metric_writers
 from tff_meta.training import restored_run
 from tff_meta.training import run_config
 from tff_meta.training import run_directory
@@ -277,6 +280,23 @@ def test_rows_have_what_the_search_found(name):
     hparams = tables.in_force(rows[method].flags)['--hparams']
     found = hparams.removeprefix('--hparams=').split(',')
     assert set(rates) <= set(found), method
+
+
+@pytest.mark.parametrize('on', [users.WRITERS, users.DRAWERS])
+def test_methods_of_which_most_tries_diverge_have_six_more(on):
+  runs = _runs(f'{on.name}_search')
+  found = set()
+  for method, tried in on.candidates().items():
+    diverged = 0
+    for hparams in tried[:6]:
+      row = searches.row_name(method, hparams)
+      for run in runs.get(('Validation examples', row), []):
+        metrics = metric_writers.read_metrics(run / 'metrics.csv')
+        diverged += not math.isfinite(metrics['train/loss'][-1])
+    if diverged > 3:
+      found.add(method)
+      assert len(tried) == 12
+  assert found == set(on.more)
 
 
 @pytest.mark.parametrize('on', [users.WRITERS, users.DRAWERS])
