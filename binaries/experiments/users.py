@@ -162,6 +162,20 @@ def _grid(**values: tuple[float, ...]) -> list[dict[str, float]]:
 _RATES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 _THREE = (0.02, 0.06, 0.2)
 _ONE_RATE = _grid(learning_rate=_RATES)
+
+
+def _adapting(*outer_rates: float) -> list[dict[str, float]]:
+  """Returns what adapts with one rate, in training and before a test."""
+  return [
+      {
+          'inner_learning_rate': rate,
+          'fine_tuning_learning_rate': rate,
+          'outer_learning_rate': outer,
+      }
+      for rate, outer in itertools.product(_THREE, outer_rates)
+  ]
+
+
 # Method -> the six that are tried.
 _CANDIDATES = {
     'fed_avg': _ONE_RATE,
@@ -174,14 +188,7 @@ _CANDIDATES = {
         {'shots': images, 'queries': images, 'learning_rate': rate}
         for images, rate in itertools.product((5, 2), (0.001, 0.003, 0.01))
     ],
-    'cafeme': [
-        {
-            'inner_learning_rate': rate,
-            'fine_tuning_learning_rate': rate,
-            'outer_learning_rate': outer,
-        }
-        for rate, outer in itertools.product(_THREE, (0.001, 0.003))
-    ],
+    'cafeme': _adapting(0.001, 0.003),
     'fed_babu': _grid(
         learning_rate=_THREE, fine_tuning_learning_rate=(0.01, 0.1)
     ),
@@ -194,14 +201,7 @@ _CANDIDATES = {
         }
         for rate, weight in itertools.product(_THREE, (0.1, 1.0))
     ],
-    'per_fed_avg': [
-        {
-            'inner_learning_rate': rate,
-            'fine_tuning_learning_rate': rate,
-            'outer_learning_rate': outer,
-        }
-        for rate, outer in itertools.product(_THREE, (0.03, 0.1))
-    ],
+    'per_fed_avg': _adapting(0.03, 0.1),
     'fed_prox': _grid(learning_rate=_THREE, proximal_weight=(0.01, 0.1)),
     'fed_bn': _ONE_RATE,
     _NORM_CNN: _ONE_RATE,
@@ -778,14 +778,7 @@ DRAWERS = _Users(
     },
     further=('among_own', 'worst_decile'),
     more={
-        'per_fed_avg': [
-            {
-                'inner_learning_rate': rate,
-                'fine_tuning_learning_rate': rate,
-                'outer_learning_rate': outer,
-            }
-            for rate, outer in itertools.product(_THREE, (0.003, 0.01))
-        ],
+        'per_fed_avg': _adapting(0.003, 0.01),
         'fedmeta_per': _grid(
             inner_learning_rate=_THREE, outer_learning_rate=(0.03, 0.1)
         ),
