@@ -741,6 +741,13 @@ def _say_chosen(work: _Work, search: searches.Search) -> bool:
     print(f'  Its test: {shlex.join(test)}')
   for entry in lacking:
     print(f'Without a number: {entry.setting}, {entry.row}: {entry.missing}')
+  for entry in entries:
+    if entry.diverged:
+      seeds = ', '.join(map(str, entry.diverged))
+      print(
+          f'Diverged, so not chosen: {entry.setting}, {entry.row}: in the last'
+          f' round of seed {seeds} nobody who trained had finite numbers'
+      )
   print(f'Written: {work.root / "choices.json"}')
   is_complete = REPORT_ONLY.value or not lacking
   return is_complete and len(choices) == len(search.base)

@@ -211,6 +211,8 @@ def _method_of(candidate: str) -> str:
 def _search(name: str) -> str:
   """What a search has found: a line a method, the best of its candidates.
 
+  One that has diverged is not the best, whatever it has.
+
   Rows are called `METHOD NAME=VALUE NAME=VALUE`.
 
   Args:
@@ -230,8 +232,11 @@ def _search(name: str) -> str:
     if len(candidates) < num_candidates[method]:
       continue  # Not all have run.
     (best, entry), *others = sorted(
-        candidates, key=lambda pair: -pair[1]['mean']
+        candidates,
+        key=lambda pair: ('diverged' in pair[1], -pair[1]['mean']),
     )
+    means = sorted((other['mean'] for _, other in others), reverse=True)
+    diverged = sum('diverged' in other for _, other in others)
     at_end = []
     for hparam, value in best.items():
       tried = sorted({candidate[hparam] for candidate, _ in candidates})
@@ -243,7 +248,8 @@ def _search(name: str) -> str:
             method,
             ', '.join(f'{hparam}={value:g}' for hparam, value in best.items()),
             _mean(entry),
-            f'{_mean(others[0][1])}, {_mean(others[-1][1])}',
+            f'{means[0]:.2f}, {means[-1]:.2f}',
+            f'{diverged} of {len(candidates)}' if diverged else _NONE,
             ', '.join(at_end) or _NONE,
         ]
     )
@@ -251,7 +257,8 @@ def _search(name: str) -> str:
       'Method',
       'Best',
       'Has',
-      'Second, last',
+      'Others: most, least',
+      'Diverged',
       'At an end of three or six',
   ]
   return _markdown(header, lines)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import pathlib
 import re
 import runpy
@@ -25,7 +24,6 @@ from tff_meta.comparison import runner
 from tff_meta.comparison import searches
 from tff_meta.comparison import tables
 from tff_meta.training import checkpoints
-from tff_meta.training import metric_writers
 from tff_meta.training import restored_run
 from tff_meta.training import run_config
 from tff_meta.training import run_directory
@@ -224,10 +222,15 @@ def test_commands_are_those_of_the_kept_runs():
 
 
 def _best(entries):
-  """Name of a method -> its best entry of a search, the first of equal ones."""
+  """Name of a method -> its best entry of a search, the first of equal ones.
+
+  One that has diverged is not taken.
+  """
   best = {}
   for entry in entries:
     method = entry['row'].partition('=')[0].rpartition(' ')[0]
+    if 'diverged' in entry:
+      continue
     if method not in best or entry['mean'] > best[method]['mean']:
       best[method] = entry
   return best
@@ -291,8 +294,7 @@ def test_methods_of_which_most_tries_diverge_have_six_more(on):
     for hparams in tried[:6]:
       row = searches.row_name(method, hparams)
       for run in runs.get(('Validation examples', row), []):
-        metrics = metric_writers.read_metrics(run / 'metrics.csv')
-        diverged += not math.isfinite(metrics['train/loss'][-1])
+        diverged += results.has_diverged(run)
     if diverged > 3:
       found.add(method)
       assert len(tried) == 12

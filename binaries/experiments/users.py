@@ -311,8 +311,8 @@ _FOUND: dict[str, dict[str, dict[str, float]]] = {
             'proximal_weight': 1.0,
         },
         'per_fed_avg': {
-            'inner_learning_rate': 0.2,
-            'fine_tuning_learning_rate': 0.2,
+            'inner_learning_rate': 0.02,
+            'fine_tuning_learning_rate': 0.02,
             'outer_learning_rate': 0.03,
         },
         'fed_prox': {'learning_rate': 0.06, 'proximal_weight': 0.01},
@@ -638,8 +638,10 @@ def _search(users: _Users) -> tables.Table:
           ' they do not train on here, after a third of the rounds; the'
           ' quarter that would be the test part is not touched. The users are'
           ' none of those of the table. The table takes the best row of each'
-          ' method, the first of several. After a third of the rounds what'
-          ' learns fast is ahead, which need not be ahead at the end.',
+          ' method, the first of several, but none that has diverged: in whose'
+          ' last round no client had finite numbers. After a third of the'
+          ' rounds what learns fast is ahead, which need not be ahead at the'
+          ' end.',
       ),
   )
 
@@ -689,17 +691,22 @@ def found(users: _Users, folder: str) -> str:
     folder: Of the comparison, with its `table.json`.
   """
   content = json.loads((pathlib.Path(folder) / 'table.json').read_text())
-  measured = {e['row']: e['mean'] for e in content['entries']}
+  entries = {e['row']: e for e in content['entries'] if e['mean'] is not None}
   best = {}
   for method, candidates in users.candidates().items():
     of_method = [
-        (measured[name], hparams)
+        (entries[name], hparams)
         for hparams in candidates
         for name in [searches.row_name(method, hparams)]
-        if measured.get(name) is not None
+        if name in entries
     ]
-    if len(of_method) == len(candidates):
-      best[method] = max(of_method, key=lambda pair: pair[0])[1]
+    usable = [
+        (entry['mean'], hparams)
+        for entry, hparams in of_method
+        if not entry.get('diverged')
+    ]
+    if usable and len(of_method) == len(candidates):
+      best[method] = max(usable, key=lambda pair: pair[0])[1]
   return ''.join(f'        {m!r}: {h!r},\n' for m, h in best.items())
 
 

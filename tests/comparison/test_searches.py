@@ -101,6 +101,30 @@ def test_the_best_one_is_chosen_that_has_all_its_numbers():
   assert not search.next_cells(_entries(search, cells, lambda _: 1.0), 1)
 
 
+def test_a_candidate_that_has_diverged_is_not_chosen(tmp_path):
+  """As Per-FedAvg's best with Omniglot's users had: no client, but a number."""
+  search = _search(['learning_rate=0.1,0.3'], searches.GRID)
+  low, high = _entries(
+      search,
+      search.next_cells([], 0),
+      lambda cell: 85.0 if '3' in cell.row else 80.0,
+  )
+  (tmp_path / 'summary.json').write_text('{"rounds": 2}')
+  lines = (
+      'round,train/num_trained_clients,train/num_non_finite_clients',
+      '1,9,1',
+  )
+  metrics = tmp_path / 'metrics.csv'
+  high = dataclasses.replace(high, runs={7: tmp_path})
+  for last, best in [('2,1,9', '0.3'), ('2,0,9', '0.1'), ('2,0,0', '0.3')]:
+    metrics.write_text('\n'.join([*lines, last, '']))
+    (choice,) = search.choices([low, high])
+    assert choice['hparams'] == {'learning_rate': best}, last
+  metrics.write_text('\n'.join([*lines, '2,0,9', '']))
+  assert not search.choices([high])
+  assert high.to_json()['diverged'] == [7]
+
+
 def test_halving_trains_the_best_third_for_longer_within_its_budget():
   search = _search(['learning_rate=0.001..1'], 'halving', budget=4)
   entries, trained = [], []

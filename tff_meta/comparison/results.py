@@ -94,6 +94,17 @@ class Entry:
     return self.mean - self.published.value
 
   @property
+  def diverged(self) -> list[int]:
+    """Seeds with a number at the end of whose training nobody could train.
+
+    Raises:
+      DamagedFileError: If a run's metrics are not as it wrote them.
+      OSError: If they cannot be read.
+    """
+    runs = ((seed, self.runs.get(seed)) for seed in self.values)
+    return [seed for seed, run in runs if run and has_diverged(run)]
+
+  @property
   def missing(self) -> str:
     """Says which seeds have no number and why; empty if all have one."""
     return '; '.join(
@@ -108,6 +119,7 @@ class Entry:
     published = self.published
     # Runs of earlier versions do not say so, and their tables stay as they are.
     traffic = {'bytes_down': self.bytes_down, 'bytes_up': self.bytes_up}
+    diverged = self.diverged
     return {
         'row': self.row,
         'setting': self.setting,
@@ -125,6 +137,7 @@ class Entry:
         'missing': self.missing,
         'hours': self.hours,
         **{name: n for name, n in traffic.items() if n is not None},
+        **({'diverged': diverged} if diverged else {}),
     }
 
 
@@ -373,6 +386,27 @@ def read_metrics(run: pathlib.Path) -> dict[str, list[float]] | None:
         ' such file. Tip: what --keep copies has a summary.json of its own.'
     )
   return metric_writers.read_metrics(path, sha256)
+
+
+def has_diverged(run: pathlib.Path) -> bool:
+  """Returns whether in the last round all who trained had no finite numbers.
+
+  Such a round changes nothing, so what is measured after it are the models of
+  before. Of runs that do not count such clients nobody knows, so it is False.
+
+  Args:
+    run: The run's directory.
+
+  Raises:
+    DamagedFileError: If its metrics are not as it wrote them.
+    OSError: If they cannot be read.
+  """
+  columns = read_metrics(run) or {}
+  trained = columns.get(metric_writers.TRAINED)
+  not_finite = columns.get(metric_writers.NON_FINITE)
+  if not trained or not not_finite:
+    return False
+  return trained[-1] == 0 < not_finite[-1]
 
 
 def read_curve(run: pathlib.Path, section: str, protocol: str) -> list[float]:

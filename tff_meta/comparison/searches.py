@@ -378,7 +378,7 @@ class Search:
       validation data in percent, what that is on, how many candidates there
       were in the last rung, in all, and with all numbers of the rungs that they
       were in, and the flags of the run that would test them. Rows of whose last
-      rung no candidate has all its seeds are left out.
+      rung no candidate has all its seeds, none of them diverged, are left out.
     """
     found: list[dict[str, Any]] = []
     for cell in self.base:
@@ -414,7 +414,11 @@ def _best(
     names: Collection[str],
     number: int,
 ) -> list[str]:
-  """Returns the names of the best rows that have all seeds, the best first."""
+  """Returns the names of the best rows that have all seeds, the best first.
+
+  Rows of which a run has diverged are left out: what was measured of it are the
+  models of a round before, and in a longer run it would learn no more.
+  """
   complete = [
       entry
       for entry in entries
@@ -422,6 +426,7 @@ def _best(
       and entry.row in names
       and entry.mean is not None
       and len(entry.values) == len(entry.states)
+      and not entry.diverged
   ]
   complete.sort(key=lambda entry: -(entry.mean or 0))  # Keeps equal ones.
   return [entry.row for entry in complete[:number]]
