@@ -316,6 +316,7 @@ _FOUND: dict[str, dict[str, dict[str, float]]] = {
             'outer_learning_rate': 0.03,
         },
         'fed_prox': {'learning_rate': 0.06, 'proximal_weight': 0.01},
+        'fed_avg norm_cnn': {'learning_rate': 0.05},
         'fed_rod': {'learning_rate': 0.05},
         'fed_ala': {'learning_rate': 0.05},
         'scaffold': {'learning_rate': 0.02},
@@ -331,8 +332,11 @@ _FOUND: dict[str, dict[str, dict[str, float]]] = {
         'ifca': {'learning_rate': 0.06, 'clusters': 4},
         'ifca_ft': {'learning_rate': 0.06, 'fine_tuning_learning_rate': 0.01},
         'lg_fed_avg': {'learning_rate': 0.02},
+        'l2gd': {'learning_rate': 0.06, 'averaging_probability': 0.2},
         'knn_per': {'learning_rate': 0.02, 'scale': 1.0},
         'fed_proto': {'learning_rate': 0.06, 'prototype_weight': 1.0},
+        'fed_pac': {'learning_rate': 0.02, 'head_learning_rate': 0.2},
+        'pfedhn': {'learning_rate': 0.06, 'server_learning_rate': 0.03},
     },
 }
 

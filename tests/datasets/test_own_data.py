@@ -301,6 +301,23 @@ def test_files_by_client(tmp_path):
   _check(corpus, np.float32(_PIXELS / 255))
   np.testing.assert_array_equal(corpus.test.x, np.float32(_PIXELS / 255 + 1))
 
+  # As TFF's `save_to_sql_client_data` calls what is not split.
+  shutil.copy(tmp_path / 'a.sqlite', tmp_path / 'b.sqlite')
+  with sqlite3.connect(tmp_path / 'b.sqlite') as database:
+    for table in 'examples', 'client_metadata':
+      database.execute(f"DELETE FROM {table} WHERE split_name = 'test'")
+      database.execute(f"UPDATE {table} SET split_name = 'default_split'")
+  alone = _load(f'sqlite:{tmp_path}/b.sqlite')
+  np.testing.assert_array_equal(alone.train.x, np.float32(flat / 255))
+  with sqlite3.connect(tmp_path / 'b.sqlite') as database:
+    database.execute(
+        "INSERT INTO client_metadata VALUES ('ann', 'other_split', 0)"
+    )
+  _raises(
+      'or one split alone, found default_split, other_split',
+      f'sqlite:{tmp_path}/b.sqlite',
+  )
+
   bob = _load(f'sqlite:{tmp_path}/a.sqlite', clients='b.b')
   assert set(bob.writers) == set(bob.test_writers) == {'bob'}
   np.testing.assert_array_equal(

@@ -1,7 +1,7 @@
 """Clients of one's own as LEAF keeps them, in JSON, and TFF, in SQLite."""
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 import glob
 import itertools
 import os
@@ -122,7 +122,9 @@ def sqlite(
     features: The feature of a tf.train.Example with the numbers of an example.
     label: The feature with its class, a whole number or a name.
     prefix: What the names of the splits begin with: `<prefix>train` is trained
-      on, and `<prefix>test`, where there is one, tested on.
+      on, and `<prefix>test`, where there is one, tested on. A file with a
+      single split, such as the `default_split` of TFF's
+      `save_to_sql_client_data`, is trained on whatever that is called.
     clients: A regular expression; only clients whose whole name is of this form
       are read. Where it has groups in parentheses, those with the same text in
       them are one client, named by that. '' reads all as they are.
@@ -148,19 +150,20 @@ def sqlite(
             path, 'SELECT split_name, client_id FROM client_metadata'
         )
     )
-    _check_metadata(path, [f'{prefix}{part}' for part in _PARTS])
+    splits = _splits({split for split, _ in rows}, prefix)
+    _check_metadata(path, splits)
     names = _names(path, [client for _, client in rows], clients)
     train, test = (
         _read_split(
             path,
-            f'{prefix}{part}',
-            [client for split, client in rows if split == f'{prefix}{part}'],
+            split,
+            [client for of, client in rows if of == split],
             names,
             features,
             label,
             image_shape,
         )
-        for part in _PARTS
+        for split in splits
     )
   except sqlite3.Error as e:
     raise ValueError(
@@ -170,10 +173,19 @@ def sqlite(
   if train is None:
     found = ', '.join(sorted({str(split) for split, _ in rows})) or 'none'
     raise ValueError(
-        f'Expected the split {prefix}train in {path}, found {found}. Tip:'
-        ' --dataset_options=prefix=NAME says what precedes train and test.'
+        f'Expected the split {splits[0]} in {path}, or one split alone, found'
+        f' {found}. Tip: --dataset_options=prefix=NAME says what precedes train'
+        ' and test in their names.'
     )
   return own_parts.to_corpus(os.path.basename(path), train, test, scaling, path)
+
+
+def _splits(found: Set[str], prefix: str) -> list[str]:
+  """Returns the names of the parts to train and to test on."""
+  train, test = (f'{prefix}{part}' for part in _PARTS)
+  if len(found) == 1 and not prefix and test not in found:
+    (train,) = found
+  return [train, test]
 
 
 def _check_metadata(path: str, splits: Sequence[str]) -> None:
