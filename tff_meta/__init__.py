@@ -29,6 +29,6 @@ if importlib.util.find_spec('tensorflow_federated') is None:
 
 def __getattr__(name: str) -> Any:
   """Imports what a caller begins with when it is asked for."""
-  if name in ('fit', 'load', 'export'):
+  if name in ('fit', 'load', 'export', 'Fitted'):
     return getattr(importlib.import_module('tff_meta.fitting'), name)
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -389,9 +389,9 @@ def test_a_run_without_a_good_checkpoint_ends_and_loses_nothing(
   _assert_same_run(directory, whole)
   lines = _log(directory).splitlines()[4:]
   assert lines[0].startswith(f'Starting over: {directory} holds no checkpoint')
-  multiple = f'{_ROUNDS} rounds are no multiple of the 4 rounds of an episode'
+  multiple = f'an episode has 4 rounds, of which {_ROUNDS} is no multiple'
   assert multiple in lines[1]
-  assert 'the last 2 leave one unfinished' in lines[1]
+  assert 'the last one ends after 2 of them' in lines[1]
   assert 'Starting over' not in _log(whole)
 
 

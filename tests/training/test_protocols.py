@@ -345,7 +345,7 @@ def test_new_clients_are_measured_on_the_way_and_few_of_many(
     [
         (dict(algorithm='fed_avg', **_FEW_ROUND), 'begins with random'),
         (dict(algorithm='fed_avg_proto', way=4, **_FEW_ROUND), '4 meta_valid'),
-        (dict(test_fraction=0.0), 'offers nothing'),
+        (dict(test_fraction=0.0), 'there is nobody whom'),
     ],
     ids=str,
 )

@@ -38,10 +38,10 @@ class FedAvgConfig(configurations.LocalTraining):
     rounds: R, federated rounds of a new group, at least 1.
     deployment_learning_rate: Of a new group's clients, and of fine-tuning.
     deployment_batch_size: Of a new group's clients, and of fine-tuning.
-    fine_tuning_epochs: Epochs that a client trains before it is tested, with
-      fine-tuning.
+    fine_tuning_epochs: Epochs that a client trains before it is tested, of
+      `fed_avg_ft` alone: clients of the others take no step.
     fine_tuning_steps: Steps of plain SGD in place of these epochs, with a curve
-      of accuracy by steps; 0 for none.
+      of accuracy by steps; 0 for the epochs. Of `fed_avg_ft` alone.
     fine_tuning_decay: Factor of the rate every `fine_tuning_decay_steps` steps.
     fine_tuning_decay_steps: At least 1.
   """

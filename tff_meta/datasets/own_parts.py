@@ -91,7 +91,8 @@ def check_has(name: str, known: Sequence[str], kind: str, where: str) -> None:
   tip = f' Tip: did you mean {near[0]!r}?' if near else ''
   raise ValueError(
       f'Expected the {kind} {name!r} in {where}, found {shown or "none"}.{tip}'
-      ' --dataset_options says which one holds what, such as label=NAME.'
+      ' --dataset_options says which one holds what, such as features=NAME or'
+      ' label=NAME.'
   )
 
 

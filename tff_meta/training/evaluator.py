@@ -36,6 +36,10 @@ def check_has_known_clients(chosen: Sequence[str]) -> None:
     )
 
 
+class _NobodyError(ValueError):
+  """There is nobody to be tested on the way."""
+
+
 class Evaluator:
   """Runs protocols; what TensorFlow has traced once is used again."""
 
@@ -84,7 +88,8 @@ class Evaluator:
     if partition != run_config.FEW_ROUND and is_for_clients:
       return (
           'no client has examples to be tested on. Tip: without --test_fraction'
-          ' they get the published ones, with a larger one more of their own.'
+          ' they get those of the test part, or a fifth of their own if data of'
+          ' yours have none; with a larger one more of their own.'
       )
     tip = ' Tip: --partition=shards has clients to know.'
     if partition != run_config.FEW_ROUND:
@@ -283,6 +288,11 @@ class Evaluator:
     """
     try:
       first, _, _ = self._choose_on_the_way()[0]
+    except _NobodyError:
+      return (
+          f'With partition {self._config.data.partition} there is nobody whom'
+          f' {self._config.algorithm} could be tested with.'
+      )
     except ValueError as error:
       return str(error)
     if not first.starts_from_scratch:
@@ -313,7 +323,7 @@ class Evaluator:
         chosen.append((new_clients, *found))
     if chosen:
       return chosen
-    raise ValueError(
+    raise _NobodyError(
         'Expected somebody to evaluate on the way, found nobody:'
         f' {self._config.algorithm!r} with partition'
         f' {self._config.data.partition!r} offers nothing. Tip:'

@@ -524,8 +524,8 @@ def _report_unfinished_episode(experiment, done, report):
   episode = experiment.rounds_per_cohort
   if done < rounds and rounds % episode:
     report(
-        f'Note: {rounds} rounds are no multiple of the {episode} rounds of an'
-        f' episode; the last {rounds % episode} leave one unfinished.'
+        f'Note: an episode has {episode} rounds, of which {rounds} is no'
+        f' multiple: the last one ends after {rounds % episode} of them.'
     )
 
 
