@@ -21,7 +21,8 @@ beyond that is in the columns for bytes and time. Exceptions, of which
   and in the search, whose clients train on 55 % of their examples, not 75 %.
 
 Files are those of `tff.simulation.datasets.SqlClientData` with the features
-`pixels` [784] and `label`, in `--data_dir`:
+`pixels` [784] and `label`, in `--data_dir`; `docs/users_files.py` makes them of
+what MNIST, QMNIST and Omniglot are published as:
 
 * `mnist_by_writer.sqlite`: MNIST with the writers that NIST tells, 836 clients
   `f0000_mnisttrain` and so on. Numbers that end in 1, 4 or 7 are for the table,
