@@ -192,8 +192,8 @@ def _cells_of_commands():
   folders = {}
   for line in ''.join(blocks).replace('\\\n', '').splitlines():
     run, python, option, module, *given = shlex.split(line)
-    assert (run, python, option) == ('./run', 'python', '-m')
-    if module != 'binaries.compare':
+    assert (run, python) == ('./run', 'python')
+    if (option, module) != ('-m', 'binaries.compare'):
       continue
     values = dict(flag.removeprefix('--').split('=', 1) for flag in given)
     values.pop('data_dir', None)
