@@ -317,6 +317,7 @@ _FOUND: dict[str, dict[str, dict[str, float]]] = {
             'outer_learning_rate': 0.03,
         },
         'fed_prox': {'learning_rate': 0.06, 'proximal_weight': 0.01},
+        'fed_bn': {'learning_rate': 0.1},
         'fed_avg norm_cnn': {'learning_rate': 0.05},
         'fed_rod': {'learning_rate': 0.05},
         'fed_ala': {'learning_rate': 0.05},
