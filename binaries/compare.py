@@ -717,6 +717,7 @@ def _say_chosen(work: _Work, search: searches.Search) -> bool:
   Returns:
     Whether there is a choice for all, of all numbers that were to be there.
   """
+  from tff_meta.comparison import report
   from tff_meta.comparison import results
   from tff_meta.training import atomic_files
 
@@ -731,6 +732,8 @@ def _say_chosen(work: _Work, search: searches.Search) -> bool:
       among = (
           f'the {choice["candidates_with_numbers"]} of {among} with a number'
       )
+    if choice['diverged']:
+      among += f', but for {len(choice["diverged"])} that diverged,'
     hparams = ','.join(f'{k}={v}' for k, v in choice['hparams'].items())
     print(
         f'{choice["setting"]}, {choice["row"]}: {hparams} has'
@@ -743,11 +746,14 @@ def _say_chosen(work: _Work, search: searches.Search) -> bool:
     print(f'Without a number: {entry.setting}, {entry.row}: {entry.missing}')
   for entry in entries:
     if entry.diverged:
-      seeds = ', '.join(map(str, entry.diverged))
       print(
-          f'Diverged, so not chosen: {entry.setting}, {entry.row}: in the last'
-          f' round of seed {seeds} nobody who trained had finite numbers'
+          f'Diverged, so not chosen: {entry.setting}, {entry.row}:'
+          f' {report.what_diverged(entry)}'
       )
+  chosen = {(choice['setting'], choice['row']) for choice in choices}
+  for cell in search.base:
+    if (cell.setting, cell.row) not in chosen:
+      print(f'Nothing is chosen for {cell.setting}, {cell.row}.')
   print(f'Written: {work.root / "choices.json"}')
   is_complete = REPORT_ONLY.value or not lacking
   return is_complete and len(choices) == len(search.base)

@@ -231,12 +231,14 @@ def _search(name: str) -> str:
   for method, candidates in by_method.items():
     if len(candidates) < num_candidates[method]:
       continue  # Not all have run.
+    diverged = sum('diverged' in entry for _, entry in candidates)
+    if diverged == len(candidates):
+      continue
     (best, entry), *others = sorted(
         candidates,
         key=lambda pair: ('diverged' in pair[1], -pair[1]['mean']),
     )
     means = sorted((other['mean'] for _, other in others), reverse=True)
-    diverged = sum('diverged' in other for _, other in others)
     at_end = []
     for hparam, value in best.items():
       tried = sorted({candidate[hparam] for candidate, _ in candidates})

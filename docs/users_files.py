@@ -23,7 +23,6 @@ et al., Human-level concept learning, Science, 2015.
 import argparse
 from collections.abc import Mapping, Sequence
 import gzip
-import math
 import pathlib
 import sqlite3
 
@@ -54,14 +53,15 @@ def _read_idx(folder: pathlib.Path, name: str) -> np.ndarray:
   else:
     raise FileNotFoundError(f'Expected {folder / name} or {name}.gz there.')
   content = path.read_bytes()
-  if path.suffix == '.gz':
-    content = gzip.decompress(content)
-  head = 4 * (1 + content[3]) if len(content) > 3 else 4
-  shape = np.frombuffer(content[4:head], '>i4').tolist()
-  dtype = np.dtype(_DTYPES.get(content[2] if len(content) > 3 else 0, '>u1'))
-  if len(content) != head + dtype.itemsize * math.prod(shape) or not shape:
-    raise ValueError(f'Expected an IDX file, found other content in {path}.')
-  return np.frombuffer(content[head:], dtype).reshape(shape)
+  try:
+    if path.suffix == '.gz':
+      content = gzip.decompress(content)
+    head = 4 * (1 + content[3])
+    shape = np.frombuffer(content[4:head], '>i4').tolist()
+    dtype = _DTYPES[content[2]]
+    return np.frombuffer(content[head:], dtype).reshape(shape)
+  except (OSError, EOFError, LookupError, ValueError) as e:
+    raise ValueError(f'Expected an IDX file in {path}, found: {e!r}') from e
 
 
 def mnist_by_writer(folder: pathlib.Path) -> dict[str, list[Example]]:

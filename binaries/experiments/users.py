@@ -644,10 +644,9 @@ def _search(users: _Users) -> tables.Table:
           ' they do not train on here, after a third of the rounds; the'
           ' quarter that would be the test part is not touched. The users are'
           ' none of those of the table. The table takes the best row of each'
-          ' method, the first of several, but none that has diverged: in whose'
-          ' last round no client had finite numbers. After a third of the'
-          ' rounds what learns fast is ahead, which need not be ahead at the'
-          ' end.',
+          ' method, the first of several, but none that has diverged. After a'
+          ' third of the rounds what learns fast is ahead, which need not be'
+          ' ahead at the end.',
       ),
   )
 

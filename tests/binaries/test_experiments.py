@@ -296,7 +296,7 @@ def test_methods_on_users_have_rounds_of_each_phase_and_one_pass(users, ending):
 
 
 def test_what_a_search_of_users_found_is_read(tmp_path):
-  """Of methods all of whose candidates have run."""
+  """Of methods all of whose candidates have run; what diverged is not taken."""
   users = experiments.users.WRITERS
   rows = experiments.get(f'{users.name}_search').rows
   entries = [
@@ -308,6 +308,16 @@ def test_what_a_search_of_users_found_is_read(tmp_path):
   (tmp_path / 'table.json').write_text(json.dumps({'entries': entries}))
   said = experiments.users.found(users, str(tmp_path))
   assert said.split() == "'fed_avg': {'learning_rate': 0.2},".split()
+  best = [entry for entry in entries if entry['mean'] == 9.0]
+  for diverged, found in [
+      (best, "'fed_avg': {'learning_rate': 0.005},"),
+      (entries, ''),
+  ]:
+    for entry in diverged:
+      entry['diverged'] = [0]
+    (tmp_path / 'table.json').write_text(json.dumps({'entries': entries}))
+    said = experiments.users.found(users, str(tmp_path))
+    assert said.split() == found.split()
 
 
 def _hparams(*names):

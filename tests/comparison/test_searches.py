@@ -101,28 +101,55 @@ def test_the_best_one_is_chosen_that_has_all_its_numbers():
   assert not search.next_cells(_entries(search, cells, lambda _: 1.0), 1)
 
 
-def test_a_candidate_that_has_diverged_is_not_chosen(tmp_path):
+def test_a_candidate_that_has_diverged_is_not_chosen():
   """As Per-FedAvg's best with Omniglot's users had: no client, but a number."""
   search = _search(['learning_rate=0.1,0.3'], searches.GRID)
   low, high = _entries(
       search,
       search.next_cells([], 0),
-      lambda cell: 85.0 if '3' in cell.row else 80.0,
+      lambda cell: 85.0 if '0.3' in cell.row else 80.0,
+  )
+  dead = dataclasses.replace(high, diverged=[7])
+  for best, found in [('0.3', [low, high]), ('0.1', [low, dead])]:
+    (choice,) = search.choices(found)
+    assert choice['hparams'] == {'learning_rate': best}
+    assert results.best(found, results.mean) == [found[best == '0.3']]
+  assert choice['candidates_in_last_rung'] == 1
+  assert choice['diverged'] == ['FedAvg learning_rate=0.3']
+  assert not search.choices([dead])
+  assert dead.to_json()['diverged'] == [7]
+
+
+@pytest.mark.parametrize(
+    'rows, diverged',
+    [
+        ((['1', 9, 9, 0, 0, 0.5], ['2', 9, 0, 9, 0, 0.5]), True),
+        ((['1', 9, 0, 9, 0, 0.5], ['2', 9, 1, 8, 0, 0.5]), False),
+        # Of rounds without an evaluation a kept copy has no row.
+        ((['1', 9, 9, 0, 0, 0.5], ['2', 9, 0, 9, 0, '']), False),
+        ((['1', 9, 0, 9, 0, 0.5], ['2', 9, 9, 0, 0, '']), True),
+        ((['1', 9, 0, 9, 0, ''], ['2', 9, 0, 9, 0, '']), False),
+        # They had no examples, or labels of no class.
+        ((['1', 9, 0, 0, 0, 0.5],), False),
+        ((['1', 9, 0, 9, 9, 0.5],), False),
+        ((), False),
+    ],
+)
+def test_a_run_has_diverged_if_nobody_trained_at_its_last_evaluation(
+    tmp_path, rows, diverged
+):
+  names = (
+      *('round', 'train/num_clients', 'train/num_trained_clients'),
+      *('train/num_non_finite_clients', 'train/num_bad_label_clients'),
+      'validation_clients/accuracy',
   )
   (tmp_path / 'summary.json').write_text('{"rounds": 2}')
-  lines = (
-      'round,train/num_trained_clients,train/num_non_finite_clients',
-      '1,9,1',
-  )
-  metrics = tmp_path / 'metrics.csv'
-  high = dataclasses.replace(high, runs={7: tmp_path})
-  for last, best in [('2,1,9', '0.3'), ('2,0,9', '0.1'), ('2,0,0', '0.3')]:
-    metrics.write_text('\n'.join([*lines, last, '']))
-    (choice,) = search.choices([low, high])
-    assert choice['hparams'] == {'learning_rate': best}, last
-  metrics.write_text('\n'.join([*lines, '2,0,9', '']))
-  assert not search.choices([high])
-  assert high.to_json()['diverged'] == [7]
+  lines = [','.join(map(str, row)) for row in (names, *rows)]
+  (tmp_path / 'metrics.csv').write_text('\n'.join([*lines, '']))
+  assert results.has_diverged(tmp_path) == diverged
+  lines = [line.rpartition(',')[0] for line in lines]  # As older runs have it.
+  (tmp_path / 'metrics.csv').write_text('\n'.join([*lines, '']))
+  assert not results.has_diverged(tmp_path)
 
 
 def test_halving_trains_the_best_third_for_longer_within_its_budget():

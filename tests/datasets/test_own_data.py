@@ -314,7 +314,7 @@ def test_files_by_client(tmp_path):
         "INSERT INTO client_metadata VALUES ('ann', 'other_split', 0)"
     )
   _raises(
-      'or one split alone, found default_split, other_split',
+      'the split train in .*, found default_split, other_split. Tip: .* alone',
       f'sqlite:{tmp_path}/b.sqlite',
   )
 

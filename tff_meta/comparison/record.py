@@ -165,11 +165,7 @@ def _evaluations(run: pathlib.Path) -> bytes:
   content = _read_table(run, 'metrics.csv').decode()
   reader = csv.DictReader(io.StringIO(content, newline=''))
   names = reader.fieldnames or ()
-  measured = [
-      name
-      for name in names
-      if name.endswith('/accuracy') and not name.startswith('train/')
-  ]
+  measured = metric_writers.evaluations(names)
   rows = [row for row in reader if any(row[name] for name in measured)]
   if not rows:
     return b''

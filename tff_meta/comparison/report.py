@@ -113,8 +113,12 @@ class Report:
     return {name: list(filter(None, pairs)) for name, pairs in found.items()}
 
   def sections(self) -> list[tuple[str, Sequence[str]]]:
-    """Returns `notes`, and what has no number, if there is any."""
-    all_sections = [*self.notes(), ('Without a number', self.missing())]
+    """Returns `notes`, and what has no number or diverged, if any has."""
+    all_sections = [
+        *self.notes(),
+        ('Without a number', self.missing()),
+        ('Diverged', self.diverged()),
+    ]
     return [(title, found) for title, found in all_sections if found]
 
   def by_setting(self) -> list[tuple[str, list[list[results.Entry]]]]:
@@ -145,6 +149,24 @@ class Report:
             if entry.missing
         ]
     return list(dict.fromkeys(lines))
+
+  def diverged(self) -> list[str]:
+    """Returns lines on rows with runs that have diverged."""
+    lines = [
+        f'{entry.setting}, {entry.row}: {what_diverged(entry)}'
+        for entry in self.entries
+        if entry.diverged
+    ]
+    return list(dict.fromkeys(lines))
+
+
+def what_diverged(entry: results.Entry) -> str:
+  """Returns which runs of an entry have diverged, and what that means."""
+  seeds = ', '.join(map(str, entry.diverged))
+  return (
+      f'seed{"s" * (len(entry.diverged) > 1)} {seeds}: in the last round that'
+      ' was evaluated nobody who trained had finite numbers'
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -453,8 +475,11 @@ def _csv(report: Report) -> bytes:
   text = io.StringIO()
   rows = [entry.to_json() for entry in report.entries]
   seeds = sorted({seed for row in rows for seed in row['values']}, key=int)
+  has_diverged = any('diverged' in row for row in rows)
   for row in rows:
     values = row.pop('values')
+    if has_diverged:
+      row['diverged'] = ' '.join(map(str, row.get('diverged', ())))
     row |= {name: escapes.csv_cell(v) for name, v in row.items()}
     row |= {f'seed_{seed}': values.get(seed) for seed in seeds}
   names = dict.fromkeys(name for row in rows for name in row)

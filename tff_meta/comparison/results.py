@@ -41,6 +41,7 @@ class Entry:
     path: Where the measure is in summary.json.
     factor: Of what is there, see `tables.Measure`.
     runs: Seed -> directory of its run.
+    diverged: Seeds with a number whose run has diverged, see `has_diverged`.
   """
 
   row: str
@@ -62,6 +63,7 @@ class Entry:
   runs: Mapping[int, pathlib.Path] = dataclasses.field(
       default_factory=dict, compare=False, repr=False
   )
+  diverged: Sequence[int] = ()
 
   @property
   def in_percent(self) -> bool:
@@ -94,17 +96,6 @@ class Entry:
     return self.mean - self.published.value
 
   @property
-  def diverged(self) -> list[int]:
-    """Seeds with a number at the end of whose training nobody could train.
-
-    Raises:
-      DamagedFileError: If a run's metrics are not as it wrote them.
-      OSError: If they cannot be read.
-    """
-    runs = ((seed, self.runs.get(seed)) for seed in self.values)
-    return [seed for seed, run in runs if run and has_diverged(run)]
-
-  @property
   def missing(self) -> str:
     """Says which seeds have no number and why; empty if all have one."""
     return '; '.join(
@@ -119,7 +110,6 @@ class Entry:
     published = self.published
     # Runs of earlier versions do not say so, and their tables stay as they are.
     traffic = {'bytes_down': self.bytes_down, 'bytes_up': self.bytes_up}
-    diverged = self.diverged
     return {
         'row': self.row,
         'setting': self.setting,
@@ -137,7 +127,7 @@ class Entry:
         'missing': self.missing,
         'hours': self.hours,
         **{name: n for name, n in traffic.items() if n is not None},
-        **({'diverged': diverged} if diverged else {}),
+        **({'diverged': list(self.diverged)} if self.diverged else {}),
     }
 
 
@@ -169,6 +159,8 @@ def best(
 ) -> list[Entry]:
   """Returns the entries of the best number, to two decimals; none without any.
 
+  Of ours none is the best of which a run has diverged.
+
   Args:
     entries: Of one measure in one setting.
     number: `mean` or `published`.
@@ -177,7 +169,7 @@ def best(
       (-value if entry.lower_is_better else value, entry)
       for entry in entries
       for value in [number(entry)]
-      if value is not None
+      if value is not None and not (number is mean and entry.diverged)
   ]
   top = max((round(value, 2) for value, _ in found), default=None)
   return [entry for value, entry in found if round(value, 2) == top]
@@ -242,8 +234,13 @@ def of_row(
     summaries: Seed -> summary.json of its finished run, empty if unreadable.
     hours: Wall clock of all of them; None if unknown.
     runs: Seed -> directory of its run.
+
+  Raises:
+    DamagedFileError: If a run's metrics are not as it wrote them.
+    OSError: If they cannot be read.
   """
   published = row.published.get(setting.name, {})
+  diverged = [s for s in summaries if summaries[s] and has_diverged(runs[s])]
   entries = []
   for measure in setting.measures:
     values, spreads, problems = {}, [], {}
@@ -281,6 +278,7 @@ def of_row(
             path=measure.path,
             factor=measure.factor,
             runs=runs,
+            diverged=[seed for seed in values if seed in diverged],
         )
     )
   return entries
@@ -389,10 +387,14 @@ def read_metrics(run: pathlib.Path) -> dict[str, list[float]] | None:
 
 
 def has_diverged(run: pathlib.Path) -> bool:
-  """Returns whether in the last round all who trained had no finite numbers.
+  """Returns whether nobody had finite numbers in the last round of a run.
 
   Such a round changes nothing, so what is measured after it are the models of
-  before. Of runs that do not count such clients nobody knows, so it is False.
+  before. It may be one round only, but mostly there were others before it.
+
+  The last round is the last one with an evaluation on the way, which is what a
+  kept copy has of a run. Of a run without one nobody knows, nor of those that
+  do not count such clients; so it is False.
 
   Args:
     run: The run's directory.
@@ -402,11 +404,16 @@ def has_diverged(run: pathlib.Path) -> bool:
     OSError: If they cannot be read.
   """
   columns = read_metrics(run) or {}
-  trained = columns.get(metric_writers.TRAINED)
-  not_finite = columns.get(metric_writers.NON_FINITE)
-  if not trained or not not_finite:
+  measured = [columns[name] for name in metric_writers.evaluations(columns)]
+  rounds = zip(*measured, strict=True)
+  evaluated = [i for i, of in enumerate(rounds) if not all(map(math.isnan, of))]
+  names = metric_writers.TRAINED, metric_writers.NON_FINITE
+  if not evaluated or not all(name in columns for name in names):
     return False
-  return trained[-1] == 0 < not_finite[-1]
+  trained, not_finite = (columns[name][evaluated[-1]] for name in names)
+  if metric_writers.BAD_LABEL in columns:  # They are among the latter.
+    not_finite -= columns[metric_writers.BAD_LABEL][evaluated[-1]]
+  return trained == 0 < not_finite
 
 
 def read_curve(run: pathlib.Path, section: str, protocol: str) -> list[float]:

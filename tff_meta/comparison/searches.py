@@ -375,9 +375,10 @@ class Search:
 
     Returns:
       For each the row, the setting, the hyperparameters, their accuracy on
-      validation data in percent, what that is on, how many candidates there
-      were in the last rung, in all, and with all numbers of the rungs that they
-      were in, and the flags of the run that would test them. Rows of whose last
+      validation data in percent, what that is on, how many candidates of the
+      last rung it is the best of, how many there were in all, and with all
+      numbers of the rungs that they were in, the rows that have diverged in a
+      rung, and the flags of the run that would test them. Rows of whose last
       rung no candidate has all its seeds, none of them diverged, are left out.
     """
     found: list[dict[str, Any]] = []
@@ -389,7 +390,8 @@ class Search:
       if not names:
         continue
       of_cell = {_rung_name(cell.setting, rungs, i) for i in range(len(rungs))}
-      lacking = {e.row for e in entries if e.setting in of_cell and e.missing}
+      mine = [e for e in entries if e.setting in of_cell and e.row in by_name]
+      lacking = {e.row for e in mine if e.missing}
       best = next(e for e in entries if (e.setting, e.row) == (last, names[0]))
       found.append(
           {
@@ -401,6 +403,7 @@ class Search:
               'candidates_in_last_rung': len(names),
               'candidates': len(self.tried),
               'candidates_with_numbers': len(by_name.keys() - lacking),
+              'diverged': sorted({e.row for e in mine if e.diverged}),
               'seeds': list(best.values),
               'flags': list(with_hparams(cell.flags, by_name[names[0]])),
           }
@@ -417,7 +420,7 @@ def _best(
   """Returns the names of the best rows that have all seeds, the best first.
 
   Rows of which a run has diverged are left out: what was measured of it are the
-  models of a round before, and in a longer run it would learn no more.
+  models of some round before.
   """
   complete = [
       entry

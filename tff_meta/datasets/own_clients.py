@@ -124,7 +124,8 @@ def sqlite(
     prefix: What the names of the splits begin with: `<prefix>train` is trained
       on, and `<prefix>test`, where there is one, tested on. A file with a
       single split, such as the `default_split` of TFF's
-      `save_to_sql_client_data`, is trained on whatever that is called.
+      `save_to_sql_client_data`, is trained on if there is no prefix, whatever
+      that is called but `test`.
     clients: A regular expression; only clients whose whole name is of this form
       are read. Where it has groups in parentheses, those with the same text in
       them are one client, named by that. '' reads all as they are.
@@ -173,9 +174,9 @@ def sqlite(
   if train is None:
     found = ', '.join(sorted({str(split) for split, _ in rows})) or 'none'
     raise ValueError(
-        f'Expected the split {splits[0]} in {path}, or one split alone, found'
-        f' {found}. Tip: --dataset_options=prefix=NAME says what precedes train'
-        ' and test in their names.'
+        f'Expected the split {splits[0]} in {path}, found {found}. Tip:'
+        ' --dataset_options=prefix=NAME says what precedes train and test in'
+        ' their names; without it a split that is alone may have any but test.'
     )
   return own_parts.to_corpus(os.path.basename(path), train, test, scaling, path)
 

@@ -8,7 +8,7 @@ loses none) and flushed to the disk before a checkpoint names its position (a
 power cut loses none either).
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import contextlib
 import csv
 import hashlib
@@ -88,6 +88,15 @@ def num_without_reason(metrics: Mapping[str, float]) -> float:
 def is_accuracy(name: str) -> bool:
   """Returns whether a column holds shares that people read in percent."""
   return name.rpartition('/')[2].startswith('accuracy')
+
+
+def evaluations(columns: Iterable[str]) -> list[str]:
+  """Returns the columns of metrics.csv that evaluations on the way have."""
+  return [
+      name
+      for name in columns
+      if name.endswith('/accuracy') and not name.startswith('train/')
+  ]
 
 
 def for_people(metrics: Mapping[str, Any]) -> dict[str, float]:
