@@ -316,10 +316,13 @@ def _pairs(name: str, *measures: str) -> str:
 
   Args:
     name: Of the folder in `results`.
-    *measures: Their names; all without any.
+    *measures: Their names, all without any; the first one may be `minus ROW`
+      for another reference than that of the table.
   """
   table = experiments.get(name)
   reference = table.reference or table.rows[0].name
+  if measures and measures[0].startswith('minus '):
+    reference, measures = measures[0].removeprefix('minus '), measures[1:]
   by_place: dict[tuple[str, str], list[results.Entry]] = {}
   for entry in _numbers(name):
     if entry.measure in measures or not measures:
