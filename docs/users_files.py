@@ -83,7 +83,12 @@ def mnist_by_writer(folder: pathlib.Path) -> dict[str, list[Example]]:
     labels = _read_idx(folder, f'{part}-labels-idx1-ubyte')
     told = _read_idx(folder, f'qmnist-{of_qmnist}-labels-idx2-int')
     told = told[: len(labels)]
-    if not np.array_equal(told[:, 0], labels):
+    if len(images) != len(labels):
+      raise ValueError(
+          f'Expected as many images as labels of MNIST, {part}, in {folder},'
+          f' found {len(images)} and {len(labels)}.'
+      )
+    if told.ndim != 2 or not np.array_equal(told[:, 0], labels):
       raise ValueError(
           f'Expected the first {len(labels)} classes of QMNIST in {folder} to'
           f' be those of MNIST, {part}, found others.'
@@ -133,14 +138,10 @@ def write(path: pathlib.Path, clients: Mapping[str, list[Example]]) -> None:
   Who has fewer than two is left out.
 
   Args:
-    path: The file.
+    path: The file, which is replaced.
     clients: Name of a client -> its examples.
 
-  Raises:
-    FileExistsError: If it is there.
   """
-  if path.exists():
-    raise FileExistsError(f'Expected no {path}, found one.')
   unfinished = path.with_suffix('.unfinished')
   unfinished.unlink(missing_ok=True)
   rng = np.random.default_rng(0)
@@ -191,6 +192,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
   Args:
     argv: Its arguments; None for those of the process.
+
+  Raises:
+    FileExistsError: If a file that it would write is there.
+    FileNotFoundError: If one that it reads is not.
+    ValueError: If one that it reads is something else.
   """
   parser = argparse.ArgumentParser(allow_abbrev=False)
   parser.add_argument('--mnist', help='folder of MNIST and QMNIST')
@@ -201,12 +207,19 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.error('Expected --mnist or --omniglot or both.')
   folder = pathlib.Path(args.output_dir)
   folder.mkdir(parents=True, exist_ok=True)
-  for source, name, read in (
-      (args.mnist, 'mnist_by_writer', mnist_by_writer),
-      (args.omniglot, 'omniglot_by_drawer', omniglot_by_drawer),
-  ):
-    if source:
-      write(folder / f'{name}.sqlite', read(pathlib.Path(source)))
+  jobs = [
+      (folder / f'{read.__name__}.sqlite', read, pathlib.Path(source))
+      for source, read in (
+          (args.mnist, mnist_by_writer),
+          (args.omniglot, omniglot_by_drawer),
+      )
+      if source
+  ]
+  for path, _, _ in jobs:
+    if path.exists():
+      raise FileExistsError(f'Expected no {path}, found one.')
+  for path, read, source in jobs:
+    write(path, read(source))
 
 
 if __name__ == '__main__':

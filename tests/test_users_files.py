@@ -63,8 +63,13 @@ def omniglot(tmp_path):
 
 def test_files_have_the_users_of_the_originals(mnist, omniglot, tmp_path):
   main = runpy.run_path(str(_PROGRAM))['main']
-  arguments = [f'--output_dir={tmp_path}/out', f'--omniglot={omniglot}']
-  main([*arguments, f'--mnist={mnist}'])
+  main(
+      [
+          f'--output_dir={tmp_path}/out',
+          f'--omniglot={omniglot}',
+          f'--mnist={mnist}',
+      ]
+  )
   digits = datasets.load_corpus(f'sqlite:{tmp_path}/out/mnist_by_writer.sqlite')
   everyone = set(digits.writers) | set(digits.test_writers)
   assert everyone == {'f0000_mnisttrain', 'f2100_mnisttrain', 'f0007_mnisttest'}
@@ -88,7 +93,8 @@ def test_files_have_the_users_of_the_originals(mnist, omniglot, tmp_path):
   inked = (1 - drawings.train.x).sum(1)
   np.testing.assert_allclose(inked, 32 * (drawings.train.y + 1), atol=1e-4)
   with pytest.raises(FileExistsError, match='omniglot_by_drawer.sqlite, found'):
-    main(arguments)
+    # Said before anything is read or written.
+    main([f'--output_dir={tmp_path}/out', '--omniglot=nowhere'])
   labels = np.ones(12, np.uint8)
   _write_idx(mnist / 't10k-labels-idx1-ubyte.gz', labels)
   with pytest.raises(ValueError, match='first 12 classes of QMNIST'):

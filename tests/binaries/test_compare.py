@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import pandas as pd
 import program_calls
 import pytest
 
@@ -295,11 +296,35 @@ def test_a_search_chooses_on_validation_data_and_goes_on(tmp_path):
   )
   assert '1 of 3 runs to do' in again.stderr and again.returncode == 0
   (low,) = tmp_path.glob('sweep/*/*1e_6/*/run/summary.json')
-  low.write_text('{}')
+  (high,) = tmp_path.glob('sweep/*/*rate_0.1/*/run')
+  whole, _ = low.read_text(), low.write_text('{}')
   poorer = _compare(*flags)
   assert poorer.returncode == 1
   assert 'the best of the 1 of 2 candidates with a number' in poorer.stdout
   assert re.search('Without a number: .*=1e-6: seed 0 finished', poorer.stdout)
+  _let_diverge(high)
+  nothing = _compare(*flags)
+  assert nothing.returncode == 1
+  assert 'Nothing is chosen for Known clients, fed_avg.' in nothing.stdout
+  assert re.search('Diverged, so not chosen: .*=0.1: seed 0: ', nothing.stdout)
+  low.write_text(whole)
+  other = _compare(*flags)
+  assert other.returncode == 0
+  assert re.search(
+      '=1e-6 has .*, the best of 2 candidates, but for 1 that diverged, on',
+      other.stdout,
+  )
+
+
+def _let_diverge(run):
+  """Makes a run whose metrics nobody checks one in which nobody trained."""
+  summary = sealed_json.read(run / 'summary.json')
+  del summary['files']
+  (run / 'summary.json').write_text(json.dumps(sealed_json.seal(summary)))
+  columns = pd.read_csv(run / 'metrics.csv')
+  columns['train/num_trained_clients'] = 0
+  columns['train/num_non_finite_clients'] = columns['train/num_clients']
+  columns.to_csv(run / 'metrics.csv', index=False)
 
 
 def test_a_comparison_is_not_kept_where_it_is(tmp_path):
