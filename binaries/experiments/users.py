@@ -339,6 +339,11 @@ _FOUND: dict[str, dict[str, dict[str, float]]] = {
         'fed_proto': {'learning_rate': 0.06, 'prototype_weight': 1.0},
         'fed_pac': {'learning_rate': 0.02, 'head_learning_rate': 0.2},
         'pfedhn': {'learning_rate': 0.06, 'server_learning_rate': 0.03},
+        'pfedgp': {'learning_rate': 0.2, 'inner_steps': 5},
+        'cafeme_fed_rep': {
+            'learning_rate': 0.0003,
+            'fine_tuning_learning_rate': 0.01,
+        },
     },
 }
 
