@@ -794,6 +794,7 @@ DRAWERS = _Users(
         'All drawers': (r'([K-Z].*)_[01]\d', 22, 'standard'),
     },
     further=('among_own', 'worst_decile'),
+    hours=(None, 2.7, 0.09),
     more={
         'per_fed_avg': _adapting(0.003, 0.01),
         'fedmeta_per': _grid(
