@@ -140,7 +140,6 @@ def write(path: pathlib.Path, clients: Mapping[str, list[Example]]) -> None:
   Args:
     path: The file, which is replaced.
     clients: Name of a client -> its examples.
-
   """
   unfinished = path.with_suffix('.unfinished')
   unfinished.unlink(missing_ok=True)
