@@ -175,6 +175,7 @@ def test_labels_are_as_they_were_given(classes, tmp_path):
         ),
         (_CLIENTS, dict(round=3), "found 'round'. Tip: .* mean 'rounds'"),
         (_CLIENTS, dict(num_new_client=3), "mean 'num_new_clients'"),
+        (_CLIENTS, dict(rounds=2, eval_every=1, eval_from=3), 'eval_from=0`.'),
         (_CLIENTS, dict(dataset_options={'scalling': 1}), "mean 'scaling'"),
         (_CLIENTS, dict(dataset_options='client=x'), '`client` once, found it'),
         (_CLIENTS, dict(plugins='gone'), "'gone' of `plugins` of `fit`, found"),

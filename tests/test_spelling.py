@@ -45,3 +45,21 @@ def test_another_method_is_no_misspelt_name():
 @pytest.mark.parametrize('name', ['', 'sgd', 'x', None])
 def test_nothing_is_suggested_where_nothing_is_close(name):
   assert spelling.tip(name, _NAMES) == ''
+
+
+@pytest.mark.parametrize(
+    'message, expected',
+    [
+        ('Tip: --partition=shards has.', "Tip: `partition='shards'` has."),
+        ('Tip: --eval_every=0.', 'Tip: `eval_every=0`.'),
+        ('with --validation=0.2, and', 'with `validation=0.2`, and'),
+        ('(--nvar): --nonvar.', '(`nvar`): `nvar=False`.'),
+        (
+            'with --plugins, or `a --nvar` or',
+            'with --plugins, or `a --nvar` or',
+        ),
+    ],
+)
+def test_flags_become_arguments(message, expected):
+  names = ('partition', 'eval_every', 'validation', 'nvar')
+  assert spelling.as_keywords(message, names) == expected

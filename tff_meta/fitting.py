@@ -5,7 +5,8 @@ directory that the programs read as well. Nothing here imports TensorFlow before
 it is called.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import functools
 import os
@@ -63,6 +64,26 @@ Clients: TypeAlias = (
 )
 
 
+@contextlib.contextmanager
+def _errors_name_keywords() -> Iterator[None]:
+  """Has errors name arguments of `fit` where they name flags of programs."""
+  try:
+    yield
+  except Exception as error:
+    error.args = tuple(
+        _in_keywords(part) if isinstance(part, str) else part
+        for part in error.args
+    )
+    raise
+
+
+def _in_keywords(message: str) -> str:
+  from tff_meta.training import run_config
+
+  return spelling.as_keywords(message, [*run_config.FIELDS, 'output_dir'])
+
+
+@_errors_name_keywords()
 def fit(
     clients: Clients,
     algorithm: str = registry.DEFAULT,
@@ -240,6 +261,7 @@ def _train(
   return experiment
 
 
+@_errors_name_keywords()
 def load(
     path: str | os.PathLike[str],
     *,
@@ -314,6 +336,7 @@ class Fitted:
     self.path = path
     self._temporary = temporary  # Removed with the last reference to it.
 
+  @_errors_name_keywords()
   def evaluate(
       self, *protocols: str, references: bool = False
   ) -> dict[str, dict[str, Any]]:
@@ -370,6 +393,7 @@ class Fitted:
     )
     return {name: np.array(column) for name, column in columns.items()}
 
+  @_errors_name_keywords()
   def personalize(
       self, examples: Examples, client: str | None = None
   ) -> 'Personalized':
@@ -463,6 +487,7 @@ class Fitted:
       ) from None
     return saved
 
+  @_errors_name_keywords()
   def export(
       self,
       path: str | os.PathLike[str],
@@ -826,4 +851,4 @@ def _prepare(config, model) -> 'experiment_lib.Experiment':
 
 
 def _report(line: str) -> None:
-  print(line, file=sys.stderr, flush=True)
+  print(_in_keywords(line), file=sys.stderr, flush=True)

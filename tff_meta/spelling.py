@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 import re
 
+_FLAG = re.compile(r'--(?P<name>[a-z_]+)(=(?P<value>\S*[^\s.,;:)]))?')
+
 
 def tip(name: str, known: Iterable[str]) -> str:
   """Returns ` Tip: did you mean 'fed_rep'?` for `fedrep`, or nothing.
@@ -43,6 +45,34 @@ def counted(count: float, noun: str) -> str:
     noun: Singular, of which the plural ends with s.
   """
   return f'{count:.0f} {noun}' + ('' if count == 1 else 's')
+
+
+def as_keywords(message: str, names: Iterable[str]) -> str:
+  """Returns a message about flags as one about arguments of a function.
+
+  `Tip: --partition=shards` becomes ``Tip: `partition='shards'```. What stands
+  between backticks, such as a command, is left as it is.
+
+  Args:
+    message: For who uses the programs.
+    names: The arguments; other flags are left as they are.
+  """
+  known = set(names)
+
+  def as_keyword(flag):
+    name, value = flag['name'], flag['value']
+    if name not in known and name.startswith('no') and name[2:] in known:
+      name, value = name[2:], 'False'
+    if name not in known:
+      return flag[0]
+    if value is None:
+      return f'`{name}`'
+    is_python = value in ('True', 'False') or re.fullmatch(r'[-\d.]+', value)
+    return f'`{name}={value if is_python else repr(value)}`'
+
+  parts = message.split('`')
+  parts[::2] = [_FLAG.sub(as_keyword, part) for part in parts[::2]]
+  return '`'.join(parts)
 
 
 def is_plain(number: str) -> bool:
