@@ -99,6 +99,12 @@ def test_files_have_the_users_of_the_originals(mnist, omniglot, tmp_path):
   _write_idx(mnist / 't10k-labels-idx1-ubyte.gz', labels)
   with pytest.raises(ValueError, match='first 12 classes of QMNIST'):
     main([f'--output_dir={tmp_path}/other', f'--mnist={mnist}'])
+  _write_idx(mnist / 't10k-labels-idx1-ubyte.gz', labels[:9])
+  with pytest.raises(ValueError, match='t10k, in .*, found 12 and 9'):
+    main([f'--output_dir={tmp_path}/other', f'--mnist={mnist}'])
+  (mnist / 't10k-labels-idx1-ubyte.gz').write_bytes(b'no file of gzip')
+  with pytest.raises(ValueError, match='IDX file in .*t10k-labels.*, found'):
+    main([f'--output_dir={tmp_path}/other', f'--mnist={mnist}'])
   assert not list((tmp_path / 'other').iterdir())
   (mnist / 't10k-labels-idx1-ubyte.gz').unlink()
   with pytest.raises(FileNotFoundError, match='t10k-labels-idx1-ubyte or'):
