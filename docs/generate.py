@@ -203,6 +203,28 @@ def _across(name: str, measure: str, *rows: str) -> str:
   return _markdown(['Method', *settings], lines)
 
 
+def _changes(name: str, measure: str) -> str:
+  """How far every row is in each setting from the same row in the first one.
+
+  A seed is the same draw of clients in all settings, which each client is
+  compared in with itself.
+  """
+  by_row: dict[str, list[results.Entry]] = {}
+  for entry in _numbers(name):
+    if entry.measure == measure and entry.values:
+      by_row.setdefault(entry.row, []).append(entry)
+  settings = list(dict.fromkeys(e.setting for of in by_row.values() for e in of))
+  lines = []
+  for row, (first, *others) in by_row.items():
+    assert [e.setting for e in (first, *others)] == settings, row
+    found = [pairs.pair(entry, first) for entry in others]
+    lines.append(
+        [row]
+        + [f'{p.mean:+.2f} ({cell_texts.over_units(p)})' for p in found if p]
+    )
+  return _markdown(['Method', *settings[1:]], lines)
+
+
 def _method_of(candidate: str) -> str:
   """Returns the name of a row of a search without what is tried."""
   return ' '.join(word for word in candidate.split() if '=' not in word)
@@ -974,12 +996,18 @@ def _claims_overview() -> str:
         for claim, comparison, _, word, _ in judged
         if word in ('confirmed', 'contradicted')
     ]
+    over_seeds = [
+        abs(pair.mean - claim.margin) > (pair.half_width_over_seeds or math.inf)
+        for claim, _, pair, word, _ in judged
+        if word in ('confirmed', 'contradicted')
+    ]
     rows.append(
         [
             f'[{paper}](#{anchor})',
             str(len(of_paper)),
             *(str(words.count(word)) for word in _VERDICTS),
             f'{len(remain.intersection(decided))} of {len(decided)}',
+            f'{sum(over_seeds)} of {len(decided)}',
             str(sum(c.experiment in _EARLIER.values() for _, c in decided)),
         ]
     )
@@ -988,6 +1016,7 @@ def _claims_overview() -> str:
       'Claims',
       *(f'Comparisons {word}' for word in _VERDICTS),
       'Decided with all taken together',
+      'Decided over seeds, too',
       'Decided by an earlier definition',
   ]
   return _markdown(header, rows)
@@ -1232,6 +1261,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     'facts': _facts,
     'notes': _notes,
     'across': _across,
+    'changes': _changes,
     'search': _search,
     'last ten tests': _last_ten,
     'steps': _steps,
