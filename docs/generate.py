@@ -213,7 +213,9 @@ def _changes(name: str, measure: str) -> str:
   for entry in _numbers(name):
     if entry.measure == measure and entry.values:
       by_row.setdefault(entry.row, []).append(entry)
-  settings = list(dict.fromkeys(e.setting for of in by_row.values() for e in of))
+  settings = list(
+      dict.fromkeys(e.setting for of in by_row.values() for e in of)
+  )
   lines = []
   for row, (first, *others) in by_row.items():
     assert [e.setting for e in (first, *others)] == settings, row

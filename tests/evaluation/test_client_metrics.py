@@ -117,11 +117,15 @@ def test_clients_hurt_by_adaptation_are_those_that_lose():
   ).summary()
   assert found['share_hurt'] == pytest.approx(2 / 5)
   assert found['accuracy_before_mean'] == pytest.approx(0.4)
+  assert found['accuracy_before_worst_decile'] == pytest.approx(0.1)
+  # Of 0.1, 0.2, 0.5, 0.6, 0.6 the sum of all |b_i - b_j| is 2 x 2.8.
+  assert found['accuracy_before_gini'] == pytest.approx(5.6 / (2 * 25 * 0.4))
 
 
 def test_what_does_not_exist_is_none():
   found = make_report([0.5, 0.7]).summary()
   assert found['share_hurt'] is found['accuracy_before_mean'] is None
+  assert found['accuracy_before_gini'] is None
   assert found['curve'] is found['curve_end_mean'] is None
   assert make_report([0.5]).summary()['accuracy_half_width_95'] is None
 

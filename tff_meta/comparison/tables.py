@@ -98,6 +98,12 @@ FURTHER = {
     'nll': ('NLL' + TIMES_100, 'nll_mean', True),
     'brier': ('Brier' + TIMES_100, 'brier_mean', True),
     'ece': ('ECE', 'ece_mean', True),
+    'worst_decile_before': (
+        'worst decile before',
+        'accuracy_before_worst_decile',
+        False,
+    ),
+    'gini_before': ('Gini before', 'accuracy_before_gini', True),
     'nll_before': ('NLL before' + TIMES_100, 'nll_before_mean', True),
     'brier_before': ('Brier before' + TIMES_100, 'brier_before_mean', True),
     'ece_before': ('ECE before', 'ece_before_mean', True),

@@ -71,6 +71,16 @@ def gini(values: np.ndarray) -> float:
   return float(ranks @ np.sort(values) / (len(values) * total))
 
 
+def worst_decile(values: np.ndarray) -> float:
+  """The mean of the smallest tenth.
+
+  Args:
+    values: float [n], n at least 1; the tenth of n is rounded down, but at
+      least one.
+  """
+  return float(np.mean(np.sort(values)[: max(1, len(values) // _WORST)]))
+
+
 def _mean(values: np.ndarray) -> float | None:
   """The mean, None where it is no number, which JSON has no word for."""
   mean = float(np.mean(values))
@@ -135,8 +145,8 @@ class Report(NamedTuple):
     both sides, `accuracy_micro` the mean weighted by `n_i`, `accuracy_std` the
     population standard deviation of `a_i`, `accuracy_worst_decile` the mean of
     the smallest tenth of `a_i` (rounded down, at least one), `accuracy_gini`
-    their Gini coefficient,
-    `accuracy_before_mean` the mean of `b_i`,
+    their Gini coefficient, `accuracy_before_mean` the mean of `b_i`,
+    `accuracy_before_worst_decile` and `accuracy_before_gini` the same of `b_i`,
     `share_hurt` the share of clients with `a_i < b_i`, `macro_f1_mean` and
     `macro_f1_std` those of `f_i`, `curve` the mean over clients per step,
     `curve_end_mean` the mean of its last three points (the number in CAFeMe's
@@ -146,20 +156,19 @@ class Report(NamedTuple):
     only classes that a client adapted on are possible. What does not exist is
     None.
     """
-    worst = np.sort(self.accuracies)[: max(1, len(self.accuracies) // _WORST)]
-    before, hurt, curve, curve_end, of_own = None, None, None, None, None
+    before = self.accuracies_before
+    hurt, curve, curve_end, of_own = None, None, None, None
     if self.accuracies_among_own is not None:
       of_own = float(np.mean(self.accuracies_among_own))
-    if self.accuracies_before is not None:
-      before = float(np.mean(self.accuracies_before))
-      hurt = float(np.mean(self.accuracies < self.accuracies_before))
+    if before is not None:
+      hurt = float(np.mean(self.accuracies < before))
     if self.curves is not None:
       curve = np.mean(self.curves, 0).tolist()
       curve_end = float(np.mean(curve[-3:]))
     return self.accuracy.summary() | {
         'accuracy_std': float(np.std(self.accuracies)),
-        'accuracy_worst_decile': float(np.mean(worst)),
-        'accuracy_before_mean': before,
+        'accuracy_worst_decile': worst_decile(self.accuracies),
+        'accuracy_before_mean': None if before is None else _mean(before),
         'share_hurt': hurt,
         'macro_f1_mean': float(np.mean(self.macro_f1)),
         'macro_f1_std': float(np.std(self.macro_f1)),
@@ -171,6 +180,10 @@ class Report(NamedTuple):
             for name, values in self._calibrations().items()
         },
         'accuracy_among_own_mean': of_own,
+        'accuracy_before_worst_decile': (
+            None if before is None else worst_decile(before)
+        ),
+        'accuracy_before_gini': None if before is None else gini(before),
         f'num_{self.unit}s': len(self.ids),
     }
 
