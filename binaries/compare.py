@@ -325,11 +325,12 @@ def _check_data(cells: Sequence[tables.Cell]) -> None:
 
   names = ('dataset', 'data_dir', 'dataset_options')
   given = zip(*(_values(cells, name) for name in names), strict=True)
+  of_all = _data_dir_of(cells)
   for name, data_dir, text in dict.fromkeys(given):
     if name:
       load = datasets.get(name).load
       options = hyperparameters.parse_options(load, 2, text)
-      load(data_dir or _data_dir(), False, **options)
+      load(data_dir or of_all, False, **options)
 
 
 def _say_places_of_data(
@@ -434,10 +435,33 @@ def _data_dir() -> str | None:
   return None if given is None else os.path.abspath(given)
 
 
-def _program() -> list[str]:
-  program = [sys.executable, '-m', 'binaries.train']
+def _data_dir_of(cells: Sequence[tables.Cell]) -> str | None:
+  """Returns where cells find their data, who work in another directory.
+
+  Without --data_dir that is the working directory of this program if a cell has
+  data of one's own by a relative path.
+  """
   if _data_dir() is not None:
-    program.append(f'--data_dir={_data_dir()}')
+    return _data_dir()
+  given = zip(
+      _values(cells, 'dataset'), _values(cells, 'data_dir'), strict=True
+  )
+  names = dict.fromkeys(name for name, data_dir in given if not data_dir)
+  relative = [name for name in names if own_data.is_relative(name)]
+  others = [name for name in names if name and not own_data.is_own(name)]
+  if relative and others:
+    raise ValueError(
+        'Expected an absolute path of data of your own beside other data sets,'
+        f' found {relative[0]!r} beside {others[0]!r}.'
+    )
+  return os.getcwd() if relative else None
+
+
+def _program(cells: Sequence[tables.Cell]) -> list[str]:
+  program = [sys.executable, '-m', 'binaries.train']
+  data_dir = _data_dir_of(cells)
+  if data_dir is not None:
+    program.append(f'--data_dir={data_dir}')
   program += [f'--device={_device()}', *_plugins()]
   return [*program, *_OF_CELLS]
 
@@ -510,7 +534,7 @@ def _start_elsewhere(cells: Sequence[tables.Cell]):
     environment['PYTHONPATH'] = plugins.python_path()
   return remote_runs.RemoteRuns(
       hosts,
-      _program()[1:],  # Every host has its own Python.
+      _program(cells)[1:],  # Every host has its own Python.
       environment=environment,
       working_directory=_ROOT,
       allow_mixed_hosts=options['allow_mixed_hosts'],
@@ -518,12 +542,12 @@ def _start_elsewhere(cells: Sequence[tables.Cell]):
   ).start
 
 
-def _places(root: pathlib.Path) -> dict[str, str]:
+def _places(work: _Work) -> dict[str, str]:
   """Returns what directories are called in messages that are kept."""
-  places = {str(root): 'DIR', str(_ROOT): '.'}
-  data_dir = _data_dir()
+  places = {str(work.root): 'DIR', str(_ROOT): '.'}
+  data_dir = _data_dir_of(work.cells)
   if data_dir is not None:
-    places[data_dir] = 'DATA'
+    places.setdefault(data_dir, 'DATA')
   return places
 
 
@@ -910,10 +934,10 @@ def main() -> int:
       runner.settle(work.root, work.shown(), _reported(work))
       running = runner.Runner(
           work.root,
-          _program(),
+          _program(work.cells),
           environment=_environment(work.cells),
           working_directory=_ROOT,
-          places=_places(work.root),
+          places=_places(work),
           report=command_line.report,
           changed=lambda: _write_report(work),
           result=lambda cell: results.sentence(work.root, work.table, cell),

@@ -124,6 +124,12 @@ def spec(name: str) -> dataset_spec.DatasetSpec:
   return unlooked
 
 
+def is_relative(name: str) -> bool:
+  """Returns whether a data set is a file or folder by a relative path."""
+  path = name.partition(_SEPARATOR)[2]
+  return is_own(name) and not os.path.isabs(os.path.expanduser(path))
+
+
 def keep(
     name: str,
     data_dir: str | None,
