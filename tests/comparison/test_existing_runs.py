@@ -69,7 +69,7 @@ def _write(
     for name in ('augmentation', 'deal_test_images', 'nvar', 'data_dir'):
       del config[name]
     del config['plugins']
-  table = f'client_id,accuracy\na,{accuracy}\n'
+  table = f'client_id,num_examples,accuracy\na,10,{accuracy}\n'
   path.mkdir()
   (path / 'clients_known_clients.csv').write_text(table)
   if not older:
@@ -215,6 +215,7 @@ def test_what_differs_is_said_and_nothing_else(paths):
   assert 'Code: not the same in all runs, see below (fields: 1).' in header
   assert 'Attention: the code of 2 is not exactly known' in header
   assert 'runs on digits with seed 0 had different data.' in header
+  assert 'none: the data are others' in report.markdown(whole)
   assert (
       'seeds of fed_avg (1, 2) on digits are runs of different code' in header
   )

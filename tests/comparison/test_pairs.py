@@ -238,6 +238,26 @@ def test_the_reference_is_named_or_the_first_with_a_number(tmp_path):
     assert (found.row, found.other) == (row, other)
 
 
+def test_a_row_that_is_not_paired_stays_and_says_why(tmp_path):
+  """With one seed, too, of which there is no interval at all."""
+  others = [('d', 10, 1.0), *_LOW[1:]]
+  tested = {'A': {1: _HIGH}, 'B': {1: others}, 'C': {2: _LOW}}
+
+  def compared(number):
+    path = f'evaluation/known_clients/{number}'
+    rows = [_entry(tmp_path / number, *item, path) for item in tested.items()]
+    return pairs.with_reference(rows, 'A')
+
+  found = compared('accuracy_mean')
+  why = 'none: the clients are others'
+  assert [[pair.row, *cell_texts.pair(pair)] for pair in found] == [
+      ['B', '-20.00', why, 'none: one seed', '–', '1'],
+      ['C', '–', *['none: no seed that both have'] * 2, '–', '–'],
+  ]
+  assert found[1].to_json()['mean'] is None
+  assert not compared('accuracy_gini')  # Of no row there is anything to say.
+
+
 @pytest.mark.parametrize(
     'differences, half_width, margin, word, why',
     [

@@ -137,6 +137,32 @@ def test_a_run_whose_summary_is_damaged_has_no_curve(tmp_path):
   assert (set(found.rows), set(found.left_out)) == ({'a'}, {'b'})
 
 
+@pytest.mark.parametrize('rounds, patience', [(9, None), (8, 2)])
+@pytest.mark.parametrize(
+    'end, why',
+    [
+        ('4,1.0,0.4\n', 'to go to round 8, .* found 4 as its last round'),
+        ('8,1.0,0.', 'to end with a whole line'),
+        ('8,1.0\n', 'to have 3 columns'),
+    ],
+)
+def test_a_table_that_is_cut_is_an_error(tmp_path, rounds, patience, end, why):
+  """Also where no checksum tells it, and where patience has ended the run."""
+  run = _run(tmp_path / 'a', 0, {r: r / 10 for r in (2, 4, 6, 8)})
+  summary = {'rounds': rounds, 'ended_by_patience': patience}
+  (run / 'summary.json').write_text(json.dumps(summary))
+  config = {'config': {'eval_every': 2, 'eval_from': 2}}
+  (run / 'config.json').write_text(json.dumps(config))
+  assert progress.of_runs({'a': [run]}, _SETTING).rows
+  path = run / 'metrics.csv'
+  text = path.read_text()
+  path.write_text(text[: text.index(f'\n{end[0]},') + 1] + end)
+  with pytest.raises(OSError, match=f'metrics.csv.* {why}') as error:
+    progress.of_runs({'a': [run]}, _SETTING)
+  if 'round' in why:
+    assert ('patience of 2' in str(error.value)) == (patience == 2)
+
+
 def test_signals_are_of_evaluated_rounds_which_are_kept(tmp_path):
   column = 'train/max_update_norm'
 

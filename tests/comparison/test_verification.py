@@ -129,6 +129,14 @@ def test_what_has_no_numbers_is_not_identical(tmp_path):
   assert not found.is_identical and 'clients_known' in found.problem
 
 
+def test_a_kept_table_that_is_cut_is_not_identical(tmp_path):
+  for name in ('kept', 'again'):
+    _write(tmp_path / name, config={'eval_every': 10})
+  path = tmp_path / 'kept' / _CELL.folder / 'run/summary.json'
+  path.write_text(json.dumps(json.loads(path.read_text()) | {'rounds': 30}))
+  assert 'metrics.csv to go to round 30' in _verify(tmp_path).problem
+
+
 def test_a_search_is_no_kept_comparison(tmp_path):
   claim = {'experiment': 'digits', 'scale': 'cpu'}
   runner.claim(tmp_path, **claim)

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from tff_meta import plain_files
 from tff_meta.training import metric_writers
 
 _TIMINGS_HEADER = 'round,seconds,cached,bytes_sent,slowest_shard_seconds\n'
@@ -232,6 +233,25 @@ def test_changed_metrics_are_found(tmp_path):
   path.write_text(path.read_text().replace('2,7', 'x,7'))
   with pytest.raises(OSError, match='metrics.csv to be a table of numbers'):
     metric_writers.read_prefix(path, num_bytes, '')
+
+
+@pytest.mark.parametrize(
+    'table, why',
+    [
+        ('client_id,n\na,3\n', "have a column 'accuracy', found client_id, n"),
+        ('client_id,accuracy\na,0.5\nb', 'end with a whole line'),
+        ('client_id,accuracy\na,0.5\nb\n', 'have 2 columns'),
+        ('client_id,accuracy\na,x\n', 'be a table of numbers'),
+    ],
+)
+def test_what_a_table_lacks_is_named(tmp_path, table, why):
+  path = tmp_path / 'clients.csv'
+  path.write_text(table)
+  with pytest.raises(plain_files.DamagedFileError, match=why):
+    metric_writers.read_column(path, 'accuracy', '')
+  path.write_text('loss\n1\n')
+  with pytest.raises(OSError, match="have a column 'round', found loss"):
+    metric_writers.read_metrics(path)
 
 
 def test_metrics_that_go_or_change_while_they_are_written_are_an_error(

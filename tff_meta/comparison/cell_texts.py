@@ -6,6 +6,7 @@ from tff_meta.comparison import pairs as pairs_lib
 from tff_meta.comparison import results
 
 NONE = '–'
+_NO_SEED = 'none: no seed that both have'
 # Heads the column of `megabytes`.
 MEGABYTES = "a client's MB a round, down + up"
 
@@ -107,7 +108,7 @@ def pairs_header(pairs: Sequence[pairs_lib.Pair]) -> list[str]:
 def pair(pair: pairs_lib.Pair) -> list[str]:
   """Returns a paired difference with its intervals."""
   return [
-      f'{pair.mean:+.2f}',
+      f'{pair.mean:+.2f}' if pair.values else NONE,
       over_units(pair),
       over_seeds(pair),
       NONE if pair.num_units is None else str(pair.num_units),
@@ -117,6 +118,8 @@ def pair(pair: pairs_lib.Pair) -> list[str]:
 
 def over_units(pair: pairs_lib.Pair) -> str:
   """Returns the interval over clients or groups, or why there is none."""
+  if not pair.values:
+    return _NO_SEED
   if pair.half_width_over_units is None:
     if pair.is_without_spread:
       return 'none: all differences are the same'
@@ -126,6 +129,8 @@ def over_units(pair: pairs_lib.Pair) -> str:
 
 def over_seeds(pair: pairs_lib.Pair) -> str:
   """Returns the interval over seeds, or that there is none."""
+  if not pair.values:
+    return _NO_SEED
   if pair.half_width_over_seeds is None:
     return 'none: one seed'
   return _interval(pair.mean, pair.half_width_over_seeds)
@@ -133,8 +138,8 @@ def over_seeds(pair: pairs_lib.Pair) -> str:
 
 def seeds_of(pair: pairs_lib.Pair) -> str:
   """Returns which seeds both have, and how many agree in the sign."""
-  text = ', '.join(map(str, pair.values))
-  if len(pair.values) == 1:
+  text = ', '.join(map(str, pair.values)) or NONE
+  if len(pair.values) < 2:
     return text
   return f'{text} ({pair.num_same_sign} of {len(pair.values)} of this sign)'
 

@@ -104,7 +104,8 @@ class Pair:
     row: Name of the row.
     other: Name of the other.
     measure: Name of the measure.
-    values: Seed that both have -> number of the row minus that of the other.
+    values: Seed that both have -> number of the row minus that of the other;
+      empty if they have none in common.
     unit: What is tested, clients or groups.
     spreads: Seed -> spread over clients or groups, where these are the same.
     problems: Seed -> why there is none.
@@ -125,8 +126,8 @@ class Pair:
 
   @property
   def mean(self) -> float:
-    """The mean over seeds."""
-    return statistics.fmean(self.values.values())
+    """The mean over seeds, NaN without any."""
+    return statistics.fmean(self.values.values()) if self.values else math.nan
 
   @property
   def half_width_over_units(self) -> float | None:
@@ -174,7 +175,7 @@ class Pair:
     """Returns the standard error, and the degrees of freedom of Student's t."""
     spreads = [self.spreads.get(seed) for seed in self.values]
     found = [spread for spread in spreads if spread is not None]
-    if len(found) < len(spreads):
+    if not found or len(found) < len(spreads):
       return None
     total = sum(spread.variance for spread in found)
     if not total:  # As `is_without_spread` says.
@@ -220,7 +221,7 @@ class Pair:
         'row': self.row,
         'other': self.other,
         'measure': self.measure,
-        'mean': self.mean,
+        'mean': self.mean if self.values else None,
         'unit': self.unit,
         'num_units': self.num_units,
         'half_width_95_over_units': self.half_width_over_units,
@@ -245,9 +246,13 @@ def pair(entry: results.Entry, other: results.Entry) -> Pair | None:
     OSError: If a table of clients or groups cannot be read.
     DamagedFileError: If it is not what its run wrote.
   """
+  found = _pair(entry, other)
+  return found if found.values else None
+
+
+def _pair(entry: results.Entry, other: results.Entry) -> Pair:
+  """Returns the same, also if they have no seed in common."""
   shared = [seed for seed in entry.values if seed in other.values]
-  if not shared:
-    return None
   spreads, problems = {}, {}
   of_groups = 'groups', protocol_names.NEW_CLASS_CLIENTS
   unit = 'groups' if any(n in entry.path for n in of_groups) else 'clients'
@@ -277,7 +282,7 @@ def pair(entry: results.Entry, other: results.Entry) -> Pair | None:
 def with_reference(
     entries: Sequence[results.Entry], reference: str
 ) -> list[Pair]:
-  """Returns how far all other rows are from one, where anything is known of it.
+  """Returns how far all other rows are from one.
 
   Args:
     entries: Of one measure in one setting.
@@ -285,13 +290,16 @@ def with_reference(
       number here, the first one that has.
 
   Returns:
-    In their order; what has no interval at all is left out.
+    In their order, all that have a number: one that cannot be compared says
+    why. None where no single client or group has such a number and no row has
+    an interval over seeds.
   """
   with_numbers = [entry for entry in entries if entry.values]
   named = [entry for entry in with_numbers if entry.row == reference]
   first = next(iter(named or with_numbers), None)
-  pairs = [pair(e, first) for e in with_numbers if first and e is not first]
-  return [found for found in pairs if found and found.has_interval]
+  pairs = [_pair(e, first) for e in with_numbers if first and e is not first]
+  is_of_units = first is not None and not _why_not_of_units(first.path)
+  return pairs if is_of_units or any(p.has_interval for p in pairs) else []
 
 
 class _UnpairedError(ValueError):
@@ -323,12 +331,11 @@ class _Units(NamedTuple):
 
 def _read_units(entry: results.Entry, seed: int) -> _Units:
   """Reads what makes up an entry's number of a seed."""
-  section, protocol, number = (*entry.path.split('/', 2), '', '')[:3]
+  why_not = _why_not_of_units(entry.path)
+  if why_not:
+    raise _UnpairedError(why_not)
+  section, protocol, number = _parts(entry.path)
   column = _column(number)
-  if number in _OF_ALL_CLIENTS:
-    raise _UnpairedError('no mean over clients')
-  if section not in _SECTIONS or not column:
-    raise _UnpairedError('numbers of single clients are not kept')
   run = entry.runs[seed]
   for tested in _TESTED:
     name = f'{tested}_{protocol}{_SECTIONS[section]}.csv'
@@ -356,6 +363,22 @@ def _read_units(entry: results.Entry, seed: int) -> _Units:
       group_of,
       _groups(run) if unit == 'groups' else None,
   )
+
+
+def _parts(path: str) -> tuple[str, str, str]:
+  """Returns section, protocol and number of a path, empty where it ends."""
+  section, protocol, number = (*path.split('/', 2), '', '')[:3]
+  return section, protocol, number
+
+
+def _why_not_of_units(path: str) -> str:
+  """Returns why clients or groups have no such number, empty if they have."""
+  section, _, number = _parts(path)
+  if number in _OF_ALL_CLIENTS:
+    return 'no mean over clients'
+  if section not in _SECTIONS or not _column(number):
+    return 'numbers of single clients are not kept'
+  return ''
 
 
 def _group_of(client: str) -> str:

@@ -101,7 +101,7 @@ class Report:
   def paired(self) -> dict[str, list[list[pairs_lib.Pair]]]:
     """Setting -> for each measure how far other rows are from `reference`.
 
-    Without measures of which no interval is known.
+    Without measures that nothing can be told of, see `pairs.with_reference`.
     """
     found = {
         setting: [

@@ -383,7 +383,41 @@ def read_metrics(run: pathlib.Path) -> dict[str, list[float]] | None:
         f'Expected {path}, which the summary.json beside it names, found no'
         ' such file. Tip: what --keep copies has a summary.json of its own.'
     )
-  return metric_writers.read_metrics(path, sha256)
+  columns = metric_writers.read_metrics(path, sha256)
+  if not sha256:
+    _check_last_round(path, columns)
+  return columns
+
+
+def _check_last_round(
+    path: pathlib.Path, columns: Mapping[str, Sequence[float]]
+) -> None:
+  """Raises if a metrics.csv ends before the last evaluation of its run.
+
+  A kept copy has no rounds after it. It is known of the rounds that were done,
+  which are fewer than the configuration's where patience has ended them.
+
+  Args:
+    path: The file, beside the run's summary.json and config.json.
+    columns: What it has.
+  """
+  summary = read_json(path.with_name('summary.json'))
+  config = read_json(path.with_name('config.json'))
+  rounds = int(tables.read(summary, 'rounds') or 0)
+  every = int(tables.read(config, 'config/eval_every') or 0)
+  expected = rounds - rounds % every if every else 0
+  if expected < (tables.read(config, 'config/eval_from') or 0):
+    return  # None was evaluated.
+  last = int(max(columns.get('round', ()), default=0))
+  if last < expected:
+    patience = tables.read(summary, 'ended_by_patience')
+    ended = f', ended by a patience of {patience:g}' if patience else ''
+    raise plain_files.DamagedFileError(
+        f'Expected {path} to go to round {expected}, the last one that was'
+        f' evaluated (of {rounds} in summary.json{ended}; eval_every is'
+        f' {every}), found {last} as its last round. Tip: put the whole file'
+        ' back.'
+    )
 
 
 def has_diverged(run: pathlib.Path) -> bool:

@@ -292,10 +292,8 @@ def read_metrics(
 def parse_metrics(path: pathlib.Path, content: bytes) -> dict[str, list[float]]:
   """Returns the columns of the content of a metrics.csv, see `read_metrics`."""
   with _damaged_tables(path):
-    rows = _rows(content)
+    rows = _rows(path, content, _ROUND)
     names = rows[0].keys() if rows else ()
-    if rows and _ROUND not in names:
-      raise ValueError(f'no column {_ROUND!r}')
     return {n: [float(row[n] or 'nan') for row in rows] for n in names}
 
 
@@ -314,7 +312,7 @@ def read_column(path: pathlib.Path, column: str, sha256: str) -> list[float]:
   content = plain_files.read_bytes(path, plain_files.MAX_TABLE_BYTES)
   check_sha256(path, content, sha256)
   with _damaged_tables(path):
-    values = [float(row[column]) for row in _rows(content)]
+    values = [float(row[column]) for row in _rows(path, content, column)]
     if not all(map(math.isfinite, values)):
       raise ValueError(f'a row without a number in {column!r}')
   return values
@@ -337,7 +335,7 @@ def read_units(path: pathlib.Path, sha256: str) -> dict[str, dict[str, float]]:
   content = plain_files.read_bytes(path, plain_files.MAX_TABLE_BYTES)
   check_sha256(path, content, sha256)
   with _damaged_tables(path):
-    rows = _rows(content)
+    rows = _rows(path, content)
     key = next(iter(rows[0])) if rows else ''
     units = {
         row.pop(key): {n: float(value or 'nan') for n, value in row.items()}
@@ -348,8 +346,27 @@ def read_units(path: pathlib.Path, sha256: str) -> dict[str, dict[str, float]]:
   return units
 
 
-def _rows(content: bytes) -> list[dict[str, str]]:
-  return list(csv.DictReader(io.StringIO(content.decode(), newline='')))
+def _rows(
+    path: pathlib.Path, content: bytes, column: str = ''
+) -> list[dict[str, str]]:
+  """Returns the rows of a table of whole lines, which has a column."""
+  reader = csv.DictReader(io.StringIO(content.decode(), newline=''))
+  rows, columns = list(reader), reader.fieldnames or ()
+  if columns and column and column not in columns:
+    raise plain_files.DamagedFileError(
+        f'Expected {path} to have a column {column!r}, found'
+        f' {", ".join(columns)}.'
+    )
+  if content and not content.endswith(b'\n'):
+    raise plain_files.DamagedFileError(
+        f'Expected {path} to end with a whole line, found one that is cut off.'
+    )
+  if any(None in row or None in row.values() for row in rows):
+    raise plain_files.DamagedFileError(
+        f'Expected all lines of {path} to have {len(columns)} columns, found'
+        ' one with more or fewer.'
+    )
+  return rows
 
 
 @contextlib.contextmanager
