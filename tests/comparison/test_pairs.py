@@ -4,6 +4,7 @@ import json
 import math
 import re
 
+import numpy as np
 import pytest
 
 from tff_meta import plain_files
@@ -11,6 +12,7 @@ from tff_meta.comparison import cell_texts
 from tff_meta.comparison import pairs
 from tff_meta.comparison import results
 from tff_meta.comparison import verdicts
+from tff_meta.evaluation import client_metrics
 
 
 def _entry(root, row, tested, path='evaluation/known_clients/accuracy_mean'):
@@ -116,7 +118,7 @@ def _of_columns(root, row, number, value, table):
 
 
 def test_what_every_client_has_is_paired_by_it(tmp_path):
-  """NLL is a column, who is hurt is told by two, a worst decile by none."""
+  """NLL is a column, who is hurt is told by two."""
   head = 'client_id,num_support,num_examples,accuracy,accuracy_before,nll\n'
   mine = head + 'a,7,10,0.5,0.6,0.09\nb,7,10,0.5,0.4,0.06\n'
   others = head + 'a,7,10,0.5,0.5,0.05\nb,7,10,0.5,0.5,0.04\n'
@@ -136,7 +138,43 @@ def test_what_every_client_has_is_paired_by_it(tmp_path):
   assert hurt.mean == pytest.approx(50.0)
   assert hurt.spreads[1].variance == pytest.approx(2500.0)
   worst = pair('accuracy_worst_decile', 50.0, 50.0)
-  assert worst.spreads == {} and worst.problems == {1: 'no mean over clients'}
+  assert worst.spreads == {}
+  assert worst.problems == {1: 'fewer than 4 in the worst decile'}
+
+
+@pytest.mark.parametrize(
+    'number, of_clients',
+    [
+        ('accuracy_worst_decile', client_metrics.worst_decile),
+        ('accuracy_gini', client_metrics.gini),
+    ],
+)
+def test_what_is_nearly_a_mean_has_the_spread_of_the_jackknife(
+    tmp_path, number, of_clients
+):
+  """What leaving out each of 151 clients changes, after Tukey (1958)."""
+  rng = np.random.default_rng(5)
+  n, level = 151, rng.beta(4, 2, 151)
+  accuracies = [np.clip(level + rng.normal(0, 0.1, n), 0, 1) for _ in range(2)]
+  head = 'client_id,num_support,num_examples,accuracy\n'
+  entries = [
+      _of_columns(
+          tmp_path,
+          row,
+          number,
+          100 * of_clients(a),
+          head + ''.join(f'c{i},7,10,{float(a[i])!r}\n' for i in range(n)),
+      )
+      for row, a in zip('AB', accuracies, strict=True)
+  ]
+  left_out = np.array(
+      [[of_clients(np.delete(a, i)) for a in accuracies] for i in range(n)]
+  )
+  apart = 100 * (left_out[:, 0] - left_out[:, 1])
+  expected = (n - 1) / n * np.sum((apart - apart.mean()) ** 2)
+  found = pairs.pair(*entries)
+  assert found.problems == {}  # That the mean is the number is checked.
+  assert found.spreads[1].variance == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +293,7 @@ def test_a_row_that_is_not_paired_stays_and_says_why(tmp_path):
       ['C', '–', *['none: no seed that both have'] * 2, '–', '–'],
   ]
   assert found[1].to_json()['mean'] is None
-  assert not compared('accuracy_gini')  # Of no row there is anything to say.
+  assert not compared('accuracy_std')  # Of no row there is anything to say.
 
 
 @pytest.mark.parametrize(

@@ -71,14 +71,18 @@ def gini(values: np.ndarray) -> float:
   return float(ranks @ np.sort(values) / (len(values) * total))
 
 
+def num_worst(num_clients: int) -> int:
+  """Returns how many are the worst decile: a tenth rounded down, but one."""
+  return max(1, num_clients // _WORST)
+
+
 def worst_decile(values: np.ndarray) -> float:
   """The mean of the smallest tenth.
 
   Args:
-    values: float [n], n at least 1; the tenth of n is rounded down, but at
-      least one.
+    values: float [n], n at least 1; see `num_worst`.
   """
-  return float(np.mean(np.sort(values)[: max(1, len(values) // _WORST)]))
+  return float(np.mean(np.sort(values)[: num_worst(len(values))]))
 
 
 def _mean(values: np.ndarray) -> float | None:
