@@ -49,7 +49,6 @@ EXPERIMENT = flags.DEFINE_string(
 )
 RUNS = flag_kinds.define_paths(
     'runs',
-    [],
     'Instead of an --experiment: directories of finished runs, --output_dir of'
     ' binaries.train, with commas, to be set side by side. Nothing is trained.',
 )
@@ -67,12 +66,11 @@ SCALE = flags.DEFINE_enum(
     ' cores do in hours (cpu), or as published (paper); by default cpu or, if'
     ' the table has no such scale, its first one.',
 )
-ROWS = flags.DEFINE_list('rows', [], 'Only these methods.')
-SETTINGS = flags.DEFINE_list('settings', [], 'Only these settings.')
-SEEDS = flags.DEFINE_list('seeds', [], 'Instead of those of the scale.')
-MEASURES = flags.DEFINE_list(
+ROWS = flag_kinds.define_list('rows', 'Only these methods.')
+SETTINGS = flag_kinds.define_list('settings', 'Only these settings.')
+SEEDS = flag_kinds.define_list('seeds', 'Instead of those of the scale.')
+MEASURES = flag_kinds.define_list(
     'measures',
-    [],
     'What else is shown of those who are tested, beyond accuracy, with commas:'
     f' {", ".join(tables.FURTHER)}.',
 )
@@ -605,7 +603,7 @@ def _table_work() -> _Work:
   space = searches.read_space(SWEEP.value)
   table = experiments.get(EXPERIMENT.value)
   table = table.with_further_measures(MEASURES.value)
-  if REFERENCE.value:
+  if REFERENCE.value is not None:
     table = dataclasses.replace(table, reference=REFERENCE.value)
   scale = SCALE.value or table.default_scale
   seeds = _seeds()

@@ -291,9 +291,8 @@ EVAL_NEW_CLIENTS = flags.DEFINE_bool(
     'Whether --eval_every measures new clients, too; by default it does, or as'
     ' in the run that is continued.',
 )
-TRACK = flags.DEFINE_list(
+TRACK = flag_kinds.define_list(
     'track',
-    [],
     'Experiment trackers that the numbers of the run go to as well: wandb,'
     ' mlflow, or those of --plugins. Their packages are installed with'
     ' requirements-track.txt.',
@@ -357,8 +356,6 @@ def _config(**changes):
         'Expected --algorithm, found none. Tip: --list shows algorithms and'
         ' data sets.'
     )
-  if OUTPUT_DIR.value == '':
-    raise ValueError('Expected --output_dir to name a directory, found none.')
   is_new = 'tensorflow' not in sys.modules
   plugins = _plugins()
   trackers.check(TRACK.value)

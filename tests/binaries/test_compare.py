@@ -150,6 +150,10 @@ _PROBLEMS = {
         f'--keep={__file__}',
     ): 'to be a directory, found a file',
     ('--experiment=digits', '--report_only'): 'found no directory',
+    ('--experiment=digits', '--rows='): 'flag --rows=: expected names',
+    ('--runs=a,',): 'flag --runs=a,: expected names with commas',
+    ('--experiment=digits', '--reference='): "found ''",
+    ('--experiment=digits', '--keep='): 'flag --keep=: expected a path',
     (
         '--experiment=digits',
         '--rows=frl',

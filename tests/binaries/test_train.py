@@ -649,7 +649,7 @@ def _check_evaluation_of_clients(call, directory, summary):
             ' more of each or,',
         ),
         (['--dataset=mnist', '--data_dir=/nowhere'], 1, '/nowhere'),
-        (['--output_dir='], 2, 'Expected --output_dir'),
+        (['--output_dir='], 2, 'flag --output_dir=: expected'),
         (['--output_dir=/proc/run'], 1, 'able to write to /proc/run'),
         (['--speed=3'], 2, 'speed'),
         (['more'], 2, "'more'"),
