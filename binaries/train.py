@@ -349,8 +349,16 @@ def _describe(dataset) -> None:
     print(f'Written: {directory / "data.png"}')
 
 
-def _config(**changes):
-  """Returns the configuration that the flags mean, but for changes."""
+def configuration(**changes):
+  """Returns the configuration that the flags mean.
+
+  Args:
+    **changes: Fields -> values that they have whatever the flags say.
+
+  Raises:
+    ImportError, OSError: If the environment does not play along.
+    ValueError: If a flag is impossible, or flags do not go together.
+  """
   if not ALGORITHM.value:
     raise ValueError(
         'Expected --algorithm, found none. Tip: --list shows algorithms and'
@@ -438,7 +446,7 @@ def main() -> int:
   if DESCRIBE.value and not ALGORITHM.value:
     flags.FLAGS[ALGORITHM.name].value = registry.REFERENCE  # Any would do.
   with command_line.reported_errors():
-    config = _config()
+    config = configuration()
     if runner.is_comparison(pathlib.Path(_output_dir())):
       raise ValueError(
           'Expected --output_dir to be new or to hold a run, found'
@@ -471,7 +479,7 @@ def main() -> int:
     if config.training.eval_every and _is_evaluated_by_default():
       why_not = evaluator.why_no_curve()
       if why_not is not None:
-        config = _config(eval_every=0)
+        config = configuration(eval_every=0)
         command_line.report(
             f'Note: no accuracy is measured on the way. {why_not}'
         )

@@ -421,7 +421,7 @@ def _config(*flags):
   """Returns the configuration that flags mean."""
   with flagsaver.flagsaver():
     assert absl_flags.FLAGS(['train', *flags]) == ['train']
-    return train._config()
+    return train.configuration()
 
 
 @pytest.mark.parametrize(
