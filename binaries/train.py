@@ -447,6 +447,14 @@ def main() -> int:
     flags.FLAGS[ALGORITHM.name].value = registry.REFERENCE  # Any would do.
   with command_line.reported_errors():
     config = configuration()
+    from tff_meta.training import run_config
+
+    for algorithm, text in (
+        (config.algorithm, HPARAMS.value),
+        (registry.REFERENCE, REFERENCE_HPARAMS.value),
+    ):
+      for note in run_config.notes_on_hparams(algorithm, text):
+        command_line.report(note)
     if runner.is_comparison(pathlib.Path(_output_dir())):
       raise ValueError(
           'Expected --output_dir to be new or to hold a run, found'

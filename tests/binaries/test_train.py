@@ -47,7 +47,11 @@ _TINY = (
     [
         (['--partition=shards'], 'frl has no use for clients of '),
         (
-            ['--algorithm=fed_avg', '--test_fraction=0'],
+            [
+                '--algorithm=fed_avg',
+                '--test_fraction=0',
+                '--hparams=fine_tuning_steps=5,epochs=1',
+            ],
             'no client has examples to be tested on. Tip: w',
         ),
     ],
@@ -65,6 +69,9 @@ def test_a_run_that_nothing_can_evaluate_says_so(
   # Where others could evaluate something.
   is_of_frl = 'fed_avg' not in flags[0]
   assert ('few_round has groups with new classes' in err) == is_of_frl
+  # As it says what has no effect.
+  no_effect = 'fine_tuning_steps has no effect: fed_avg does not read it.'
+  assert (no_effect in err, 'epochs has' in err) == (not is_of_frl, False)
 
 
 @pytest.mark.ci
