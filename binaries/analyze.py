@@ -40,7 +40,6 @@ ANALYSIS = flags.DEFINE_enum(
 )
 RUN_DIR = flag_kinds.define_paths(
     'run_dir',
-    [],
     'Directories of runs, --output_dir of binaries.train, with commas; one for'
     ' group_map, none for inversion and theory.',
 )
@@ -185,7 +184,7 @@ def _check_flags() -> None:
       )
     if ANALYSIS.value == 'inversion':
       datasets.get(DATASET.value)
-  elif not found or not all(RUN_DIR.value):
+  elif not found:
     raise ValueError('Expected --run_dir, found none.')
   elif ANALYSIS.value == 'group_map' and found > 1:
     raise ValueError(f'Expected one --run_dir with group_map, found {found}.')

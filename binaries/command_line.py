@@ -187,7 +187,7 @@ def _set_ray_context(devices, batched_clients, shards, options) -> None:
   native.call_before_end(pool.close)
 
 
-def _parse(argv: Sequence[str]) -> list[str]:
+def parse(argv: Sequence[str]) -> list[str]:
   """Parses flags; what is not a flag is an error."""
   program, *arguments = argv
   try:
@@ -244,7 +244,7 @@ def run(main: Callable[[], int]) -> None:
       lambda record: record.filename != 'tf_should_use.py'
   )
   try:
-    app.run(prepared_main, flags_parser=_parse)
+    app.run(prepared_main, flags_parser=parse)
   except KeyboardInterrupt:
     report('Interrupted.')
     sys.exit(INTERRUPTED)

@@ -20,10 +20,12 @@ very same. --sweep looks for hyperparameters, on validation data only.
 from collections.abc import Mapping, Sequence
 import dataclasses
 import itertools
+import json
 import os
 import pathlib
 import shlex
 import signal
+import subprocess
 import sys
 
 from absl import flags
@@ -49,7 +51,6 @@ EXPERIMENT = flags.DEFINE_string(
 )
 RUNS = flag_kinds.define_paths(
     'runs',
-    [],
     'Instead of an --experiment: directories of finished runs, --output_dir of'
     ' binaries.train, with commas, to be set side by side. Nothing is trained.',
 )
@@ -67,12 +68,11 @@ SCALE = flags.DEFINE_enum(
     ' cores do in hours (cpu), or as published (paper); by default cpu or, if'
     ' the table has no such scale, its first one.',
 )
-ROWS = flags.DEFINE_list('rows', [], 'Only these methods.')
-SETTINGS = flags.DEFINE_list('settings', [], 'Only these settings.')
-SEEDS = flags.DEFINE_list('seeds', [], 'Instead of those of the scale.')
-MEASURES = flags.DEFINE_list(
+ROWS = flag_kinds.define_list('rows', 'Only these methods.')
+SETTINGS = flag_kinds.define_list('settings', 'Only these settings.')
+SEEDS = flag_kinds.define_list('seeds', 'Instead of those of the scale.')
+MEASURES = flag_kinds.define_list(
     'measures',
-    [],
     'What else is shown of those who are tested, beyond accuracy, with commas:'
     f' {", ".join(tables.FURTHER)}.',
 )
@@ -297,25 +297,41 @@ def _values(cells: Sequence[tables.Cell], name: str) -> list[str]:
   return [text.partition('=')[2] for text in found]
 
 
-def _check_names(cells: Sequence[tables.Cell]) -> None:
-  """Raises before the first run if a name in the cells' flags means nothing."""
-  from tff_meta import models
-  from tff_meta import registry
-  from tff_meta.training import hyperparameters
+def _check_settings(work: _Work, todo: Sequence[tables.Cell]) -> None:
+  """Raises before the first run if one would be refused as its flags are.
 
-  for text in filter(None, dict.fromkeys(_values(cells, 'plugins'))):
-    plugins.import_named(text.split(','), '--plugins of a run')
-  for name in filter(None, dict.fromkeys(_values(cells, 'model'))):
-    models.check(name)
-  texts = zip(
-      _values(cells, 'algorithm'), _values(cells, 'hparams'), strict=True
+  Where only seeds differ, one run is checked, and each seed in some run.
+  """
+  from tff_meta.comparison import runner
+  from tff_meta.execution import native
+
+  asked: list[tables.Cell] = []
+  seen: set[object] = set()
+  for cell in todo:
+    seed = f'--seed={cell.seed}'
+    found = {seed, tuple(flag for flag in cell.flags if flag != seed)}
+    if not found <= seen:
+      asked.append(cell)
+    seen |= found
+  _, _, _, *of_all = _program(todo)  # Behind python -m binaries.train.
+  done = subprocess.run(
+      native.ending_with_parent(
+          [sys.executable, '-m', 'binaries.check_runs'], signal.SIGTERM
+      ),
+      input=json.dumps([runner.command(of_all, work.root, c) for c in asked]),
+      capture_output=True,
+      text=True,
+      cwd=_ROOT,
+      env=_environment(asked),
   )
-  for name, text in dict.fromkeys(texts):
-    if name:
-      spec = registry.get(name)
-      hyperparameters.assignments(text, spec.hparam_names(), of=name)
-      if text:
-        hyperparameters.check(type(spec.presets['paper']), text, of=name)
+  if done.returncode:
+    cell = asked[int((done.stdout.split() or ['0'])[-1])]
+    *_, problem = done.stderr.splitlines() or ['It printed nothing.']
+    is_refused = done.returncode == command_line.USAGE_ERROR
+    raise (ValueError if is_refused else OSError)(
+        f'{cell.setting}, {cell.row}, seed {cell.seed}:'
+        f' {problem.removeprefix("Error: ")}'
+    )
 
 
 def _check_data(cells: Sequence[tables.Cell]) -> None:
@@ -323,6 +339,8 @@ def _check_data(cells: Sequence[tables.Cell]) -> None:
   from tff_meta import datasets
   from tff_meta.training import hyperparameters
 
+  for text in filter(None, dict.fromkeys(_values(cells, 'plugins'))):
+    plugins.import_named(text.split(','), '--plugins of a run')
   names = ('dataset', 'data_dir', 'dataset_options')
   given = zip(*(_values(cells, name) for name in names), strict=True)
   of_all = _data_dir_of(cells)
@@ -629,7 +647,7 @@ def _table_work() -> _Work:
   space = searches.read_space(SWEEP.value)
   table = experiments.get(EXPERIMENT.value)
   table = table.with_further_measures(MEASURES.value)
-  if REFERENCE.value:
+  if REFERENCE.value is not None:
     table = dataclasses.replace(table, reference=REFERENCE.value)
   scale = SCALE.value or table.default_scale
   seeds = _seeds()
@@ -789,7 +807,7 @@ def _print_commands(work: _Work) -> int:
   found = f'PYTHONPATH={plugins.python_path()}'
   prefix = ['env', found] if _have_own_modules(work.cells) else []
   for cell in work.cells:
-    command = runner.command(_program(), work.root, cell)
+    command = runner.command(_program(work.cells), work.root, cell)
     print(shlex.join([*prefix, *command]))
   return 0
 
@@ -816,13 +834,13 @@ def _check(work: _Work, kept: pathlib.Path | None) -> None:
     )
   if not REPORT_ONLY.value:
     todo = _todo(work)
-    if not work.kept:  # Of an earlier version they may be other names.
-      _check_names(todo)
     command_line.report(
         f'Comparing {spelling.counted(len(work.cells), "run")} of'
         f' {work.table.name}, of which {len(work.cells) - len(todo)} are'
-        ' finished. Reading their data sets.'
+        ' finished. Checking their settings and data sets.'
     )
+    if todo and not work.kept:  # Of an earlier version some may be impossible.
+      _check_settings(work, todo)
     _check_data(todo)
 
 

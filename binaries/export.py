@@ -21,9 +21,8 @@ RUN_DIR = flag_kinds.define_path(
 OUTPUT_DIR = flag_kinds.define_path(
     'output_dir', None, 'Where the bundle goes; a folder that is not there.'
 )
-USES = flags.DEFINE_list(
+USES = flag_kinds.define_list(
     'uses',
-    [],
     'Which uses: known_client, new_client, new_class, group; by default those'
     ' that the algorithm has.',
 )

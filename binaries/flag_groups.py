@@ -24,9 +24,8 @@ DATA_DIR = flag_kinds.define_path(
     'Where data sets are; by default the place TFDS uses, or the working'
     ' directory for data of your own.',
 )
-PROTOCOL = flags.DEFINE_list(
+PROTOCOL = flag_kinds.define_list(
     'protocol',
-    [],
     f'What to evaluate: {", ".join(protocol_names.PROTOCOLS)}; none for'
     ' nothing. By default new_groups and those of clients, where algorithm and'
     ' data offer them.',
@@ -144,9 +143,8 @@ _OF_RAY = (
     WORKER_TIMEOUT_SECONDS,
     ALLOW_MIXED_HOSTS,
 )
-PLUGINS = flags.DEFINE_list(
+PLUGINS = flag_kinds.define_list(
     'plugins',
-    [],
     'Modules that add algorithms, networks, data sets, partitions or tables,'
     ' named as in `import` and looked for in the working directory, on'
     ' PYTHONPATH and among what is installed; by default those of the run.',

@@ -1,4 +1,4 @@
-"""Kinds of flags: paths, whole numbers and numbers, each read in one way.
+"""Kinds of flags: paths, lists and numbers, each read in one way.
 
 Their errors say what was expected, where those of absl say what Python's `int`
 and `float` do, and a whole number always fits the int32 of a tensor.
@@ -28,8 +28,10 @@ def read_path(path: str) -> str:
 
   Raises:
     ValueError: If there is no home directory of this name, or the path is not
-      UTF-8, which is all that TensorFlow reads and writes.
+      UTF-8, which is all that TensorFlow reads and writes, or there is none.
   """
+  if not path:
+    raise ValueError('expected a path, found none')
   try:
     path.encode()
   except UnicodeEncodeError:
@@ -59,7 +61,28 @@ class _Parser(flags.ArgumentParser):
     return self._kind
 
 
-class _PathsParser(flags.ListParser):
+class _ListParser(flags.ListParser):
+  """Reads names with commas between them, none of them empty.
+
+  A flag that is given and empty would be as if it was not given: all there is.
+  """
+
+  def parse(self, argument) -> list[str]:
+    """Returns the names of a text, and a default as it is."""
+    names = super().parse(argument)
+    if isinstance(argument, str) and not (names and all(names)):
+      raise ValueError(
+          'expected names with commas between them, found'
+          f' {"an empty one" if names else "none"}'
+      )
+    return names
+
+  def flag_type(self) -> str:
+    """Returns what the help calls it."""
+    return 'list'
+
+
+class _PathsParser(_ListParser):
   """Reads paths with commas between them."""
 
   def parse(self, argument) -> list[str]:
@@ -75,17 +98,21 @@ def define_path(
   return flags.DEFINE(parser, name, default, help_text)
 
 
-def define_paths(
-    name: str, default: Sequence[str], help_text: str
+def define_list(name: str, help_text: str) -> flags.FlagHolder:
+  """Defines a flag that holds a list of names, none where it is not given."""
+  return _define_list(_ListParser(), name, help_text)
+
+
+def define_paths(name: str, help_text: str) -> flags.FlagHolder:
+  """Defines a flag that holds a list of paths, none where it is not given."""
+  return _define_list(_PathsParser(), name, help_text)
+
+
+def _define_list(
+    parser: _ListParser, name: str, help_text: str
 ) -> flags.FlagHolder:
-  """Defines a flag that holds a list of paths."""
-  return flags.DEFINE(
-      _PathsParser(),
-      name,
-      default,
-      help_text,
-      serializer=flags.CsvListSerializer(','),
-  )
+  serializer = flags.CsvListSerializer(',')
+  return flags.DEFINE(parser, name, [], help_text, serializer=serializer)
 
 
 def _plain(text: str) -> str:

@@ -291,9 +291,8 @@ EVAL_NEW_CLIENTS = flags.DEFINE_bool(
     'Whether --eval_every measures new clients, too; by default it does, or as'
     ' in the run that is continued.',
 )
-TRACK = flags.DEFINE_list(
+TRACK = flag_kinds.define_list(
     'track',
-    [],
     'Experiment trackers that the numbers of the run go to as well: wandb,'
     ' mlflow, or those of --plugins. Their packages are installed with'
     ' requirements-track.txt.',
@@ -350,15 +349,21 @@ def _describe(dataset) -> None:
     print(f'Written: {directory / "data.png"}')
 
 
-def _config(**changes):
-  """Returns the configuration that the flags mean, but for changes."""
+def configuration(**changes):
+  """Returns the configuration that the flags mean.
+
+  Args:
+    **changes: Fields -> values that they have whatever the flags say.
+
+  Raises:
+    ImportError, OSError: If the environment does not play along.
+    ValueError: If a flag is impossible, or flags do not go together.
+  """
   if not ALGORITHM.value:
     raise ValueError(
         'Expected --algorithm, found none. Tip: --list shows algorithms and'
         ' data sets.'
     )
-  if OUTPUT_DIR.value == '':
-    raise ValueError('Expected --output_dir to name a directory, found none.')
   is_new = 'tensorflow' not in sys.modules
   plugins = _plugins()
   trackers.check(TRACK.value)
@@ -441,7 +446,15 @@ def main() -> int:
   if DESCRIBE.value and not ALGORITHM.value:
     flags.FLAGS[ALGORITHM.name].value = registry.REFERENCE  # Any would do.
   with command_line.reported_errors():
-    config = _config()
+    config = configuration()
+    from tff_meta.training import run_config
+
+    for algorithm, text in (
+        (config.algorithm, HPARAMS.value),
+        (registry.REFERENCE, REFERENCE_HPARAMS.value),
+    ):
+      for note in run_config.notes_on_hparams(algorithm, text):
+        command_line.report(note)
     if runner.is_comparison(pathlib.Path(_output_dir())):
       raise ValueError(
           'Expected --output_dir to be new or to hold a run, found'
@@ -474,7 +487,7 @@ def main() -> int:
     if config.training.eval_every and _is_evaluated_by_default():
       why_not = evaluator.why_no_curve()
       if why_not is not None:
-        config = _config(eval_every=0)
+        config = configuration(eval_every=0)
         command_line.report(
             f'Note: no accuracy is measured on the way. {why_not}'
         )

@@ -305,7 +305,7 @@ def test_a_network_is_given_as_it_is(tmp_path):
   )
 
 
-def test_who_is_not_tested_is_told_before_training(monkeypatch, capfd):
+def test_what_is_of_no_use_is_told_before_training(monkeypatch, capfd):
   def trained(*args, **kwargs):
     raise KeyboardInterrupt
 
@@ -315,6 +315,9 @@ def test_who_is_not_tested_is_told_before_training(monkeypatch, capfd):
   shown = capfd.readouterr().err
   assert 'Note: nothing will be evaluated: frl has no use for ' in shown
   assert '(`fit` takes npz:PATH instead of a mapping)' in shown
+  with pytest.raises(KeyboardInterrupt):
+    tff_meta.fit(_CLIENTS, 'fed_avg', hparams={'fine_tuning_steps': 5})
+  assert 'fine_tuning_steps has no effect: fed_avg' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The list of algorithms."""
 
 import ast
+import copy
 import dataclasses
 import pathlib
 import re
@@ -8,9 +9,11 @@ import subprocess
 import sys
 
 import pytest
+import tensorflow as tf
 
 import tff_meta
 from tff_meta import configurations
+from tff_meta import episodes
 from tff_meta import models
 from tff_meta import registry
 from tff_meta.algorithms import frl
@@ -105,6 +108,39 @@ def test_a_variant_for_another_use_trains_the_same(spec):
   )
   assert one.client_update.__code__ is other.client_update.__code__
   assert one.channels == other.channels or len(one.channels) == 1
+
+
+@pytest.mark.parametrize(
+    'spec', [s for s in SPECS if s.unused_fields], ids=lambda spec: spec.name
+)
+def test_fields_without_effect_are_not_read(spec):
+  preset = spec.presets['paper']
+  assert set(spec.unused_fields) <= set(spec.hparam_names())
+
+  class Refusing(type(preset)):
+
+    def __getattribute__(self, name):
+      assert name not in spec.unused_fields
+      return super().__getattribute__(name)
+
+  config = copy.copy(preset)
+  object.__setattr__(config, '__class__', Refusing)
+  network = _network(spec)
+  registry.build(spec.name, network, config, num_classes=3)
+  method = spec.method(network, config, num_classes=3)
+  weights = method.initialize(tf.constant([1, 2]))
+  examples = episodes.Examples(
+      tf.zeros([4, 28, 28, 1]), tf.constant([0, 1, 2, 0]), tf.ones([4])
+  )
+  client = method.known_client()
+  client.adapt(weights, (), examples, tf.constant([3, 4]))
+  if method.group is not None:
+    method.group()
+  assert spec.without_effect(['epochs', *spec.unused_fields]) == [
+      *spec.unused_fields
+  ]
+  if spec.changes:  # With one of them it may be another variant.
+    assert not spec.without_effect([*spec.changes, *spec.unused_fields])
 
 
 def test_a_preset_that_is_none_is_named():

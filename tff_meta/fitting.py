@@ -231,6 +231,10 @@ def _train(
         ' `in_process.set_in_process_context(num_shards=...)`.'
     )
   config = run_config.resolve(**values)
+  for note in run_config.notes_on_hparams(
+      config.algorithm, values.get('hparams') or ''
+  ):
+    _report(note)
   experiment = _prepare(config, model)
   evaluator = evaluator_lib.Evaluator(experiment)
   if not recorded and not {'eval_every', 'eval_from', 'select_best'} & set(

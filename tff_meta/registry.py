@@ -6,7 +6,7 @@ so that programs can show what there is at once.
 """
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 import contextlib
 import dataclasses
 import functools
@@ -74,6 +74,9 @@ class AlgorithmSpec:
     run_settings: Settings of a run that are the algorithm's own unless a flag
       says otherwise, `'eval_support_fraction'` (of which 0 is none) or
       `'restrict_f1_to_client_labels'`, with the field that holds each.
+    unused_fields: Fields of the configuration that others of its module read
+      and it does not, with the values of its `changes`. Where a user gives one,
+      a note says that it has no effect; runs have and record it all the same.
   """
 
   name: str
@@ -97,6 +100,7 @@ class AlgorithmSpec:
   kept_clients_field: str | None = None
   num_clients_field: str | None = None
   run_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  unused_fields: tuple[str, ...] = ()
 
   def __post_init__(self):
     named = self.uses + self.starts_from_scratch + self.gives_memories_to
@@ -204,6 +208,17 @@ class AlgorithmSpec:
             return tuple(names)
     return tuple(f.name for f in dataclasses.fields(self._attribute('PAPER')))
 
+  def without_effect(self, given: Collection[str]) -> list[str]:
+    """Returns which of the fields that a user gives have no effect, if known.
+
+    Args:
+      given: Their names. With one of `changes` it may be another variant, whose
+        fields nobody knows.
+    """
+    if not self.changes.keys().isdisjoint(given):
+      return []
+    return [name for name in given if name in self.unused_fields]
+
   def rounds_per_cohort(self, config: 'configurations.Configuration') -> int:
     """Returns for how many consecutive rounds a cohort must stay together."""
     if self.cohort_rounds_field is None:
@@ -285,6 +300,22 @@ _REFUSED_WITH_NOTHING = dict.fromkeys(
     ('robust', 'compressed', 'secure', 'dp'),
     'its clients send nothing but metrics, which have nothing to hide in',
 )
+# Of the configuration of FedAvg, and of that of MetaVers.
+_OF_FINE_TUNING = (
+    'fine_tuning_epochs',
+    'fine_tuning_steps',
+    'fine_tuning_decay',
+    'fine_tuning_decay_steps',
+)
+_OF_GROUPS = ('rounds', 'deployment_learning_rate', 'deployment_batch_size')
+_OF_TRIPLETS = (
+    'gamma',
+    'triplet_variant',
+    'triplet_reduction',
+    'fixed_margin',
+    'margin_normalizer',
+    'margin_stop_gradient',
+)
 # Those of `cafeme_fed_rep`, which was an option of FedRep.
 _FORMER_FIELDS_OF_FED_REP = dict(
     averaged_head=False,
@@ -326,6 +357,7 @@ _OURS = {
             uses=('known_client', 'new_client', 'new_class'),
             changes=dict(loss='ce'),
             channels='margins',
+            unused_fields=_OF_TRIPLETS,
         ),
         AlgorithmSpec(
             name='metavers_triplet',
@@ -402,6 +434,7 @@ _OURS = {
             uses=('known_client', 'new_client', 'group'),
             group_rounds_field='rounds',
             starts_from_scratch=('group',),
+            unused_fields=_OF_FINE_TUNING,
         ),
         AlgorithmSpec(
             name='fed_avg_ft',
@@ -436,6 +469,7 @@ _OURS = {
             module_name='tff_meta.baselines.fed_avg',
             function='fed_avg_own',
             uses=('known_client', 'new_client'),
+            unused_fields=_OF_FINE_TUNING + _OF_GROUPS,
         ),
         AlgorithmSpec(
             name='fed_avg_proto',
@@ -444,6 +478,7 @@ _OURS = {
             module_name='tff_meta.baselines.fed_avg',
             function='fed_avg_proto',
             uses=('known_client', 'new_client', 'new_class'),
+            unused_fields=_OF_FINE_TUNING + _OF_GROUPS,
         ),
         AlgorithmSpec(
             name='fed_prox',

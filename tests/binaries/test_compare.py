@@ -150,6 +150,10 @@ _PROBLEMS = {
         f'--keep={__file__}',
     ): 'to be a directory, found a file',
     ('--experiment=digits', '--report_only'): 'found no directory',
+    ('--experiment=digits', '--rows='): 'flag --rows=: expected names',
+    ('--runs=a,',): 'flag --runs=a,: expected names with commas',
+    ('--experiment=digits', '--reference='): "found ''",
+    ('--experiment=digits', '--keep='): 'flag --keep=: expected a path',
     (
         '--experiment=digits',
         '--rows=frl',
@@ -191,14 +195,16 @@ def test_bad_input_is_a_line_before_anything_is_written(tmp_path):
 
 
 def _of_errors(stderr):
-  """Whether it is one error, behind what was to be done."""
-  first, last = stderr.splitlines()
-  return first.startswith('Comparing ') and last.startswith('Error: ')
+  """Whether it is one error, behind what was to be done, if anything was."""
+  *before, last = stderr.splitlines()
+  said = [line.startswith('Comparing ') for line in before]
+  return said in ([], [True]) and last.startswith('Error: ')
 
 
 _TABLE = """
 from tff_meta.comparison import tables
 
+OWN = '--dataset=csv:own.csv', '--dataset_options=label=knd'
 MEAN = tables.Measure('Mean', 'evaluation/known_clients/accuracy_mean')
 TABLES = [
     tables.Table(
@@ -212,8 +218,10 @@ TABLES = [
     for i, flags in enumerate((
         ('--algorithm=own_one',),
         ('--algorithm=fed_avg', '--hparams=epochs=1,learning_rate=fast'),
-        ('--dataset=csv:own.csv', '--dataset_options=label=knd'),
+        ('--algorithm=fed_avg', *OWN),
         ('--dataset=csv:/home/me/own.csv',),
+        ('--algorithm=fed_avg', '--absent_clients=1.5'),
+        ('--algorithm=fed_avg', '--round=2'),
     ))
 ]
 """
@@ -223,20 +231,28 @@ TABLES = [
 def test_a_table_of_ones_own_and_a_search_are_checked_before_the_first_run(
     tmp_path,
 ):
-  (tmp_path / 'table.py').write_text(_TABLE)
-  (tmp_path / 'late.py').write_text(_TABLE.replace('mine_', 'late_'))
-  (tmp_path / 'last.py').write_text(_TABLE.replace('mine_', 'last_'))
-  (tmp_path / 'kept.py').write_text(_TABLE.replace('mine_', 'kept_'))
+  for name in ('table', 'away', 'flag', 'late', 'last', 'kept'):
+    (tmp_path / f'{name}.py').write_text(_TABLE.replace('mine_', f'{name}_'))
   (tmp_path / 'runs').mkdir()
   (tmp_path / 'own.csv').write_text('a,kind\n1,oak\n2,elm\n')
   rows = ('--experiment=digits', '--rows=fed_avg')
   expected = {
       # Without --scale: it is that of the table.
-      ('--experiment=table.py:mine_0',): "'own_one'. Tip: --plugins=MODULE",
+      ('--experiment=table.py:table_0',): "'own_one'. Tip: --plugins=MODULE",
       ('--experiment=tabel.py',): "Tip: did you mean 'table.py'?",
       ('--runs=run',): "found nothing. Tip: did you mean 'runs'?",
       (*rows, '--sweep=learningrate=1'): "did you mean 'learning_rate'?",
       (*rows, '--sweep=learning_rate=1,x'): "'x'. Tip: as in learning_rate=0.1",
+      (
+          *rows,
+          '--settings=Known clients',
+          '--sweep=learning_rate=0.1,-1',
+      ): (
+          'Error: Known clients, fed_avg learning_rate=-1, seed 0: Expected'
+          ' `learning_rate` as a number of at least 0'
+      ),
+      ('--experiment=away.py:away_4',): 'own, seed 0: Expected `absent_clients',
+      ('--experiment=flag.py:flag_5',): 'own, seed 0: Unknown command line fl',
       (*rows, '--search=random'): 'Expected --sweep with --search',
       (*rows, '--budget=3'): 'Expected --search with --budget',
       ('--verify=runs',): 'Expected a comparison of a table in',
@@ -244,7 +260,7 @@ def test_a_table_of_ones_own_and_a_search_are_checked_before_the_first_run(
   }
   late = [
       ('--experiment=late.py:late_1',),
-      ('--experiment=last.py:last_2',),
+      ('--experiment=last.py:last_2', f'--data_dir={tmp_path}'),
       (
           '--experiment=fedmeta_per_mnist',
           '--scale=smoke',
@@ -258,10 +274,10 @@ def test_a_table_of_ones_own_and_a_search_are_checked_before_the_first_run(
   for (flags, problem), (code, _, err) in zip(
       expected.items(), found, strict=True
   ):
-    assert code == 2 and problem in err and err.count('\n') == 1, (flags, err)
+    assert code == 2 and problem in err and _of_errors(err), (flags, err)
   assert "`learning_rate` to be a finite number, found 'fast'. Tip" in wrong[2]
   # A data set is read as its runs read it.
-  assert misread[0] == 2 and "column 'knd' in own.csv" in misread[2]
+  assert misread[0] == 2 and f"'knd' in {tmp_path}/own.csv" in misread[2]
   assert "did you mean 'kind'?" in misread[2] and _of_errors(misread[2])
   # Data that are not there are one error.
   assert lacking[0] == 1 and f'{tmp_path}/nothing/mnist' in lacking[2]

@@ -100,7 +100,7 @@ def _config(cell):
     if any(flag.startswith('--dataset=sqlite:') for flag in cell.flags):
       arguments.append(f'--data_dir={_users().name}')
     assert flags.FLAGS(arguments) == ['train']
-    return _Flat(**train._config().flat())
+    return _Flat(**train.configuration().flat())
 
 
 def _cells(table, scale, **selection):

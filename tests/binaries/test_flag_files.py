@@ -114,7 +114,7 @@ def test_flag_files_of_the_library_are_found_from_anywhere(
 def _config(arguments):
   with flagsaver.flagsaver():
     assert flags.FLAGS(['train', *flag_files.expand(arguments)]) == ['train']
-    return train._config()
+    return train.configuration()
 
 
 @pytest.mark.parametrize('name', _NAMES)

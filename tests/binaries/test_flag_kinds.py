@@ -57,7 +57,8 @@ def test_all_flags_of_a_program_are_of_our_kinds(program, paths):
   assert found.keys() == paths
   for kind, value in found.values():
     assert value in ('/home/of/a', ['/home/of/a']), kind
-  assert not {'int', 'float'} & set(kinds)  # Those of absl.
+  of_absl = {'int', 'float', 'comma separated list of strings'}
+  assert not of_absl & set(kinds)
   assert paths <= set(keys)  # So --helpshort shows them.
 
 
@@ -67,7 +68,8 @@ def parse(monkeypatch):
   monkeypatch.setenv('HOME', '/home/of')
   holders = {
       'path': flag_kinds.define_path('a_path', None, ''),
-      'paths': flag_kinds.define_paths('some_paths', [], ''),
+      'paths': flag_kinds.define_paths('some_paths', ''),
+      'list': flag_kinds.define_list('a_list', ''),
       'count': flag_kinds.define_whole_number('a_count', 7, '', least=1),
       'rate': flag_kinds.define_number('a_rate', None, ''),
   }
@@ -89,9 +91,9 @@ def parse(monkeypatch):
         ('path', '~/a b/../ü\n', '/home/of/a b/../ü\n'),
         ('path', './~/a', './~/a'),
         ('path', 'a~/', 'a~/'),
-        ('path', '', ''),
         ('paths', '~/a,b,./~', ['/home/of/a', 'b', './~']),
         ('paths', '"~/a,b",c', ['/home/of/a,b', 'c']),
+        ('list', 'a, b c', ['a', 'b c']),
         ('count', '1', 1),
         ('count', str(2**31 - 1), 2**31 - 1),
         ('rate', '1e-3', 1e-3),
@@ -110,6 +112,10 @@ def test_flags_are_read(parse, name, text, value):
             'a,~nobody_of_this_name',
             '~nobody_of_this_name to be a home',
         ),
+        ('path', '', 'expected a path, found none'),
+        ('paths', 'a,', 'with commas between them, found an empty one'),
+        ('list', '', 'with commas between them, found none'),
+        ('list', ',a', 'with commas between them, found an empty one'),
         ('path', 'caf\udce9', 'expected a path in UTF-8'),  # Of Latin-1.
         ('count', '0', 'of at least 1 and below 2[*]{2}31'),
         ('count', '-3', 'of at least 1 and below 2[*]{2}31'),

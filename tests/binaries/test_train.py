@@ -47,7 +47,11 @@ _TINY = (
     [
         (['--partition=shards'], 'frl has no use for clients of '),
         (
-            ['--algorithm=fed_avg', '--test_fraction=0'],
+            [
+                '--algorithm=fed_avg',
+                '--test_fraction=0',
+                '--hparams=fine_tuning_steps=5,epochs=1',
+            ],
             'no client has examples to be tested on. Tip: w',
         ),
     ],
@@ -65,6 +69,9 @@ def test_a_run_that_nothing_can_evaluate_says_so(
   # Where others could evaluate something.
   is_of_frl = 'fed_avg' not in flags[0]
   assert ('few_round has groups with new classes' in err) == is_of_frl
+  # As it says what has no effect.
+  no_effect = 'fine_tuning_steps has no effect: fed_avg does not read it.'
+  assert (no_effect in err, 'epochs has' in err) == (not is_of_frl, False)
 
 
 @pytest.mark.ci
@@ -421,7 +428,7 @@ def _config(*flags):
   """Returns the configuration that flags mean."""
   with flagsaver.flagsaver():
     assert absl_flags.FLAGS(['train', *flags]) == ['train']
-    return train._config()
+    return train.configuration()
 
 
 @pytest.mark.parametrize(
@@ -649,7 +656,7 @@ def _check_evaluation_of_clients(call, directory, summary):
             ' more of each or,',
         ),
         (['--dataset=mnist', '--data_dir=/nowhere'], 1, '/nowhere'),
-        (['--output_dir='], 2, 'Expected --output_dir'),
+        (['--output_dir='], 2, 'flag --output_dir=: expected'),
         (['--output_dir=/proc/run'], 1, 'able to write to /proc/run'),
         (['--speed=3'], 2, 'speed'),
         (['more'], 2, "'more'"),

@@ -129,7 +129,7 @@ def draw_scene(
   Args:
     corpus: Of pixels that are in [0, 1] when preprocessed.
     index: Row of the image in the pool: the train part, then the test part.
-    ways: N, classes of the client; that of the image is one of them.
+    ways: N, classes of the client, at least 2; that of the image is one.
     shots: Support images of each, at least 2; the image is none of them.
     seed: Of the other classes and of the support images.
 
@@ -143,11 +143,12 @@ def draw_scene(
   labels = corpus.pooled_labels
   for name, value, least, most in (
       ('image_index', index, 0, len(labels) - 1),
-      ('local_classes', ways, 1, corpus.num_classes),
-      ('shots', shots, 2, len(labels)),  # An episode takes two of a class.
+      ('local_classes', ways, 2, corpus.num_classes),
   ):
     if not least <= value <= most:
       raise ValueError(f'Expected `{name}` in {least}..{most}, found {value}.')
+  if shots < 2:  # An episode takes two of a class.
+    raise ValueError(f'Expected `shots` of at least 2, found {shots}.')
   label = int(labels[index])
   rng = np.random.default_rng([seed, index])
   others = np.setdiff1d(np.arange(corpus.num_classes), label)
@@ -159,8 +160,8 @@ def draw_scene(
     available = rows[local_class][rows[local_class] != index]
     if len(available) < shots:
       raise ValueError(
-          f'Expected at least {shots} further images of class {local_class}'
-          f' of {corpus.name!r}, found {len(available)}.'
+          f'Expected `shots` of at most {len(available)}, the further images of'
+          f' class {local_class} of {corpus.name!r}, found {shots}.'
       )
     support.append(rng.choice(available, shots, replace=False))
   pixels = corpus.preprocess(

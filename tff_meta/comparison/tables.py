@@ -274,7 +274,8 @@ class Table(_Checked):
     rows = _check_unique('row', [r.name for r in self.rows])
     measures = {s.name: {m.name for m in s.measures} for s in self.settings}
     _check_known('scale', self.scales, SCALES)
-    _check_known('row', [self.reference] if self.reference else (), rows)
+    reference = () if self.reference is None else (self.reference,)
+    _check_known('row', reference, rows)
     for scale in self.scales.values():
       _check_known('row', scale.rows or (), rows)
       _check_known('setting', scale.settings or (), settings)

@@ -25,7 +25,12 @@ from tff_meta.training import grid_axes
 from tff_meta.training import hyperparameters
 from tff_meta.training import run_config
 
-_LEAST = {grid_axes.GROUP_ROUNDS: 1, 'group_clients': 1, 'way': 2}
+_LEAST = {
+    grid_axes.GROUP_ROUNDS: 1,
+    'group_clients': 1,
+    'way': 2,
+    'eval_shots': 1,
+}
 # What decides a result and is no part of what a run and its continuation share.
 _FIELDS = ('eval_groups', 'references', 'reference_hparams', 'nvar')
 _OF_REFERENCES = (
@@ -87,6 +92,9 @@ def _combination(
     point: Mapping[str, str], config: run_config.RunConfig
 ) -> Combination:
   """Returns what a point stands for, whose values are text."""
+  for name, least in _LEAST.items():  # So that errors name the axis.
+    if name in point:
+      hyperparameters.whole_number(name, point[name], least)
   rounds = str(registry.get(config.algorithm).group_rounds_field)
   fields = {n: rounds if n == grid_axes.GROUP_ROUNDS else n for n in point}
   own = {n: v for n, v in point.items() if n in grid_axes.OWN_AXES}
@@ -98,11 +106,6 @@ def _combination(
   values = {
       n: changes[n] if n in own else getattr(hparams, fields[n]) for n in point
   }
-  for name, least in _LEAST.items():
-    if name in values and values[name] < least:
-      raise ValueError(
-          f'Expected `{name}` to be at least {least}, found {values[name]}.'
-      )
   # A target of training, which is over, is none of what is tested.
   changes |= {'hparams': hparams, 'target_epsilon': None}
   return Combination(values, config.replace(**changes))

@@ -253,7 +253,7 @@ def _parse(name: str, text: str, hint: Any) -> Any:
   if hint is str:
     return text
   if hint is int:
-    return _parse_whole_number(name, text)
+    return whole_number(name, text)
   if hint is float:
     return _parse_number(name, text)
   raise TypeError(
@@ -262,12 +262,21 @@ def _parse(name: str, text: str, hint: Any) -> Any:
   )
 
 
-def _parse_whole_number(name: str, text: str) -> int:
-  """Returns a whole number; all of this library are counts and seeds."""
+def whole_number(name: str, text: str, least: int = 0) -> int:
+  """Returns the whole number of a text; all of this library are counts.
+
+  Args:
+    name: Of what has it, for the error.
+    text: The number.
+    least: The least that it may be.
+
+  Raises:
+    ValueError: If it is something else.
+  """
   with contextlib.suppress(ValueError):
-    if spelling.is_plain(text) and 0 <= int(text) < config_checks.INT32_END:
+    if spelling.is_plain(text) and least <= int(text) < config_checks.INT32_END:
       return int(text)
-  expected = 'a whole number of at least 0 and below 2**31'
+  expected = f'a whole number of at least {least} and below 2**31'
   raise _error(name, expected, text, f' Tip: as in {name}=10.')
 
 

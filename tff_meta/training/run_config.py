@@ -738,6 +738,22 @@ def of_their_kinds(flags: Mapping[str, Any]) -> dict[str, Any]:
   return given
 
 
+def notes_on_hparams(algorithm: str, text: str) -> list[str]:
+  """Returns a sentence on each hyperparameter that has no effect.
+
+  Args:
+    algorithm: Its name.
+    text: The hyperparameters that are given, as `resolve` takes them.
+  """
+  spec = registry.get(algorithm)
+  given = hyperparameters.assignments(text, spec.hparam_names(), of=algorithm)
+  return [
+      f'Note: the hyperparameter {name} has no effect: {algorithm} does not'
+      ' read it.'
+      for name in spec.without_effect(given)
+  ]
+
+
 def resolve(**flags: Any) -> RunConfig:
   """Fills in what was left to the algorithm and to the data set.
 
