@@ -367,6 +367,7 @@ _OURS = {
             uses=('known_client', 'new_client', 'new_class'),
             changes=dict(loss='triplet'),
             channels='margins',
+            unused_fields=('margin_stop_gradient',),
         ),
         AlgorithmSpec(
             name='cafeme',
@@ -390,6 +391,7 @@ _OURS = {
             module_name='tff_meta.algorithms.fedec',
             uses=('known_client', 'new_client'),
             changes={'constraint': 'none'},
+            unused_fields=('kl_direction',),
         ),
         AlgorithmSpec(
             name='fedec_l2',
@@ -398,6 +400,7 @@ _OURS = {
             module_name='tff_meta.algorithms.fedec',
             uses=('known_client', 'new_client'),
             changes={'constraint': 'l2'},
+            unused_fields=('kl_direction',),
         ),
         AlgorithmSpec(
             name='fedmeta_per',
@@ -523,6 +526,7 @@ _OURS = {
             module_name='tff_meta.baselines.fed_per',
             uses=('known_client', 'new_client'),
             changes=dict(head_of_evaluation='averaged', fine_tuning_epochs=1),
+            unused_fields=('new_client_epochs',),
         ),
         AlgorithmSpec(
             name='fed_rep',
@@ -540,6 +544,7 @@ _OURS = {
             function='fed_rep_proto',
             uses=('known_client', 'new_client', 'new_class'),
             former_fields=_FORMER_FIELDS_OF_FED_REP,
+            unused_fields=('known_client_epochs', 'new_client_epochs'),
         ),
         AlgorithmSpec(
             name='cafeme_fed_rep',
@@ -563,6 +568,12 @@ _OURS = {
             module_name='tff_meta.baselines.fed_babu',
             function='fed_babu_proto',
             uses=('known_client', 'new_client', 'new_class'),
+            unused_fields=(
+                'fine_tuned',
+                'fine_tuning_learning_rate',
+                'fine_tuning_epochs',
+                'fine_tuning_batch_size',
+            ),
         ),
         AlgorithmSpec(
             name='lg_fed_avg',
@@ -607,6 +618,12 @@ _OURS = {
             uses=('known_client', 'new_client'),
             channels='choices among models',
             refused_aggregations=_REFUSED_WITH_CHOICES,
+            unused_fields=(
+                'fine_tuning_steps',
+                'fine_tuning_learning_rate',
+                'fine_tuning_decay',
+                'fine_tuning_decay_steps',
+            ),
         ),
         AlgorithmSpec(
             name='ifca_ft',
@@ -663,6 +680,7 @@ _OURS = {
             module_name='tff_meta.baselines.pfedgp',
             function='pfedgp_proto',
             uses=('known_client', 'new_client', 'new_class'),
+            unused_fields=('test_draws',),
         ),
         AlgorithmSpec(
             name='scaffold',
