@@ -541,6 +541,47 @@ def _grid(folder: str, protocol: str, *columns: str) -> str:
   return _markdown([f'`{name}`' for name in columns], rows)
 
 
+def _grid_pairs(folder: str, protocol: str, axis: str, reference: str) -> str:
+  """How far the values of an axis are from one of them, group by group.
+
+  Args:
+    folder: Of `results/analyses`, as for `_grid`.
+    protocol: What was evaluated.
+    axis: Of the grid, the only one.
+    reference: The value that the others are compared with.
+  """
+  path = _RESULTS / 'analyses' / folder / f'grid_{protocol}.csv'
+  points = {point[axis]: point for point in grids.read_rows(path).values()}
+  accuracies = {
+      value: {
+          name: 100 * unit['accuracy']
+          for name, unit in metric_writers.read_units(
+              grids.units_file(path, point), point['units_sha256']
+          ).items()
+      }
+      for value, point in points.items()
+  }
+  others, lines = accuracies[reference], []
+  for value, mine in sorted(accuracies.items(), key=lambda item: int(item[0])):
+    assert mine.keys() == others.keys()
+    point = points[value]
+    half_width = 100 * float(point['accuracy_half_width_95'])
+    mean = 100 * float(point['accuracy_mean'])
+    line = [value, f'{mean:.2f} ± {half_width:.2f}']
+    if value == reference:
+      lines.append([*line, _NONE, _NONE])
+      continue
+    d = np.array([mine[name] - others[name] for name in mine])
+    equal = np.full(len(d), 1 / len(d))
+    spread = pairs.spread_of(list(mine), equal, d, float(d.mean()))
+    pair = pairs.Pair(
+        value, reference, axis, {0: float(d.mean())}, 'groups', {0: spread}, {}
+    )
+    lines.append([*line, f'{pair.mean:+.2f}', cell_texts.over_units(pair)])
+  header = [f'`{axis}`', 'accuracy', f'minus {reference}', '95 % over groups']
+  return _markdown(header, lines)
+
+
 def _grids(folder: str, protocol: str, measure: str, *axes: str) -> str:
   """Means over seeds of what `binaries.evaluate --grid` has written of rows.
 
@@ -1270,6 +1311,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     'fine-tuning rates': _fine_tuning_rates,
     'equal rates': _equal_rates,
     'grid': _grid,
+    'grid pairs': _grid_pairs,
     'grids': _grids,
     'best rounds': _best_rounds,
     'preparation': _preparation,
