@@ -30,6 +30,7 @@ from tff_meta import plain_files
 from tff_meta import registry
 from tff_meta import spelling
 from tff_meta.comparison import runner
+from tff_meta.datasets import own_data
 from tff_meta.training import hyperparameters
 from tff_meta.training import partitions
 from tff_meta.training import protocol_names
@@ -386,7 +387,8 @@ def _config(**changes):
     partitions.read_options(PARTITION.value, PARTITION_OPTIONS.value, None)
   if dataset.look is not None:
     dataset = dataset.look(flag_groups.DATA_DIR.value, options)
-  _run_directory().check_can_be_made()
+  if OUTPUT_DIR.value or not DESCRIBE.value:
+    _check_output_dir()
   if DESCRIBE.value:
     line = f'Describing the clients of {_dataset()}.'
   else:
@@ -418,6 +420,20 @@ def _new_settings_of_clients() -> dict[str, Any]:
   return {k: v for k, v in given.items() if v != recorded.get(k)}
 
 
+def _check_output_dir() -> None:
+  """Raises if the run cannot be written, or would come among other files."""
+  if runner.is_comparison(pathlib.Path(_output_dir())):
+    raise ValueError(
+        'Expected --output_dir to be new or to hold a run, found'
+        f' {_output_dir()}, a comparison of binaries.compare.'
+    )
+  directory = _run_directory()
+  directory.check_can_be_made()
+  directory.check_is_free(
+      data=own_data.path(_dataset(), flag_groups.DATA_DIR.value)
+  )
+
+
 def _run_directory() -> run_directory.RunDirectory:
   return run_directory.RunDirectory(_output_dir())
 
@@ -442,11 +458,6 @@ def main() -> int:
     flags.FLAGS[ALGORITHM.name].value = registry.REFERENCE  # Any would do.
   with command_line.reported_errors():
     config = _config()
-    if runner.is_comparison(pathlib.Path(_output_dir())):
-      raise ValueError(
-          'Expected --output_dir to be new or to hold a run, found'
-          f' {_output_dir()}, a comparison of binaries.compare.'
-      )
     command_line.set_execution_context(
         config.training.execution,
         flag_groups.DEVICE.value,

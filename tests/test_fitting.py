@@ -282,10 +282,29 @@ def test_another_run_in_its_directory_stays_as_it_is(fitted, tmp_path):
     tff_meta.fit(others, output_dir=saved, **_SETTINGS)
   assert before == {p: p.read_bytes() for p in before}
   again = tff_meta.fit(_CLIENTS, output_dir=saved, **_SETTINGS)
-  (tmp_path / 'data.npz').write_text('of another program')
+  other = tmp_path / 'other'
+  other.mkdir()
+  (other / 'data.npz').write_text('of another program')
   with pytest.raises(ValueError, match='something else than arrays in .*data.'):
-    tff_meta.fit(_CLIENTS, output_dir=tmp_path, **_SETTINGS)
+    tff_meta.fit(_CLIENTS, output_dir=other, **_SETTINGS)
   assert again.evaluate('new_clients') == fitted.evaluate('new_clients')
+
+
+def test_a_run_is_not_written_among_files_of_the_user(tmp_path):
+  photos = tmp_path / 'photos'
+  for path in (photos / f'c{k}/{c}/1.png' for k in '01' for c in 'ab'):
+    path.parent.mkdir(parents=True)
+    image = np.zeros((4, 4, 3), np.uint8)
+    tf.io.write_file(str(path), tf.io.encode_png(image))
+  before = sorted(tmp_path.rglob('*'))
+  for clients, output_dir, problem in (
+      (_CLIENTS, photos, 'to hold a run, found c0. Tip: .* `output_dir`'),
+      (f'folder:{photos}', photos, 'outside of .*photos, which'),
+      (f'folder:{photos}', photos / 'run', 'found .*run. Tip: give another'),
+  ):
+    with pytest.raises(OSError, match=problem):
+      tff_meta.fit(clients, output_dir=output_dir, num_new_clients=0)
+  assert sorted(tmp_path.rglob('*')) == before
 
 
 def test_a_network_is_given_as_it_is(tmp_path):

@@ -187,6 +187,11 @@ def fit(
     output_dir = temporary.name
   root = pathlib.Path(output_dir).expanduser()
   directory = run_directory.RunDirectory(root)
+  if isinstance(clients, str):
+    place = own_data.path(clients, settings.get('data_dir'))
+    directory.check_is_free(data=place)
+  else:
+    directory.check_is_free(_ARRAYS)
   with directory.locked(), directory.removed_if_no_round_is_done(_ARRAYS):
     if not isinstance(clients, str):
       _write_arrays(root, arrays)
