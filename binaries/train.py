@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import pathlib
 import sys
-from typing import Any
 
 from absl import flags
 
@@ -413,13 +412,6 @@ def _config(**changes):
   return run_config.resolve(**values | chosen | changes)
 
 
-def _new_settings_of_clients() -> dict[str, Any]:
-  """Returns what is given of them, but for what the run has that goes on."""
-  recorded = _run_directory().recorded_if_readable()
-  given = flag_groups.settings_of_clients()
-  return {k: v for k, v in given.items() if v != recorded.get(k)}
-
-
 def _check_output_dir() -> None:
   """Raises if the run cannot be written, or would come among other files."""
   if runner.is_comparison(pathlib.Path(_output_dir())):
@@ -479,9 +471,6 @@ def main() -> int:
     experiment.dataset.fingerprint()  # Looks at all data; kept for the run.
     evaluator = evaluator_lib.Evaluator(experiment)
     chosen = evaluator.choose(config.evaluation.protocols)
-    evaluator.check_has_groups(**flag_groups.group_sizes())
-    if config.evaluation.nvar:
-      evaluator_lib.check_has_known_clients(chosen)
     if config.training.eval_every and _is_evaluated_by_default():
       why_not = evaluator.why_no_curve()
       if why_not is not None:
@@ -492,12 +481,12 @@ def main() -> int:
     experiment = dataclasses.replace(
         experiment, config=config.replace(protocols=chosen)
     )
-    tested = chosen
-    if config.training.eval_every:
-      evaluator.check_on_the_way()
-      tested += evaluator.names_on_the_way()
-    if chosen:  # Else they are for an evaluation to come.
-      evaluator.check_has_settings(tested, **_new_settings_of_clients())
+    evaluator.check_nothing_is_in_vain(
+        chosen,
+        bool(config.training.eval_every),
+        flag_groups.group_sizes() | flag_groups.settings_of_clients(),
+        _run_directory().recorded_if_readable(),
+    )
     if not chosen and not config.evaluation.protocols:
       command_line.report(
           f'Note: nothing will be evaluated: {evaluator.why_nothing()}'

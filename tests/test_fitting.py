@@ -3,6 +3,7 @@
 import collections
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -191,6 +192,22 @@ def test_labels_are_as_they_were_given(classes, tmp_path):
         (_CLIENTS, dict(algorithm=None), '`algorithm` to be text, found None'),
         (_CLIENTS, dict(algorithm='fedper'), "mean 'fed_per'"),
         ('digit', {}, "mean 'digits'"),
+        (_CLIENTS, dict(way=3), "no sizes of groups, as 'metavers'.* way 3"),
+        (
+            'digit_pairs',
+            dict(algorithm='frl', protocols='new_groups', nvar=True),
+            'to be evaluated with `nvar`, found new_groups',
+        ),
+        (
+            'digit_pairs',
+            dict(
+                algorithm='frl',
+                protocols='new_groups',
+                eval_support_fraction=0.5,
+                eval_every=0,
+            ),
+            'to be tested with `eval_support_fraction`, found new_groups',
+        ),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, clients, settings, problem):
@@ -334,6 +351,10 @@ def test_who_is_not_tested_is_told_before_training(monkeypatch, capfd):
   shown = capfd.readouterr().err
   assert 'Note: nothing will be evaluated: frl has no use for ' in shown
   assert '(`fit` takes npz:PATH instead of a mapping)' in shown
+  monkeypatch.setattr('tff_meta.training.run.train_and_evaluate', mock.Mock())
+  fitted = tff_meta.fit(_CLIENTS, 'frl')
+  with pytest.raises(ValueError, match='found nobody: frl has no use for'):
+    fitted.evaluate()
 
 
 @pytest.mark.parametrize(

@@ -251,8 +251,9 @@ def _train(
   experiment = dataclasses.replace(
       experiment, config=config.replace(protocols=chosen)
   )
-  if config.training.eval_every:
-    evaluator.check_on_the_way()
+  evaluator.check_nothing_is_in_vain(
+      chosen, bool(config.training.eval_every), settings, recorded
+  )
   experiment.check_can_train()
   process = experiment.build_process()
   run.train_and_evaluate(
@@ -356,7 +357,7 @@ class Fitted:
       Protocol -> numbers, such as `accuracy_mean`, in 0..1.
 
     Raises:
-      ValueError: If one is unknown, or not offered.
+      ValueError: If one is unknown, or not offered, or there is none.
     """
     from tff_meta import plain_files
     from tff_meta.training import evaluator as evaluator_lib
@@ -371,6 +372,10 @@ class Fitted:
         )
     )
     names = evaluator.choose(protocols)
+    if not names and not protocols:
+      raise ValueError(
+          f'Expected somebody to test, found nobody: {evaluator.why_nothing()}'
+      )
     plain_files.make_directory(directory.evaluations)
     with restored_run.open_models(
         self.experiment, directory, _report
