@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_refused(fitted, examples, client, problem):
         np.array(['07', '10', '9']),
         np.array([7, 10, -1], object),
         np.array([[7], [10], [9]], np.uint8),
-        np.array([0.0, 1.0, 2.5], np.float32),
+        np.array([0.0, 1.0, 2.0], np.float32),
         np.array([True, False, True]),
     ],
 )
@@ -156,9 +156,14 @@ def test_labels_are_as_they_were_given(classes, tmp_path):
         ({'a': ([1.0, 2.0], [0, 1j])}, {}, "in `y` of client 'a', found compl"),
         ({'a': ([1.0, 2.0], np.array([b'b', b'c']))}, {}, r"'a', found \|S1"),
         (
-            {'a': (np.zeros(30), np.arange(30) / 7)},
+            {'a': (np.zeros(30), np.arange(30))},
             {},
-            'in `clients`, found 30 .* Tip: `y` is float64; quantities',
+            'in `clients`, found 30 .* Tip: `y` is int64; quantities',
+        ),
+        (
+            {'a': ([1.0] * 4, [0.0, 1, 0, 1]), 'b': ([1.0] * 2, [1, 2.5])},
+            {},
+            "or names, found 2.5 of client 'b'. Tip: `y` is float64; quant",
         ),
         ({'a': ([1e300, 1.0], [0, 1])}, {}, 'of float32 in `clients`'),
         (_CLIENTS, dict(dataset_options='label=x'), "no option `label`.*'x'"),
