@@ -14,6 +14,7 @@ from binaries import train  # noqa: F401  Defines the flags.
 import tff_meta
 from tff_meta import fitting
 from tff_meta.models import model as model_lib
+from tff_meta.training import run
 
 _CLASSES = np.array(['ape', 'bee', 'cow'])
 
@@ -94,7 +95,11 @@ def test_a_client_gets_a_model_of_its_own(fitted):
     'examples, client, problem',
     [
         ((_examples(9)[0], ['owl'] * 40), None, "bee, cow, found 'owl'"),
-        ((_examples(9)[0][:, :1], ['ape'] * 40), None, r'shape \(2,\).*\(1,\)'),
+        (
+            (_examples(9)[0][:, :1], ['ape'] * 40),
+            None,
+            r'\(2,\), as in training, .*\(1,\)',
+        ),
         ((np.zeros((3, 2), np.uint8), ['ape'] * 3), None, 'float32 .* uint8'),
         ((_examples(9)[0], ['ape'] * 3), None, 'found 3 of 40'),
         ((_examples(9)[0][:0], []), None, 'Expected examples, .*found 0 of 0'),
@@ -181,6 +186,13 @@ def test_labels_are_as_they_were_given(classes, tmp_path):
         ),
         (_CLIENTS, dict(round=3), "found 'round'. Tip: .* mean 'rounds'"),
         (_CLIENTS, dict(num_new_client=3), "mean 'num_new_clients'"),
+        (
+            _CLIENTS,
+            dict(epochs=3, algorithm='fed_avg'),
+            "'epochs' of fed_avg in `hparams`, .* Tip: `hparams={'epochs': 3}`",
+        ),
+        (_CLIENTS, dict(wrong=3), 'settings of (?!.*dataset,|.*execution)'),
+        (_CLIENTS, dict(hparams={'wrong': 3}), 'an option of metavers, found'),
         (_CLIENTS, dict(rounds=2, eval_every=1, eval_from=3), 'eval_from=0`.'),
         (_CLIENTS, dict(dataset_options={'scalling': 1}), "mean 'scaling'"),
         (_CLIENTS, dict(dataset_options='client=x'), '`client` once, found it'),
@@ -327,6 +339,17 @@ def test_a_run_is_not_written_among_files_of_the_user(tmp_path):
     with pytest.raises(OSError, match=problem):
       tff_meta.fit(clients, output_dir=output_dir, num_new_clients=0)
   assert sorted(tmp_path.rglob('*')) == before
+
+
+def test_files_that_are_gone_are_not_named(monkeypatch):
+  why = 'In none of 2 rounds has a client trained'
+  monkeypatch.setattr('tff_meta.training.run.nothing_learned', lambda _: why)
+  learned = 'tff_meta.training.run.train_and_evaluate'
+  problem = run.NothingLearnedError(f'{why}; the checkpoints are in /tmp.')
+  monkeypatch.setattr(learned, mock.Mock(side_effect=problem))
+  with pytest.raises(run.NothingLearnedError) as found:
+    tff_meta.fit(_CLIENTS)
+  assert str(found.value) == f'{why}. Nothing was learned.'
 
 
 def test_a_network_is_given_as_it_is(tmp_path):

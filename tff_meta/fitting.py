@@ -136,16 +136,23 @@ def fit(
   config_checks.check_kind('shards', shards, int | None)
   num_shards = _prepare_process(shards)
   from tff_meta.datasets import own_data
+  from tff_meta.training import run
   from tff_meta.training import run_config
   from tff_meta.training import run_directory
 
-  unknown = sorted(set(settings) - set(run_config.FIELDS))
-  if unknown:
-    raise TypeError(
-        f'Expected settings of {", ".join(run_config.FIELDS)}, found'
-        f' {unknown[0]!r}.{spelling.tip(unknown[0], run_config.FIELDS)}'
-    )
   given = {'dataset', *([] if isinstance(clients, str) else ['data_dir'])}
+  refused = given | set(_OF_CONTEXT)
+  for name in sorted(set(settings) - set(run_config.FIELDS)):
+    if name in _hparam_names(algorithm):
+      raise TypeError(
+          f'Expected {name!r} of {algorithm} in `hparams`, found it beside.'
+          f' Tip: `hparams={{{name!r}: {settings[name]!r}}}`.'
+      )
+    known = [field for field in run_config.FIELDS if field not in refused]
+    raise TypeError(
+        f'Expected settings of {", ".join(known)}, found'
+        f' {name!r}.{spelling.tip(name, known)}'
+    )
   for name in sorted(given & set(settings)):
     raise TypeError(
         f'Expected `clients` to say what the data are, found `{name}` as well.'
@@ -197,7 +204,13 @@ def fit(
       _write_arrays(root, arrays)
       settings['data_dir'] = str(root)
       own_data.keep(settings['dataset'], str(root), options, corpus)
-    experiment = _train(directory, settings, model, num_shards)
+    try:
+      experiment = _train(directory, settings, model, num_shards)
+    except run.NothingLearnedError:
+      if temporary is None:
+        raise
+      why = run.nothing_learned(directory)  # Its checkpoints go with it.
+      raise run.NothingLearnedError(f'{why}. Nothing was learned.') from None
   return Fitted(experiment, root, temporary)
 
 
@@ -659,6 +672,14 @@ def _prepare_process(num_shards: int | None = None) -> int:
         in_process.use_device('auto'), num_shards=num_shards or 1
     )
   return tff.framework.get_context_stack().current.num_shards
+
+
+def _hparam_names(algorithm: Any) -> tuple[str, ...]:
+  """Returns an algorithm's hyperparameters; none if there is no such one."""
+  try:
+    return registry.get(algorithm).hparam_names()
+  except (TypeError, ValueError):
+    return ()
 
 
 def _to_arrays(clients: Any) -> dict[str, np.ndarray]:
