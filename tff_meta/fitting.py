@@ -112,14 +112,17 @@ def fit(
       suits algorithm and data.
     rounds: Communication rounds.
     seed: Of everything random.
-    output_dir: Where the run is written, or continued; None for a directory
-      that is there as long as what is returned.
+    output_dir: Where the run is written, or continued, and nothing else is;
+      None for a directory that is there as long as what is returned.
     hparams: Changes to the hyperparameters, name -> value.
     **settings: What other flags of `binaries.train` say that config.json
       records, by their names, such as `test_fraction`, `num_new_clients`,
       `partition` or `preset`; options such as `dataset_options`, of arrays
       those of `npz:PATH`, may be mappings. Numbers may be NumPy's. None is as
       if it was not given.
+
+  Nothing is tested before `Fitted.evaluate` is called, unless `protocols` say
+  what: only a run with some can be compared by `binaries.compare --runs`.
 
   Where no round is done, nothing of the run is left in an `output_dir` that was
   new or empty.
