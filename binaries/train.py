@@ -14,7 +14,6 @@ import contextlib
 import dataclasses
 import pathlib
 import sys
-from typing import Any
 
 from absl import flags
 
@@ -30,6 +29,7 @@ from tff_meta import plain_files
 from tff_meta import registry
 from tff_meta import spelling
 from tff_meta.comparison import runner
+from tff_meta.datasets import own_data
 from tff_meta.training import hyperparameters
 from tff_meta.training import partitions
 from tff_meta.training import protocol_names
@@ -391,7 +391,8 @@ def configuration(**changes):
     partitions.read_options(PARTITION.value, PARTITION_OPTIONS.value, None)
   if dataset.look is not None:
     dataset = dataset.look(flag_groups.DATA_DIR.value, options)
-  _run_directory().check_can_be_made()
+  if OUTPUT_DIR.value or not DESCRIBE.value:
+    _check_output_dir()
   if DESCRIBE.value:
     line = f'Describing the clients of {_dataset()}.'
   else:
@@ -416,11 +417,18 @@ def configuration(**changes):
   return run_config.resolve(**values | chosen | changes)
 
 
-def _new_settings_of_clients() -> dict[str, Any]:
-  """Returns what is given of them, but for what the run has that goes on."""
-  recorded = _run_directory().recorded_if_readable()
-  given = flag_groups.settings_of_clients()
-  return {k: v for k, v in given.items() if v != recorded.get(k)}
+def _check_output_dir() -> None:
+  """Raises if the run cannot be written, or would come among other files."""
+  if runner.is_comparison(pathlib.Path(_output_dir())):
+    raise ValueError(
+        'Expected --output_dir to be new or to hold a run, found'
+        f' {_output_dir()}, a comparison of binaries.compare.'
+    )
+  directory = _run_directory()
+  directory.check_can_be_made()
+  directory.check_is_free(
+      data=own_data.path(_dataset(), flag_groups.DATA_DIR.value)
+  )
 
 
 def _run_directory() -> run_directory.RunDirectory:
@@ -455,11 +463,6 @@ def main() -> int:
     ):
       for note in run_config.notes_on_hparams(algorithm, text):
         command_line.report(note)
-    if runner.is_comparison(pathlib.Path(_output_dir())):
-      raise ValueError(
-          'Expected --output_dir to be new or to hold a run, found'
-          f' {_output_dir()}, a comparison of binaries.compare.'
-      )
     command_line.set_execution_context(
         config.training.execution,
         flag_groups.DEVICE.value,
@@ -481,9 +484,6 @@ def main() -> int:
     experiment.dataset.fingerprint()  # Looks at all data; kept for the run.
     evaluator = evaluator_lib.Evaluator(experiment)
     chosen = evaluator.choose(config.evaluation.protocols)
-    evaluator.check_has_groups(**flag_groups.group_sizes())
-    if config.evaluation.nvar:
-      evaluator_lib.check_has_known_clients(chosen)
     if config.training.eval_every and _is_evaluated_by_default():
       why_not = evaluator.why_no_curve()
       if why_not is not None:
@@ -494,12 +494,12 @@ def main() -> int:
     experiment = dataclasses.replace(
         experiment, config=config.replace(protocols=chosen)
     )
-    tested = chosen
-    if config.training.eval_every:
-      evaluator.check_on_the_way()
-      tested += evaluator.names_on_the_way()
-    if chosen:  # Else they are for an evaluation to come.
-      evaluator.check_has_settings(tested, **_new_settings_of_clients())
+    evaluator.check_nothing_is_in_vain(
+        chosen,
+        bool(config.training.eval_every),
+        flag_groups.group_sizes() | flag_groups.settings_of_clients(),
+        _run_directory().recorded_if_readable(),
+    )
     if not chosen and not config.evaluation.protocols:
       command_line.report(
           f'Note: nothing will be evaluated: {evaluator.why_nothing()}'

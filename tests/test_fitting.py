@@ -3,6 +3,7 @@
 import collections
 import subprocess
 import sys
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from binaries import train  # noqa: F401  Defines the flags.
 import tff_meta
 from tff_meta import fitting
 from tff_meta.models import model as model_lib
+from tff_meta.training import run
 
 _CLASSES = np.array(['ape', 'bee', 'cow'])
 
@@ -93,7 +95,11 @@ def test_a_client_gets_a_model_of_its_own(fitted):
     'examples, client, problem',
     [
         ((_examples(9)[0], ['owl'] * 40), None, "bee, cow, found 'owl'"),
-        ((_examples(9)[0][:, :1], ['ape'] * 40), None, r'shape \(2,\).*\(1,\)'),
+        (
+            (_examples(9)[0][:, :1], ['ape'] * 40),
+            None,
+            r'\(2,\), as in training, .*\(1,\)',
+        ),
         ((np.zeros((3, 2), np.uint8), ['ape'] * 3), None, 'float32 .* uint8'),
         ((_examples(9)[0], ['ape'] * 3), None, 'found 3 of 40'),
         ((_examples(9)[0][:0], []), None, 'Expected examples, .*found 0 of 0'),
@@ -112,7 +118,7 @@ def test_what_does_not_fit_is_refused(fitted, examples, client, problem):
         np.array(['07', '10', '9']),
         np.array([7, 10, -1], object),
         np.array([[7], [10], [9]], np.uint8),
-        np.array([0.0, 1.0, 2.5], np.float32),
+        np.array([0.0, 1.0, 2.0], np.float32),
         np.array([True, False, True]),
     ],
 )
@@ -155,9 +161,14 @@ def test_labels_are_as_they_were_given(classes, tmp_path):
         ({'a': ([1.0, 2.0], [0, 1j])}, {}, "in `y` of client 'a', found compl"),
         ({'a': ([1.0, 2.0], np.array([b'b', b'c']))}, {}, r"'a', found \|S1"),
         (
-            {'a': (np.zeros(30), np.arange(30) / 7)},
+            {'a': (np.zeros(30), np.arange(30))},
             {},
-            'in `clients`, found 30 .* Tip: `y` is float64; quantities',
+            'in `clients`, found 30 .* Tip: `y` is int64; quantities',
+        ),
+        (
+            {'a': ([1.0] * 4, [0.0, 1, 0, 1]), 'b': ([1.0] * 2, [1, 2.5])},
+            {},
+            "or names, found 2.5 of client 'b'. Tip: `y` is float64; quant",
         ),
         ({'a': ([1e300, 1.0], [0, 1])}, {}, 'of float32 in `clients`'),
         (_CLIENTS, dict(dataset_options='label=x'), "no option `label`.*'x'"),
@@ -175,6 +186,13 @@ def test_labels_are_as_they_were_given(classes, tmp_path):
         ),
         (_CLIENTS, dict(round=3), "found 'round'. Tip: .* mean 'rounds'"),
         (_CLIENTS, dict(num_new_client=3), "mean 'num_new_clients'"),
+        (
+            _CLIENTS,
+            dict(epochs=3, algorithm='fed_avg'),
+            "'epochs' of fed_avg in `hparams`, .* Tip: `hparams={'epochs': 3}`",
+        ),
+        (_CLIENTS, dict(wrong=3), 'settings of (?!.*dataset,|.*execution)'),
+        (_CLIENTS, dict(hparams={'wrong': 3}), 'an option of metavers, found'),
         (_CLIENTS, dict(rounds=2, eval_every=1, eval_from=3), 'eval_from=0`.'),
         (_CLIENTS, dict(dataset_options={'scalling': 1}), "mean 'scaling'"),
         (_CLIENTS, dict(dataset_options='client=x'), '`client` once, found it'),
@@ -191,6 +209,22 @@ def test_labels_are_as_they_were_given(classes, tmp_path):
         (_CLIENTS, dict(algorithm=None), '`algorithm` to be text, found None'),
         (_CLIENTS, dict(algorithm='fedper'), "mean 'fed_per'"),
         ('digit', {}, "mean 'digits'"),
+        (_CLIENTS, dict(way=3), "no sizes of groups, as 'metavers'.* way 3"),
+        (
+            'digit_pairs',
+            dict(algorithm='frl', protocols='new_groups', nvar=True),
+            'to be evaluated with `nvar`, found new_groups',
+        ),
+        (
+            'digit_pairs',
+            dict(
+                algorithm='frl',
+                protocols='new_groups',
+                eval_support_fraction=0.5,
+                eval_every=0,
+            ),
+            'to be tested with `eval_support_fraction`, found new_groups',
+        ),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path, clients, settings, problem):
@@ -282,10 +316,40 @@ def test_another_run_in_its_directory_stays_as_it_is(fitted, tmp_path):
     tff_meta.fit(others, output_dir=saved, **_SETTINGS)
   assert before == {p: p.read_bytes() for p in before}
   again = tff_meta.fit(_CLIENTS, output_dir=saved, **_SETTINGS)
-  (tmp_path / 'data.npz').write_text('of another program')
+  other = tmp_path / 'other'
+  other.mkdir()
+  (other / 'data.npz').write_text('of another program')
   with pytest.raises(ValueError, match='something else than arrays in .*data.'):
-    tff_meta.fit(_CLIENTS, output_dir=tmp_path, **_SETTINGS)
+    tff_meta.fit(_CLIENTS, output_dir=other, **_SETTINGS)
   assert again.evaluate('new_clients') == fitted.evaluate('new_clients')
+
+
+def test_a_run_is_not_written_among_files_of_the_user(tmp_path):
+  photos = tmp_path / 'photos'
+  for path in (photos / f'c{k}/{c}/1.png' for k in '01' for c in 'ab'):
+    path.parent.mkdir(parents=True)
+    image = np.zeros((4, 4, 3), np.uint8)
+    tf.io.write_file(str(path), tf.io.encode_png(image))
+  before = sorted(tmp_path.rglob('*'))
+  for clients, output_dir, problem in (
+      (_CLIENTS, photos, 'to hold a run, found c0. Tip: .* `output_dir`'),
+      (f'folder:{photos}', photos, 'outside of .*photos, which'),
+      (f'folder:{photos}', photos / 'run', 'found .*run. Tip: give another'),
+  ):
+    with pytest.raises(OSError, match=problem):
+      tff_meta.fit(clients, output_dir=output_dir, num_new_clients=0)
+  assert sorted(tmp_path.rglob('*')) == before
+
+
+def test_files_that_are_gone_are_not_named(monkeypatch):
+  why = 'In none of 2 rounds has a client trained'
+  monkeypatch.setattr('tff_meta.training.run.nothing_learned', lambda _: why)
+  learned = 'tff_meta.training.run.train_and_evaluate'
+  problem = run.NothingLearnedError(f'{why}; the checkpoints are in /tmp.')
+  monkeypatch.setattr(learned, mock.Mock(side_effect=problem))
+  with pytest.raises(run.NothingLearnedError) as found:
+    tff_meta.fit(_CLIENTS)
+  assert str(found.value) == f'{why}. Nothing was learned.'
 
 
 def test_a_network_is_given_as_it_is(tmp_path):
@@ -318,6 +382,10 @@ def test_what_is_of_no_use_is_told_before_training(monkeypatch, capfd):
   with pytest.raises(KeyboardInterrupt):
     tff_meta.fit(_CLIENTS, 'fed_avg', hparams={'fine_tuning_steps': 5})
   assert 'fine_tuning_steps has no effect: fed_avg' in capfd.readouterr().err
+  monkeypatch.setattr('tff_meta.training.run.train_and_evaluate', mock.Mock())
+  fitted = tff_meta.fit(_CLIENTS, 'frl')
+  with pytest.raises(ValueError, match='found nobody: frl has no use for'):
+    fitted.evaluate()
 
 
 @pytest.mark.parametrize(

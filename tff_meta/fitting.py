@@ -112,14 +112,17 @@ def fit(
       suits algorithm and data.
     rounds: Communication rounds.
     seed: Of everything random.
-    output_dir: Where the run is written, or continued; None for a directory
-      that is there as long as what is returned.
+    output_dir: Where the run is written, or continued, and nothing else is;
+      None for a directory that is there as long as what is returned.
     hparams: Changes to the hyperparameters, name -> value.
     **settings: What other flags of `binaries.train` say that config.json
       records, by their names, such as `test_fraction`, `num_new_clients`,
       `partition` or `preset`; options such as `dataset_options`, of arrays
       those of `npz:PATH`, may be mappings. Numbers may be NumPy's. None is as
       if it was not given.
+
+  Nothing is tested before `Fitted.evaluate` is called, unless `protocols` say
+  what: only a run with some can be compared by `binaries.compare --runs`.
 
   Where no round is done, nothing of the run is left in an `output_dir` that was
   new or empty.
@@ -136,16 +139,23 @@ def fit(
   config_checks.check_kind('shards', shards, int | None)
   num_shards = _prepare_process(shards)
   from tff_meta.datasets import own_data
+  from tff_meta.training import run
   from tff_meta.training import run_config
   from tff_meta.training import run_directory
 
-  unknown = sorted(set(settings) - set(run_config.FIELDS))
-  if unknown:
-    raise TypeError(
-        f'Expected settings of {", ".join(run_config.FIELDS)}, found'
-        f' {unknown[0]!r}.{spelling.tip(unknown[0], run_config.FIELDS)}'
-    )
   given = {'dataset', *([] if isinstance(clients, str) else ['data_dir'])}
+  refused = given | set(_OF_CONTEXT)
+  for name in sorted(set(settings) - set(run_config.FIELDS)):
+    if name in _hparam_names(algorithm):
+      raise TypeError(
+          f'Expected {name!r} of {algorithm} in `hparams`, found it beside.'
+          f' Tip: `hparams={{{name!r}: {settings[name]!r}}}`.'
+      )
+    known = [field for field in run_config.FIELDS if field not in refused]
+    raise TypeError(
+        f'Expected settings of {", ".join(known)}, found'
+        f' {name!r}.{spelling.tip(name, known)}'
+    )
   for name in sorted(given & set(settings)):
     raise TypeError(
         f'Expected `clients` to say what the data are, found `{name}` as well.'
@@ -187,12 +197,23 @@ def fit(
     output_dir = temporary.name
   root = pathlib.Path(output_dir).expanduser()
   directory = run_directory.RunDirectory(root)
+  if isinstance(clients, str):
+    place = own_data.path(clients, settings.get('data_dir'))
+    directory.check_is_free(data=place)
+  else:
+    directory.check_is_free(_ARRAYS)
   with directory.locked(), directory.removed_if_no_round_is_done(_ARRAYS):
     if not isinstance(clients, str):
       _write_arrays(root, arrays)
       settings['data_dir'] = str(root)
       own_data.keep(settings['dataset'], str(root), options, corpus)
-    experiment = _train(directory, settings, model, num_shards)
+    try:
+      experiment = _train(directory, settings, model, num_shards)
+    except run.NothingLearnedError:
+      if temporary is None:
+        raise
+      why = run.nothing_learned(directory)  # Its checkpoints go with it.
+      raise run.NothingLearnedError(f'{why}. Nothing was learned.') from None
   return Fitted(experiment, root, temporary)
 
 
@@ -250,8 +271,9 @@ def _train(
   experiment = dataclasses.replace(
       experiment, config=config.replace(protocols=chosen)
   )
-  if config.training.eval_every:
-    evaluator.check_on_the_way()
+  evaluator.check_nothing_is_in_vain(
+      chosen, bool(config.training.eval_every), settings, recorded
+  )
   experiment.check_can_train()
   process = experiment.build_process()
   run.train_and_evaluate(
@@ -355,7 +377,7 @@ class Fitted:
       Protocol -> numbers, such as `accuracy_mean`, in 0..1.
 
     Raises:
-      ValueError: If one is unknown, or not offered.
+      ValueError: If one is unknown, or not offered, or there is none.
     """
     from tff_meta import plain_files
     from tff_meta.training import evaluator as evaluator_lib
@@ -370,6 +392,10 @@ class Fitted:
         )
     )
     names = evaluator.choose(protocols)
+    if not names and not protocols:
+      raise ValueError(
+          f'Expected somebody to test, found nobody: {evaluator.why_nothing()}'
+      )
     plain_files.make_directory(directory.evaluations)
     with restored_run.open_models(
         self.experiment, directory, _report
@@ -653,6 +679,14 @@ def _prepare_process(num_shards: int | None = None) -> int:
         in_process.use_device('auto'), num_shards=num_shards or 1
     )
   return tff.framework.get_context_stack().current.num_shards
+
+
+def _hparam_names(algorithm: Any) -> tuple[str, ...]:
+  """Returns an algorithm's hyperparameters; none if there is no such one."""
+  try:
+    return registry.get(algorithm).hparam_names()
+  except (TypeError, ValueError):
+    return ()
 
 
 def _to_arrays(clients: Any) -> dict[str, np.ndarray]:

@@ -526,7 +526,7 @@ def test_rounds_of_the_convolutional_network():
 
 
 def test_other_networks_are_refused():
-  with pytest.raises(ValueError, match="found 'mlp'. Tip: use `modulated_cnn`"):
+  with pytest.raises(ValueError, match="found 'mlp'. Tip: .*`modulated_mlp`"):
     registry.build(
         'cafeme', models.build('mlp', (4, 4, 1), None), PAPER, num_classes=3
     )

@@ -41,6 +41,9 @@ def test_a_table_of_ones_own(call, tmp_path, monkeypatch):
 
   shown = call(train, *_DATA, '--describe')
   assert shown[0] == 0 and 'own.csv: 5 clients, 2 classes, 100' in shown[1]
+  for flags in ('--describe',), ('--algorithm=fed_avg',):
+    among = call(train, *_DATA, '--output_dir=.', *flags)
+    assert among[0] != 0 and 'hold a run, found own.csv. Tip: g' in among[2]
   dealt = call(train, *_TRAIN, '--partition=iid')
   assert dealt[0] == 2 and "'by_writer' with the data set 'csv:" in dealt[2]
   trained = call(train, *_TRAIN, '--rounds=2')

@@ -476,6 +476,11 @@ def test_what_is_wrong_with_arrays_is_named(tmp_path):
   raises("the array 'y' in .*a.npz, found x, z", x=_PIXELS, z=_LABELS)
   raises("array 'y_test' in", x=_PIXELS, y=_LABELS, x_test=_PIXELS[:2])
   raises('one label for each of the 24 .* shape', x=_PIXELS, y=_LABELS[:3])
+  halves = {'x': _PIXELS, 'y': np.arange(24) % 3 + 0.5, 'who': _OWNERS}
+  raises("names, found 0.5 of client 'ann'. Tip", {'client': 'who'}, **halves)
+  raises(
+      'names, found 0.5 of example 1. Tip: --dataset_options=label', **halves
+  )
   raises(
       'one client for each of the 24',
       dict(client='c'),

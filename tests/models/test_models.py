@@ -182,8 +182,14 @@ def test_bad_requests_are_named():
     models.build('resnet', (32, 32, 3), None)
   with pytest.raises(ValueError, match=r'at least 16, found \(8, 8, 1\)'):
     models.build('lenet', (8, 8, 1), None)
-  with pytest.raises(ValueError, match=r'at least 4, found \(784,\)'):
-    models.build('conv4', (784,), None)
+  for name, tip in {
+      'conv4': 'use `mlp` for',
+      'cafeme_base': 'use `mlp` for',
+      'modulated_cnn': 'use `modulated_mlp` for',
+      'norm_cnn': 'no network with .* vectors, so',
+  }.items():
+    with pytest.raises(ValueError, match=rf'least 4, found \(784,\).*{tip}'):
+      models.build(name, (784,), None)
   with pytest.raises(ValueError, match='`num_classes` .* found 0'):
     models.build('mlp', (4, 5), 0)
 

@@ -185,6 +185,40 @@ def test_where_nothing_can_be_written_is_known_at_once(tmp_path, name, why):
   assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.parametrize(
+    'there, data, found',
+    [
+        ((), None, None),
+        (('.DS_Store', '.lock', 'a.flags', 'out.log', 'data.png'), None, None),
+        # As of runs that were killed before they had a configuration.
+        (('config.json.7.tmp', 'client_states.sqlite-wal'), 'far', None),
+        (('data.npz', 'data.npz.9.tmp'), None, None),
+        (('config.json', 'mine.txt', 'ann/1.png'), 'run', None),
+        (('checkpoints/round_000000001.ckpt', 'mine.txt'), None, None),
+        (('mine.txt',), None, 'to hold a run, found mine.txt. Tip'),
+        (('ann/1.png',), None, 'to hold a run, found ann. Tip'),
+        (('ann/1.png',), 'run', 'outside of .*run, .* found .*run. Tip'),
+        ((), '.', 'outside of .*, found .*run. Tip: give another'),
+        ((), 'here', 'outside of '),
+    ],
+)
+def test_a_run_does_not_come_among_other_files(tmp_path, there, data, found):
+  directory = run_directory.RunDirectory(tmp_path / 'run')
+  for name in there:
+    (directory.root / name).parent.mkdir(parents=True, exist_ok=True)
+    (directory.root / name).touch()
+  (tmp_path / 'far').mkdir()
+  (tmp_path / 'here').symlink_to('.')
+  place = None if data is None else tmp_path / data
+  before = sorted(tmp_path.rglob('*'))
+  if found is None:
+    directory.check_is_free('data.npz', data=place)
+  else:
+    with pytest.raises(run_directory.RunDirectoryError, match=found):
+      directory.check_is_free('data.npz', data=place)
+  assert sorted(tmp_path.rglob('*')) == before
+
+
 def test_differences_name_the_fields():
   old = {'seed': 1, 'hparams': {'a': 1.0, 'b': None}, 'gone': 'x'}
   new = {'seed': 1, 'hparams': {'a': 2.0, 'b': None}, 'more': [1]}

@@ -218,7 +218,8 @@ def cafeme(
   if not isinstance(model, modulated_cnn.ModulatedModel):
     raise ValueError(
         'Expected `model` with a modulator, as CAFeMe needs it, found'
-        f' {model.name!r}. Tip: use `modulated_cnn`.'
+        f' {model.name!r}. Tip: use `modulated_cnn` for images and'
+        ' `modulated_mlp` for vectors.'
     )
   is_labeled = config.context_mode == 'labeled_support'
   network = model.rebuild(

@@ -70,7 +70,7 @@ def fed_bn(
   if not isinstance(model, norm_cnn.NormModel):
     raise ValueError(
         'Expected `model` with batch normalisation that has statistics, found'
-        f' {model.name!r}. Tip: use `norm_cnn`.'
+        f' {model.name!r}. Tip: use `norm_cnn`, which takes images.'
     )
   classifier = classifiers.LinearClassifier(model, num_classes)
   own_parts = {('body', name) for name in model.norm_parameters}

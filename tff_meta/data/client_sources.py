@@ -332,9 +332,8 @@ class CorpusSource:
     dtype, shape = self.raw_form
     if (x.dtype, x.shape[1:]) != (dtype, shape):
       raise ValueError(
-          f'Expected examples of {dtype} and shape {shape}, as'
-          f' {self._corpus.name!r} has them, found {x.dtype} and shape'
-          f' {x.shape[1:]}.'
+          f'Expected examples of {dtype} and shape {shape}, as in training,'
+          f' found {x.dtype} and shape {x.shape[1:]}.'
       )
     return self._corpus.preprocess(x)
 

@@ -69,6 +69,18 @@ def tip(name: str) -> str:
   return f' Tip: data of your own are --dataset={kind}:{path}.'
 
 
+def path(name: str, data_dir: str | None) -> str | None:
+  """Returns where data of one's own are, None for those with a name."""
+  if not is_own(name):
+    return None
+  return _joined(name.partition(_SEPARATOR)[2], data_dir)
+
+
+def _joined(path: str, data_dir: str | None) -> str:
+  place = os.path.expanduser(path)
+  return os.path.join(os.path.expanduser(data_dir or ''), place)
+
+
 def short_name(name: str) -> str:
   """Returns what a folder can be called after a data set, own or not."""
   if not is_own(name):
@@ -151,9 +163,7 @@ def keep(
 
 def _place(path, data_dir, kind, options) -> tuple[str, Any]:
   """Returns where data are, and what tells that they were looked at."""
-  place = os.path.expanduser(path)
-  if data_dir is not None:
-    place = os.path.join(os.path.expanduser(data_dir), place)
+  place = _joined(path, data_dir)
   files = [place]
   if options.get('test_file'):
     files.append(os.path.join(os.path.dirname(place), options['test_file']))

@@ -23,6 +23,7 @@ _CALLED_CLIENTS = (
 )
 # More than this of a deviation is not lost without a word.
 _MOST_ROUNDED = 0.01
+_QUANTITIES = 'quantities, such as prices, cannot be learned'
 _LABEL_TIP = '--dataset_options=label=NAME chooses another'
 # A file of so many classes has more than one in every second example.
 _MANY_CLASSES = 20
@@ -196,7 +197,7 @@ def _number_classes(
 ) -> tuple[list[np.ndarray], tuple[str, ...]]:
   """Returns the labels of each part as 0, 1, ..., and what these stand for."""
   labels = _comparable(
-      np.concatenate([_checked_labels(p, where) for p in parts])
+      np.concatenate([_checked_labels(p, where, label_tip) for p in parts])
   )
   names, numbers = np.unique(labels, return_inverse=True)
   if len(names) < 2:
@@ -208,7 +209,7 @@ def _number_classes(
     raise ValueError(
         f'Expected labels that name classes in {where}, found'
         f' {len(names)} different ones of {len(labels)} examples. Tip:'
-        f' {label_tip}; quantities, such as prices, cannot be learned.'
+        f' {label_tip}; {_QUANTITIES}.'
     )
   ends = np.cumsum([len(part.labels) for part in parts])[:-1]
   return (
@@ -217,8 +218,8 @@ def _number_classes(
   )
 
 
-def _checked_labels(part: Part, where: str) -> np.ndarray:
-  """Returns labels as an array of Python objects, none of them missing."""
+def _checked_labels(part: Part, where: str, label_tip: str) -> np.ndarray:
+  """Returns labels as Python objects, none of them missing or a fraction."""
   labels = np.asarray(part.labels)
   if labels.ndim == 2 and labels.shape[1] == 1:  # As of Keras' CIFAR-10.
     labels = labels[:, 0]
@@ -238,6 +239,14 @@ def _checked_labels(part: Part, where: str) -> np.ndarray:
       raise ValueError(
           f'Expected a label of every example in {where}, found none of'
           f' example {row + 1}.'
+      )
+    if isinstance(label, float | np.floating) and not label.is_integer():
+      whose = f'example {row + 1}'
+      if part.clients is not None:
+        whose = f'client {str(part.clients[row])!r}'
+      raise ValueError(
+          f'Expected labels in {where} to be whole numbers or names, found'
+          f' {label} of {whose}. Tip: {label_tip}; {_QUANTITIES}.'
       )
   return np.array(found, object)
 

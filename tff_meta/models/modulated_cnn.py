@@ -8,6 +8,7 @@ network, which gates there how much passes.
 import collections
 from collections.abc import Callable
 import dataclasses
+import functools
 import math
 from typing import Literal, NamedTuple
 
@@ -136,7 +137,12 @@ def build_modulated_cnn(
   released code, whose widths these are.
   """
   return _build(
-      'modulated_cnn', _layout, input_shape, num_classes, gating, num_labels
+      'modulated_cnn',
+      functools.partial(_layout, otherwise='modulated_mlp'),
+      input_shape,
+      num_classes,
+      gating,
+      num_labels,
   )
 
 
@@ -260,7 +266,7 @@ def build_cafeme_base(
 
   Source: the network of the baselines in CAFeMe (Vettoruzzo et al. 2023).
   """
-  layout = _layout(input_shape)
+  layout = _layout(input_shape, otherwise='mlp')
 
   def init_body(seed):
     seed = tf.random.experimental.stateless_fold_in(seed, 0)
@@ -278,13 +284,14 @@ def build_cafeme_base(
   )
 
 
-def _layout(input_shape):
-  """The widths for a size of images."""
+def _layout(input_shape, otherwise):
+  """The widths for a size of images; `otherwise` takes what is none."""
   if len(input_shape) != 3 or min(input_shape[:2]) < 4:
     raise ValueError(
         'Expected `input_shape` to be (height, width, channels) with height and'
         f' width at least 4, found {tuple(input_shape)}. Tip: grey images'
-        ' need a channel axis; use `mlp` for smaller ones and vectors.'
+        f' need a channel axis; use `{otherwise}` for smaller ones and'
+        ' vectors.'
     )
   if tuple(input_shape[:2]) == (28, 28):
     return _R

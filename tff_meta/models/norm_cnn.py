@@ -57,7 +57,9 @@ def build_norm_cnn(
   if len(input_shape) != 3 or min(input_shape[:2]) < 4:
     raise ValueError(
         'Expected `input_shape` to be (height, width, channels) with height and'
-        f' width at least 4, found {tuple(input_shape)}.'
+        f' width at least 4, found {tuple(input_shape)}. Tip: grey images'
+        " need a channel axis; no network with normalisation of a client's own"
+        ' takes smaller ones and vectors, so these need another algorithm.'
     )
   height, width, channels = input_shape
   embedding_size = (height // 4) * (width // 4) * _FILTERS[1]

@@ -23,6 +23,9 @@ _ON_THE_WAY = (
     protocols.NEW_CLASS_CLIENTS,
     protocols.KNOWN_CLIENTS,
 )
+# Settings that only tests of groups have, and only tests of clients.
+_OF_GROUPS = 'way', 'group_clients'
+_OF_CLIENTS = 'eval_support_fraction', 'restrict_f1_to_client_labels'
 _MICRO = '_micro'  # Added to the name of a column: over all examples.
 _ROUNDS = {'': '', '_best': ', best round'}
 
@@ -80,6 +83,33 @@ class Evaluator:
             f'Expected one of {", ".join(having)} to be tested with --{name},'
             f' found {", ".join(dict.fromkeys(tested)) or protocols.NONE}.'
         )
+
+  def check_nothing_is_in_vain(
+      self,
+      chosen: tuple[str, ...],
+      on_the_way: bool,
+      given: Mapping[str, Any],
+      recorded: Mapping[str, Any],
+  ) -> None:
+    """Raises a ValueError if a run tests nobody who has what is asked for.
+
+    Args:
+      chosen: Protocols at the end, from `choose`.
+      on_the_way: Whether somebody is tested on the way, too.
+      given: Settings that are asked for; None where none is.
+      recorded: Those of the run that goes on; empty where one begins.
+    """
+    self.check_has_groups(**{name: given.get(name) for name in _OF_GROUPS})
+    if self._config.evaluation.nvar:  # Maybe of an evaluation to come.
+      check_has_known_clients(chosen or self.offered)
+    tested = chosen
+    if on_the_way:
+      self.check_on_the_way()
+      tested += self.names_on_the_way()
+    if chosen:  # Else they are for an evaluation to come.
+      new = {n: given.get(n) for n in _OF_CLIENTS}
+      new = {n: v for n, v in new.items() if v != recorded.get(n)}
+      self.check_has_settings(tested, **new)
 
   def why_nothing(self) -> str:
     """Returns why nothing is offered, and what to do."""

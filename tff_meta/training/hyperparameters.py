@@ -20,18 +20,19 @@ _ConfigT = TypeVar('_ConfigT', bound='DataclassInstance')
 _BOOLS = {'true': True, '1': True, 'false': False, '0': False}
 
 
-def override(config: _ConfigT, text: str) -> _ConfigT:
+def override(config: _ConfigT, text: str, of: str | None = None) -> _ConfigT:
   """Returns `config` with the fields named in `text` replaced.
 
   Args:
     config: An instance of a frozen dataclass.
     text: As for `parse`.
+    of: As for `parse`; None for the dataclass.
 
   Raises:
     ValueError: As `parse`, or if the dataclass refuses a value.
   """
   kind = type(config)
-  values = parse(text, _hints(kind), of=kind.__name__)
+  values = parse(text, _hints(kind), of=of or kind.__name__)
   return dataclasses.replace(config, **values)
 
 

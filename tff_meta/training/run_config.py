@@ -803,7 +803,9 @@ def resolve(**flags: Any) -> RunConfig:
     hparams = dataclasses.replace(
         hparams, **{algorithm.num_clients_field: num_clients}
     )
-  hparams = hyperparameters.override(hparams, given.get('hparams', ''))
+  hparams = hyperparameters.override(
+      hparams, given.get('hparams', ''), algorithm.name
+  )
   own = {
       setting: getattr(hparams, field)
       for setting, field in algorithm.run_settings.items()
@@ -847,6 +849,7 @@ def resolve(**flags: Any) -> RunConfig:
       'reference_hparams': hyperparameters.override(
           registry.get(registry.REFERENCE).presets[preset],
           given.get('reference_hparams', ''),
+          registry.REFERENCE,
       ),
       'dataset_options': dataset_options,
       'augmentation': hyperparameters.parse_augmentation(

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import tempfile
@@ -17,6 +18,10 @@ from tff_meta.training import sealed_json
 
 CLIENT_STATES = 'client_states.sqlite'
 STATE_PREFIX = 'program_state_'  # The rest of the name is the round.
+# What else may lie where a run begins: the picture of --describe, flag files,
+# and what the program's output was redirected into.
+_PICTURE = 'data.png'
+_BESIDE = ('.flags', '.log')
 _SECRET_BYTES = 100
 _SHOWN = 100  # Characters of a value, which may be anything.
 _NOTHING = object()  # Stands for a field that is not there.
@@ -101,6 +106,43 @@ class RunDirectory:
           f' {type(error).__name__} in {place}: {error.strerror}. Tip: give'
           ' another --output_dir.'
       ) from None
+
+  def check_is_free(
+      self, *others: str, data: str | os.PathLike[str] | None = None
+  ) -> None:
+    """Raises if a run would come among somebody's files; changes nothing.
+
+    A run that is here may go on, and one may begin beside hidden files, flag
+    files and logs.
+
+    Args:
+      *others: Names of further files that are part of the run.
+      data: The file or folder that its data are read from; None for none.
+
+    Raises:
+      RunDirectoryError: If it is the data's folder, is within it, or holds
+        something else than a run.
+    """
+    if self.config.exists() or any(self.checkpoints.glob('*.ckpt')):
+      return
+    if data is not None and os.path.isdir(data):
+      folder = pathlib.Path(data).resolve()
+      if folder in (self.root.resolve(), *self.root.resolve().parents):
+        raise RunDirectoryError(
+            f'Expected a place for the run outside of {data}, which then holds'
+            f' more than data, found {self.root}. Tip: give another'
+            ' --output_dir.'
+        )
+    paths = [path for path in vars(self).values() if path.parent == self.root]
+    own = {path.name for path in paths} | {_PICTURE, *others}
+    for path in sorted(self.root.iterdir()) if self.root.is_dir() else ():
+      # SQLite's files end in -wal and so on, half written ones in .tmp.
+      name = re.sub(r'(-[a-z]+|\.\d+\.tmp)$', '', path.name)
+      if name not in own and name[:1] != '.' and path.suffix not in _BESIDE:
+        raise RunDirectoryError(
+            f'Expected {self.root} to be new or to hold a run, found'
+            f' {path.name}. Tip: give another --output_dir.'
+        )
 
   @contextlib.contextmanager
   def locked(self) -> Iterator[None]:
