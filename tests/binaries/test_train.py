@@ -674,16 +674,17 @@ def test_bad_input_ends_with_one_line(call, tmp_path, flags, code, message):
   assert not directory.exists()
 
 
-def test_settings_that_a_run_has_may_be_given_again(tmp_path):
+def test_settings_that_a_run_has_may_be_given_again(call, tmp_path):
   """Earlier versions took them from runs that test no client with them."""
   config = {'eval_support_fraction': 0.5}
   (tmp_path / 'config.json').write_text(json.dumps({'config': config}))
-  for fraction, expected in ((0.5, [True]), (0.4, [0.4, True])):
-    given = ['--algorithm=frl', '--restrict_f1_to_client_labels']
-    given += [f'--eval_support_fraction={fraction}', f'--output_dir={tmp_path}']
-    with flagsaver.flagsaver():
-      absl_flags.FLAGS(['train', *given])
-      assert list(train._new_settings_of_clients().values()) == expected
+  for fraction, more, refused in (
+      (0.5, ['--restrict_f1_to_client_labels'], 'restrict_f1_to_client_labels'),
+      (0.4, [], 'eval_support_fraction'),
+  ):
+    flags = (f'--eval_support_fraction={fraction}', *more, '--eval_every=0')
+    code, _, err = call(train, *_TINY, *flags, f'--output_dir={tmp_path}')
+    assert code == 2 and f'to be tested with --{refused}, found' in err, err
 
 
 def test_what_is_wrong_with_a_value_first_in_training_is_a_line(

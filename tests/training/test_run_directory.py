@@ -197,7 +197,7 @@ def test_where_nothing_can_be_written_is_known_at_once(tmp_path, name, why):
         (('checkpoints/round_000000001.ckpt', 'mine.txt'), None, None),
         (('mine.txt',), None, 'to hold a run, found mine.txt. Tip'),
         (('ann/1.png',), None, 'to hold a run, found ann. Tip'),
-        (('ann/1.png',), 'run', 'outside of .*run, .* found .*run. Tip'),
+        (('ann/1.png',), 'run', 'outside of .*run, which .* found .*run. Tip'),
         ((), '.', 'outside of .*, found .*run. Tip: give another'),
         ((), 'here', 'outside of '),
     ],

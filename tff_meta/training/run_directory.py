@@ -129,8 +129,8 @@ class RunDirectory:
       folder = pathlib.Path(data).resolve()
       if folder in (self.root.resolve(), *self.root.resolve().parents):
         raise RunDirectoryError(
-            f'Expected a place for the run outside of {data}, which then holds'
-            f' more than data, found {self.root}. Tip: give another'
+            f'Expected an --output_dir outside of the data in {data}, which'
+            f' could not be read any more, found {self.root}. Tip: give another'
             ' --output_dir.'
         )
     paths = [path for path in vars(self).values() if path.parent == self.root]
