@@ -484,13 +484,11 @@ def main() -> int:
     experiment.dataset.fingerprint()  # Looks at all data; kept for the run.
     evaluator = evaluator_lib.Evaluator(experiment)
     chosen = evaluator.choose(config.evaluation.protocols)
+    why_no_curve = None
     if config.training.eval_every and _is_evaluated_by_default():
-      why_not = evaluator.why_no_curve()
-      if why_not is not None:
+      why_no_curve = evaluator.why_no_curve()
+      if why_no_curve is not None:
         config = configuration(eval_every=0)
-        command_line.report(
-            f'Note: no accuracy is measured on the way. {why_not}'
-        )
     experiment = dataclasses.replace(
         experiment, config=config.replace(protocols=chosen)
     )
@@ -500,6 +498,10 @@ def main() -> int:
         flag_groups.group_sizes() | flag_groups.settings_of_clients(),
         _run_directory().recorded_if_readable(),
     )
+    if why_no_curve is not None:
+      command_line.report(
+          f'Note: no accuracy is measured on the way. {why_no_curve}'
+      )
     if not chosen and not config.evaluation.protocols:
       command_line.report(
           f'Note: nothing will be evaluated: {evaluator.why_nothing()}'
