@@ -391,8 +391,6 @@ def configuration(**changes):
     partitions.read_options(PARTITION.value, PARTITION_OPTIONS.value, None)
   if dataset.look is not None:
     dataset = dataset.look(flag_groups.DATA_DIR.value, options)
-  if OUTPUT_DIR.value or not DESCRIBE.value:
-    _check_output_dir()
   if DESCRIBE.value:
     line = f'Describing the clients of {_dataset()}.'
   else:
@@ -454,6 +452,8 @@ def main() -> int:
   if DESCRIBE.value and not ALGORITHM.value:
     flags.FLAGS[ALGORITHM.name].value = registry.REFERENCE  # Any would do.
   with command_line.reported_errors():
+    if OUTPUT_DIR.value or not DESCRIBE.value:
+      _check_output_dir()
     config = configuration()
     from tff_meta.training import run_config
 

@@ -53,6 +53,7 @@ def test_nothing_is_suggested_where_nothing_is_close(name):
         ('Tip: --partition=shards has.', "Tip: `partition='shards'` has."),
         ('Tip: --eval_every=0.', 'Tip: `eval_every=0`.'),
         ('with --validation=0.2, and', 'with `validation=0.2`, and'),
+        ('with --f1_of_own, found', 'with `f1_of_own`, found'),
         ('(--nvar): --nonvar.', '(`nvar`): `nvar=False`.'),
         (
             'with --plugins, or `a --nvar` or',
@@ -61,5 +62,5 @@ def test_nothing_is_suggested_where_nothing_is_close(name):
     ],
 )
 def test_flags_become_arguments(message, expected):
-  names = ('partition', 'eval_every', 'validation', 'nvar')
+  names = ('partition', 'eval_every', 'validation', 'nvar', 'f1_of_own')
   assert spelling.as_keywords(message, names) == expected

@@ -34,6 +34,8 @@ if TYPE_CHECKING:  # They import TensorFlow.
   from tff_meta.training import run_directory as run_directory_lib
 
 _ARRAYS = 'data.npz'
+# Flags that `fit` has by another name.
+_OTHER_NAMES = {'dataset': 'clients', 'protocol': 'protocols'}
 # What NumPy raises where a file is none of arrays, or damaged.
 _NO_ARRAYS = (EOFError, OSError, TypeError, ValueError, zipfile.BadZipFile)
 # What stands for a missing label, as text; the last two are of pandas.
@@ -80,7 +82,10 @@ def _errors_name_keywords() -> Iterator[None]:
 def _in_keywords(message: str) -> str:
   from tff_meta.training import run_config
 
-  return spelling.as_keywords(message, [*run_config.FIELDS, 'output_dir'])
+  for flag, keyword in _OTHER_NAMES.items():
+    message = message.replace(f'--{flag}=', f'--{keyword}=')
+  names = [*run_config.FIELDS, *_OTHER_NAMES.values(), 'output_dir']
+  return spelling.as_keywords(message, names)
 
 
 @_errors_name_keywords()
@@ -705,7 +710,7 @@ def _to_arrays(clients: Any) -> dict[str, np.ndarray]:
   if not isinstance(clients, Mapping):
     raise TypeError(
         'Expected `clients` to be a mapping from a name to (x, y), a'
-        ' `tff.simulation.datasets.ClientData` or what --dataset takes, found a'
+        ' `tff.simulation.datasets.ClientData` or the name of data, found a'
         f' {type(clients).__name__}.'
     )
 

@@ -367,7 +367,7 @@ _OURS = {
             uses=('known_client', 'new_client', 'new_class'),
             changes=dict(loss='triplet'),
             channels='margins',
-            unused_fields=('margin_stop_gradient',),
+            unused_fields=('gamma', 'margin_stop_gradient'),
         ),
         AlgorithmSpec(
             name='cafeme',

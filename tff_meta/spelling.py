@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 import re
 
-_FLAG = re.compile(r'--(?P<name>[a-z_]+)(=(?P<value>\S*[^\s.,;:)]))?')
+_FLAG = re.compile(r'--(?P<name>[a-z][a-z0-9_]*)(=(?P<value>\S*[^\s.,;:)]))?')
 
 
 def tip(name: str, known: Iterable[str]) -> str:

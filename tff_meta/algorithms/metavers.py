@@ -325,7 +325,8 @@ def metavers(
         ways=config.ways,
         max_examples=config.max_whole_examples,
         # Triplets are of support and query examples alike.
-        needs_query=config.loss == 'ce' or config.gamma == 1,
+        needs_query=config.loss == 'ce'
+        or (config.loss == 'hybrid' and config.gamma == 1),
     )
 
   trained = method.Method(

@@ -394,8 +394,9 @@ def _check_last_round(
 ) -> None:
   """Raises if a metrics.csv ends before the last evaluation of its run.
 
-  A kept copy has no rounds after it. It is known of the rounds that were done,
-  which are fewer than the configuration's where patience has ended them.
+  The last evaluated round follows from the rounds that were done, which are
+  fewer than the configuration's where patience has ended them. A kept copy has
+  no rounds after it.
 
   Args:
     path: The file, beside the run's summary.json and config.json.

@@ -20,8 +20,8 @@ CLIENT_STATES = 'client_states.sqlite'
 STATE_PREFIX = 'program_state_'  # The rest of the name is the round.
 # What else may lie where a run begins: the picture of --describe, flag files,
 # and what the program's output was redirected into.
-_PICTURE = 'data.png'
-_BESIDE = ('.flags', '.log')
+_PICTURE, _OF_VOLUMES = 'data.png', 'lost+found'
+_BESIDE = ('.flags', '.log', '.out')
 _SECRET_BYTES = 100
 _SHOWN = 100  # Characters of a value, which may be anything.
 _NOTHING = object()  # Stands for a field that is not there.
@@ -134,7 +134,7 @@ class RunDirectory:
             ' --output_dir.'
         )
     paths = [path for path in vars(self).values() if path.parent == self.root]
-    own = {path.name for path in paths} | {_PICTURE, *others}
+    own = {path.name for path in paths} | {_PICTURE, _OF_VOLUMES, *others}
     for path in sorted(self.root.iterdir()) if self.root.is_dir() else ():
       # SQLite's files end in -wal and so on, half written ones in .tmp.
       name = re.sub(r'(-[a-z]+|\.\d+\.tmp)$', '', path.name)
