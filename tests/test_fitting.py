@@ -209,7 +209,7 @@ def test_labels_are_as_they_were_given(classes, tmp_path):
         (_CLIENTS, dict(algorithm=None), '`algorithm` to be text, found None'),
         (_CLIENTS, dict(algorithm='fedper'), "mean 'fed_per'"),
         ('digit', {}, "mean 'digits'"),
-        ('x.csv', {}, "Tip: data of your own are `clients='csv:x.csv'`"),
+        (os.path.dirname(__file__), {}, "own are `clients='folder:/.*/tests'`"),
         (_CLIENTS, dict(way=3), "no sizes of groups, as 'metavers'.* way 3"),
         (
             'digit_pairs',
