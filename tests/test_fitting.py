@@ -1,6 +1,7 @@
 """`tff_meta.fit`: what it trains, tests, adapts and saves."""
 
 import collections
+import os
 import subprocess
 import sys
 from unittest import mock
