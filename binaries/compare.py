@@ -313,7 +313,7 @@ def _check_settings(work: _Work, todo: Sequence[tables.Cell]) -> None:
     if not found <= seen:
       asked.append(cell)
     seen |= found
-  _, _, _, *of_all = _program(todo)  # Behind python -m binaries.train.
+  _, _, _, *of_all = _program(work.cells)  # Behind python -m binaries.train.
   done = subprocess.run(
       native.ending_with_parent(
           [sys.executable, '-m', 'binaries.check_runs'], signal.SIGTERM
@@ -334,8 +334,13 @@ def _check_settings(work: _Work, todo: Sequence[tables.Cell]) -> None:
     )
 
 
-def _check_data(cells: Sequence[tables.Cell]) -> None:
-  """Loads each data set as cells do: one that is not there is one error."""
+def _check_data(cells: Sequence[tables.Cell], of_all: str | None) -> None:
+  """Loads each data set as cells do: one that is not there is one error.
+
+  Args:
+    cells: Those that have to run.
+    of_all: Where data are unless a cell says it, see `_data_dir_of`.
+  """
   from tff_meta import datasets
   from tff_meta.training import hyperparameters
 
@@ -343,7 +348,6 @@ def _check_data(cells: Sequence[tables.Cell]) -> None:
     plugins.import_named(text.split(','), '--plugins of a run')
   names = ('dataset', 'data_dir', 'dataset_options')
   given = zip(*(_values(cells, name) for name in names), strict=True)
-  of_all = _data_dir_of(cells)
   for name, data_dir, text in dict.fromkeys(given):
     if name:
       load = datasets.get(name).load
@@ -841,7 +845,7 @@ def _check(work: _Work, kept: pathlib.Path | None) -> None:
     )
     if todo and not work.kept:  # Of an earlier version some may be impossible.
       _check_settings(work, todo)
-    _check_data(todo)
+    _check_data(todo, _data_dir_of(work.cells))
 
 
 def _reported(work: _Work) -> tables.Table | None:
