@@ -335,6 +335,48 @@ def _numbers(name: str, path: str = '') -> list[results.Entry]:
   return results.collect(_RESULTS / name, table, _cells(name))
 
 
+def _certainty(name: str, protocol: str, reference: str) -> str:
+  """How sure the models of a kept table are, and how equally they serve.
+
+  Args:
+    name: Of the folder in `results`.
+    protocol: Who is tested.
+    reference: Name of the row that the others' NLL is compared with.
+  """
+  columns = {
+      'NLL': 'nll_mean',
+      'NLL before': 'nll_before_mean',
+      'Brier score': 'brier_mean',
+      'ECE, %': 'ece_mean',
+      'Gini, %': 'accuracy_gini',
+      'hurt, %': 'share_hurt',
+  }
+  by_row: dict[str, dict[str, results.Entry]] = {}
+  for number in columns.values():
+    for entry in _numbers(name, f'evaluation/{protocol}/{number}'):
+      by_row.setdefault(entry.row, {})[number] = entry
+  other = by_row[reference]['nll_mean']
+  lines = []
+  for row, entries in by_row.items():
+    line = [row]
+    for title, number in columns.items():
+      mean = entries[number].mean  # Of a hundred times what is measured.
+      scale = 1 if title.endswith('%') else 100
+      line.append(_NONE if mean is None else f'{mean / scale:.2f}')
+    pair = None if row == reference else pairs.pair(entries['nll_mean'], other)
+    if pair is None or pair.half_width_over_units is None:
+      line += [_NONE, _NONE]
+    else:
+      low, high = (
+          (pair.mean + sign * pair.half_width_over_units) / 100
+          for sign in (-1, 1)
+      )
+      line += [f'{pair.mean / 100:+.2f}', f'{low:+.2f} to {high:+.2f}']
+    lines.append(line)
+  header = ['Method', *columns, f'NLL minus {reference}', '95 % over clients']
+  return _markdown(header, lines)
+
+
 def _pairs(name: str, *measures: str) -> str:
   """How far every row is from the reference of a kept table.
 
@@ -1322,6 +1364,7 @@ _KINDS: dict[str, Callable[..., str]] = {
     'privacy': _privacy,
     'nvar': _nvar,
     'inversion': _inversion,
+    'certainty': _certainty,
     'pairs': _pairs,
     'claims': _claims,
     'claims overview': _claims_overview,
