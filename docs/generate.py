@@ -358,11 +358,14 @@ def _certainty(name: str, protocol: str, reference: str) -> str:
   other = by_row[reference]['nll_mean']
   lines = []
   for row, entries in by_row.items():
-    line = [row]
+    line, num_seeds = [row], len(entries['accuracy_gini'].values)
     for title, number in columns.items():
       mean = entries[number].mean  # Of a hundred times what is measured.
       scale = 1 if title.endswith('%') else 100
       line.append(_NONE if mean is None else f'{mean / scale:.2f}')
+      with_number = len(entries[number].values)
+      if 0 < with_number < num_seeds:
+        line[-1] += f' ({with_number} of {num_seeds} seeds)'
     pair = None if row == reference else pairs.pair(entries['nll_mean'], other)
     if pair is None or pair.half_width_over_units is None:
       line += [_NONE, _NONE]
