@@ -535,18 +535,14 @@ def _equal_rates(name: str, first: str, *steps: str) -> str:
         and (setting, first, rate, seed) in found
     ]
     for step in steps if row != first and seeds else ():
-      values, spreads = {}, {}
+      by_seed = {}
       for seed in seeds:
-        mine = found[setting, first, rate, seed]
-        other = found[setting, row, rate, seed]
-        assert mine.keys() == other.keys()
-        d = np.array(
-            [_after(mine[c], step) - _after(other[c], step) for c in mine]
-        )
-        values[seed] = float(d.mean())
-        equal = np.full(len(d), 1 / len(d))
-        spreads[seed] = pairs.spread_of(list(mine), equal, d, values[seed])
-      pair = pairs.Pair(first, row, step, values, 'clients', spreads, {})
+        both = [found[setting, which, rate, seed] for which in (first, row)]
+        by_seed[seed] = [
+            {client: _after(numbers, step) for client, numbers in of.items()}
+            for of in both
+        ]
+      pair = _paired((first, row), step, 'clients', by_seed)
       rows.append([setting, rate, row, step, *cell_texts.pair(pair)])
   header = ['Clients', 'Rate', 'Method', 'After steps']
   header += [
@@ -554,6 +550,30 @@ def _equal_rates(name: str, first: str, *steps: str) -> str:
       'seeds',
   ]  # fmt: skip
   return _markdown(header, rows)
+
+
+def _paired(
+    rows: tuple[str, str],
+    measure: str,
+    unit: str,
+    by_seed: dict[int, Sequence[dict[str, float]]],
+) -> pairs.Pair:
+  """Returns how far a row is from another, each client or group the same.
+
+  Args:
+    rows: The row and the other.
+    measure: What is measured.
+    unit: Clients or groups.
+    by_seed: Seed -> for both rows the name of each -> its number, in percent.
+  """
+  values, spreads = {}, {}
+  for seed, (mine, others) in by_seed.items():
+    assert mine.keys() == others.keys()
+    d = np.array([mine[name] - others[name] for name in mine])
+    equal = np.full(len(d), 1 / len(d))
+    values[seed] = float(d.mean())
+    spreads[seed] = pairs.spread_of(list(mine), equal, d, values[seed])
+  return pairs.Pair(*rows, measure, values, unit, spreads, {})
 
 
 def _after(client: dict[str, float], step: str) -> float:
@@ -608,7 +628,6 @@ def _grid_pairs(folder: str, protocol: str, axis: str, reference: str) -> str:
   }
   others, lines = accuracies[reference], []
   for value, mine in sorted(accuracies.items(), key=lambda item: int(item[0])):
-    assert mine.keys() == others.keys()
     point = points[value]
     half_width = 100 * float(point['accuracy_half_width_95'])
     mean = 100 * float(point['accuracy_mean'])
@@ -616,12 +635,7 @@ def _grid_pairs(folder: str, protocol: str, axis: str, reference: str) -> str:
     if value == reference:
       lines.append([*line, _NONE, _NONE])
       continue
-    d = np.array([mine[name] - others[name] for name in mine])
-    equal = np.full(len(d), 1 / len(d))
-    spread = pairs.spread_of(list(mine), equal, d, float(d.mean()))
-    pair = pairs.Pair(
-        value, reference, axis, {0: float(d.mean())}, 'groups', {0: spread}, {}
-    )
+    pair = _paired((value, reference), axis, 'groups', {0: (mine, others)})
     lines.append([*line, f'{pair.mean:+.2f}', cell_texts.over_units(pair)])
   header = [f'`{axis}`', 'accuracy', f'minus {reference}', '95 % over groups']
   return _markdown(header, lines)

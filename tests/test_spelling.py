@@ -54,6 +54,7 @@ def test_nothing_is_suggested_where_nothing_is_close(name):
         ('Tip: --eval_every=0.', 'Tip: `eval_every=0`.'),
         ('with --validation=0.2, and', 'with `validation=0.2`, and'),
         ('with --f1_of_own, found', 'with `f1_of_own`, found'),
+        ('are --dataset=csv:a.csv.', "are `clients='csv:a.csv'`."),
         ('(--nvar): --nonvar.', '(`nvar`): `nvar=False`.'),
         (
             'with --plugins, or `a --nvar` or',
@@ -63,4 +64,5 @@ def test_nothing_is_suggested_where_nothing_is_close(name):
 )
 def test_flags_become_arguments(message, expected):
   names = ('partition', 'eval_every', 'validation', 'nvar', 'f1_of_own')
-  assert spelling.as_keywords(message, names) == expected
+  keywords = {name: name for name in names} | {'dataset': 'clients'}
+  assert spelling.as_keywords(message, keywords) == expected

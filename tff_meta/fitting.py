@@ -82,10 +82,8 @@ def _errors_name_keywords() -> Iterator[None]:
 def _in_keywords(message: str) -> str:
   from tff_meta.training import run_config
 
-  for flag, keyword in _OTHER_NAMES.items():
-    message = message.replace(f'--{flag}=', f'--{keyword}=')
-  names = [*run_config.FIELDS, *_OTHER_NAMES.values(), 'output_dir']
-  return spelling.as_keywords(message, names)
+  same = {name: name for name in (*run_config.FIELDS, 'output_dir')}
+  return spelling.as_keywords(message, same | _OTHER_NAMES)
 
 
 @_errors_name_keywords()

@@ -1,6 +1,6 @@
 """Names that somebody may have meant, and how numbers are written."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 import re
 
 _FLAG = re.compile(r'--(?P<name>[a-z][a-z0-9_]*)(=(?P<value>\S*[^\s.,;:)]))?')
@@ -47,7 +47,7 @@ def counted(count: float, noun: str) -> str:
   return f'{count:.0f} {noun}' + ('' if count == 1 else 's')
 
 
-def as_keywords(message: str, names: Iterable[str]) -> str:
+def as_keywords(message: str, keywords: Mapping[str, str]) -> str:
   """Returns a message about flags as one about arguments of a function.
 
   `Tip: --partition=shards` becomes ``Tip: `partition='shards'```. What stands
@@ -55,16 +55,16 @@ def as_keywords(message: str, names: Iterable[str]) -> str:
 
   Args:
     message: For who uses the programs.
-    names: The arguments; other flags are left as they are.
+    keywords: Flag -> the argument; other flags are left as they are.
   """
-  known = set(names)
 
   def as_keyword(flag):
     name, value = flag['name'], flag['value']
-    if name not in known and name.startswith('no') and name[2:] in known:
+    if name not in keywords and name.startswith('no'):
       name, value = name[2:], 'False'
-    if name not in known:
+    if name not in keywords:
       return flag[0]
+    name = keywords[name]
     if value is None:
       return f'`{name}`'
     is_python = value in ('True', 'False') or re.fullmatch(r'[-\d.]+', value)
