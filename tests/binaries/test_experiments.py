@@ -492,6 +492,7 @@ _TRIALS = (
             f'{name}_search',
             {'dataset_options/clients', 'num_new_clients', 'rounds'}
             | {'protocols', 'validation_fraction', 'eval_every'}
+            | {'eval_new_clients'}
             | _hparams('warm_up_rounds', 'averaged_rounds'),
             of=dict(
                 table=name,

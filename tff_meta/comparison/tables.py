@@ -46,6 +46,12 @@ _ON_THE_WAY = (
     '--validation_clients',
     '--validation_groups',
 )
+# Parts of summary.json of which that is true, too.
+_WITHOUT_THE_WAY = (
+    'client_bytes_per_round',
+    'evaluation',
+    'seconds_per_round_median',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -437,14 +443,16 @@ def of_the_end(setting: Setting, flags: Mapping[str, str]) -> dict[str, str]:
   """Returns flags without those on which no number of a setting depends.
 
   That is those of evaluations on the way where all measures are of the last
-  model, and training is not ended by what is measured.
+  model, of rounds' time (without evaluations) or bytes, and training is not
+  ended by what is measured.
 
   Args:
     setting: The setting.
     flags: From `in_force`.
   """
   depends = '--patience' in flags or any(
-      not measure.path.startswith('evaluation/') for measure in setting.measures
+      measure.path.partition('/')[0] not in _WITHOUT_THE_WAY
+      for measure in setting.measures
   )
   ignored = () if depends else _ON_THE_WAY
   return {name: flag for name, flag in flags.items() if name not in ignored}
