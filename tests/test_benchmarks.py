@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks import agreement
 from benchmarks import devices
+from benchmarks import interval_coverage
 from benchmarks import onednn
 from benchmarks import workloads
 from tff_meta.execution import in_process
@@ -159,3 +160,13 @@ def test_agreement_of_rounds_with_the_cpu_itself():
   assert 0 < each['an ulp off'][0] < 1e-3
   assert each['an ulp off'] < each['noise of 0.0001']
   assert after['an ulp off'] == each['an ulp off'][0]
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say(capsys):
+  interval_coverage.main(['--draws=200'])
+
+  found = re.findall(
+      r'(mean|worst decile|Gini) +([\d.]+) to', capsys.readouterr().out
+  )
+  assert len(found) == 18
+  assert all(float(least) >= 85 for _, least in found), found

@@ -16,11 +16,11 @@ The difference is D = mean_s D_s, with two intervals that answer two questions.
   is that of a weighted mean, V_s = n_s / (n_s - 1) sum_i w_i^2 (d_i - D_s)^2,
   which is s^2 / n_s for equal weights; that of D, of S seeds, is
   V = sum_s V_s / S^2. D +- t sqrt(V) has Student's t with Welch's number of
-  degrees of freedom, (sum_s V_s)^2 / sum_s (V_s^2 / (n_s - 1)), which is n - 1
-  for one seed. Clients are taken as drawn independently, also those of
-  different seeds, unless they are the data's own (`by_writer`), whose names
-  are the same for all seeds: then V sums what each distinct client adds to
-  D - mean in all seeds, squared, sum_u (sum_s v_su)^2 / S^2 with
+  degrees of freedom, (sum_s V_s)^2 / sum_s (V_s^2 / f_s) with f_s = n_s - 1,
+  which is n - 1 for one seed. Clients are taken as drawn independently, also
+  those of different seeds, unless they are the data's own (`by_writer`), whose
+  names are the same for all seeds: then V sums what each distinct client adds
+  to D - mean in all seeds, squared, sum_u (sum_s v_su)^2 / S^2 with
   v_su = sqrt(n_s / (n_s - 1)) w_i (d_i - D_s) of client u in seed s, and the
   degrees of freedom are at most their number less one. Groups share their
   test classes, so that theirs is over groups of these classes. Clients of a
@@ -31,10 +31,11 @@ The difference is D = mean_s D_s, with two intervals that answer two questions.
   instead of what client i has there is x_i of equal mean, what it is plus what
   i adds to it to first order (its influence). Of the worst k of n clients, with
   q the least of the others, x_i = q + (n / k) min(a_i - q, 0); k is at least
-  MIN_WORST. Of few the intervals are a little narrow: simulated ones held the
-  truth 92 times of 100 with k = 4 of 44, 95 times with 14 of 147. The Gini
-  coefficient has x_i = h / 2m + (h_i - h) / m - h (a_i - m) / 2m^2, with m the
-  mean, h_i the mean distance of a_i from all, and h the mean of the h_i.
+  MIN_WORST. It is nearly all of these k that say how far it varies, so f_s is
+  k - 1. The Gini coefficient has x_i = h / 2m + (h_i - h) / m
+  - h (a_i - m) / 2m^2, with m the mean, h_i the mean distance of a_i from all,
+  and h the mean of the h_i. How often such intervals hold the truth is printed
+  by `benchmarks/interval_coverage.py`.
   Where all differences are the same these clients say nothing of how far others
   would be: there is no such interval, but 0 to 0 for rows that are equal.
 * Over seeds: were all of it done again, from the draw of clients on? That is
@@ -100,12 +101,14 @@ class Spread(NamedTuple):
 
   Attributes:
     num_units: How many clients or groups.
+    degrees: Of freedom of the variance, at least 1.
     variance: Of their weighted mean, in the squared unit of the measure.
     parts: Name of each -> what it adds to the weighted mean beyond the average,
       in the unit of the measure; the sum of their squares is the variance.
   """
 
   num_units: int
+  degrees: int
   variance: float
   parts: Mapping[str, float]
 
@@ -194,7 +197,7 @@ class Pair:
     total = sum(spread.variance for spread in found)
     if not total:  # As `is_without_spread` says.
       return 0.0, math.inf
-    degrees = total**2 / sum(s.variance**2 / (s.num_units - 1) for s in found)
+    degrees = total**2 / sum(s.variance**2 / s.degrees for s in found)
     if self.is_same_by_name:
       of_all_seeds = _sums_by_name(found)
       total = math.fsum(part**2 for part in of_all_seeds.values())
@@ -332,6 +335,7 @@ class _Units(NamedTuple):
     group_of: The groups that clients belong to, in the same order; None if
       what was tested is what differences are spread over.
     groups: What groups are, None without any.
+    num_worst: How many are the worst decile; None unless values are of it.
   """
 
   unit: str
@@ -341,6 +345,7 @@ class _Units(NamedTuple):
   weights: np.ndarray
   group_of: list[str] | None
   groups: dict[str, object] | None
+  num_worst: int | None
 
 
 def _read_units(entry: results.Entry, seed: int) -> _Units:
@@ -365,10 +370,11 @@ def _read_units(entry: results.Entry, seed: int) -> _Units:
   weights = np.array(examples if number == 'accuracy_micro' else values * 0 + 1)
   if not np.isfinite([*values, *weights, *examples]).all():
     raise _UnpairedError(f'{name} of {entry.row} lacks numbers')
-  if number.endswith('_worst_decile'):
-    values = _influences_on_worst_decile(values)
+  is_worst = number.endswith('_worst_decile')
+  if is_worst:
+    values = influences_on_worst_decile(values)
   elif number.endswith('_gini'):
-    values = _influences_on_gini(values)
+    values = influences_on_gini(values)
   unit, group_of = tested, None
   if protocol == protocol_names.NEW_CLASS_CLIENTS:
     unit, group_of = 'groups', [_group_of(client) for client in rows]
@@ -380,6 +386,7 @@ def _read_units(entry: results.Entry, seed: int) -> _Units:
       weights / np.sum(weights),
       group_of,
       _groups(run) if unit == 'groups' else None,
+      client_metrics.num_worst(len(values)) if is_worst else None,
   )
 
 
@@ -426,7 +433,7 @@ def _value(row: Mapping[str, float], column: str) -> float:
   return statistics.fmean(points[-3:]) if points else math.nan
 
 
-def _influences_on_worst_decile(values: np.ndarray) -> np.ndarray:
+def influences_on_worst_decile(values: np.ndarray) -> np.ndarray:
   """Returns numbers of clients, float [n], whose mean is the worst decile."""
   num_worst = client_metrics.num_worst(len(values))
   if num_worst < MIN_WORST:
@@ -435,7 +442,7 @@ def _influences_on_worst_decile(values: np.ndarray) -> np.ndarray:
   return others + len(values) / num_worst * np.minimum(values - others, 0)
 
 
-def _influences_on_gini(values: np.ndarray) -> np.ndarray:
+def influences_on_gini(values: np.ndarray) -> np.ndarray:
   """Returns numbers of clients, float [n], whose mean is the coefficient."""
   mean = values.mean()
   if not mean:
@@ -512,11 +519,16 @@ def _spread(mine: _Units, other: _Units, difference: float) -> Spread:
   n = len(d)
   if n < 2:
     raise _UnpairedError(f'of {mine.unit} there is only one')
-  return spread_of(names, w, d, mean)
+  degrees = None if mine.num_worst is None else mine.num_worst - 1
+  return spread_of(names, w, d, mean, degrees)
 
 
 def spread_of(
-    names: Sequence[str], weights: np.ndarray, d: np.ndarray, mean: float
+    names: Sequence[str],
+    weights: np.ndarray,
+    d: np.ndarray,
+    mean: float,
+    degrees: int | None = None,
 ) -> Spread:
   """Returns the spread of differences of a seed, see the head of this file.
 
@@ -525,11 +537,13 @@ def spread_of(
     weights: Of sum 1.
     d: The differences, in the unit of the measure, in the same order.
     mean: Their weighted mean.
+    degrees: Of freedom, at least 1; None for one less than there are.
   """
   scale = len(d) / (len(d) - 1)
   parts = math.sqrt(scale) * weights * (d - mean)
   return Spread(
       len(d),
+      len(d) - 1 if degrees is None else degrees,
       scale * float(np.sum(weights**2 * (d - mean) ** 2)),
       dict(zip(names, parts.tolist(), strict=True)),
   )
