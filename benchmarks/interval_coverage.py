@@ -8,10 +8,11 @@ they are from each other. Of these, clients are drawn again and again, the rows
 are compared on them alone, as reports do (`tff_meta.comparison.pairs`), and the
 intervals that hold what is known are counted: 95 % should.
 
-Prints how many clients are drawn, and percent of the mean, the worst decile
-(with the degrees of freedom of its clients, and with those of all) and the Gini
-coefficient, from the lowest row to the highest. It says nothing of other
-trainings: the models are those that were kept.
+Prints how many clients are drawn, and percent of the mean, the accuracy over
+all images ("micro"), the worst decile (with the degrees of freedom of its
+clients, and with those of all) and the Gini coefficient, from the lowest row to
+the highest. It says nothing of other trainings: the models are those that were
+kept.
 """
 
 import argparse
@@ -38,24 +39,27 @@ class _Number(NamedTuple):
   """A number of clients.
 
   Attributes:
-    of: Accuracies, float [n] -> the number.
-    parts: Accuracies -> float [n], whose mean is the number.
+    parts: Accuracies, float [n] -> float [n], whose mean is the number.
+    of: Accuracies -> the number, of all clients there are; None for the mean.
     degrees: n -> degrees of freedom; None for n - 1.
+    is_of_images: Whether clients count by their test examples.
   """
 
-  of: Callable[[np.ndarray], float]
   parts: Callable[[np.ndarray], np.ndarray]
+  of: Callable[[np.ndarray], float] | None = None
   degrees: Callable[[int], int] | None = None
+  is_of_images: bool = False
 
 
-_WORST = _Number(client_metrics.worst_decile, pairs.influences_on_worst_decile)
+_WORST = _Number(pairs.influences_on_worst_decile, client_metrics.worst_decile)
 _NUMBERS = {
-    'mean': _Number(lambda a: float(a.mean()), lambda a: a),
+    'mean': _Number(lambda a: a),
+    'over images': _Number(lambda a: a, is_of_images=True),
     'worst decile': _WORST._replace(
         degrees=lambda n: client_metrics.num_worst(n) - 1
     ),
     'the same, all count': _WORST,
-    'Gini': _Number(client_metrics.gini, pairs.influences_on_gini),
+    'Gini': _Number(pairs.influences_on_gini, client_metrics.gini),
 }
 
 
@@ -66,32 +70,38 @@ def main(argv: Sequence[str] | None = None) -> None:
   draws = parser.parse_args(argv).draws
   rng = np.random.default_rng(0)
   for table, numbers_of_clients in _TABLES.items():
-    reference = _accuracies(table, _REFERENCE)
-    others = [_accuracies(table, row) for row in _ROWS]
+    reference, examples = _clients(table, _REFERENCE)
+    others = [_clients(table, row)[0] for row in _ROWS]
     for num_clients in numbers_of_clients:
       print(f'{table}, {num_clients} of {len(reference)} clients')
       for name, number in _NUMBERS.items():
+        weights = examples if number.is_of_images else np.ones_like(examples)
         shares = [
-            _share_held(number, reference, other, num_clients, draws, rng)
+            _share_held(
+                number, reference, other, weights, num_clients, draws, rng
+            )
             for other in others
         ]
         print(f'  {name:20} {100 * min(shares):.1f} to {100 * max(shares):.1f}')
 
 
-def _accuracies(table: str, row: str) -> np.ndarray:
-  """Returns those of all known clients of three seeds, float [n]."""
-  found = []
+def _clients(table: str, row: str) -> tuple[np.ndarray, np.ndarray]:
+  """Returns accuracies and test examples of three seeds' known clients."""
+  accuracies, examples = [], []
   for seed in range(3):
     run = _RESULTS / table / 'known_and_new_clients' / row / f'seed_{seed}/run'
     with (run / 'clients_known_clients.csv').open(newline='') as file:
-      found += [float(client['accuracy']) for client in csv.DictReader(file)]
-  return np.array(found)
+      for client in csv.DictReader(file):
+        accuracies.append(float(client['accuracy']))
+        examples.append(float(client['num_examples']))
+  return np.array(accuracies), np.array(examples)
 
 
 def _share_held(
     number: _Number,
     reference: np.ndarray,
     other: np.ndarray,
+    weights: np.ndarray,
     num_clients: int,
     draws: int,
     rng: np.random.Generator,
@@ -102,25 +112,27 @@ def _share_held(
     number: Of clients.
     reference: Accuracies of all clients, float [n].
     other: The same clients', by the other row.
+    weights: What they count, float [n].
     num_clients: Drawn each time, with replacement.
     draws: How often.
     rng: Draws.
   """
-  truth = number.of(reference) - number.of(other)
+  if number.of is None:
+    truth = np.average(reference - other, weights=weights)
+  else:
+    truth = number.of(reference) - number.of(other)
   names = [str(i) for i in range(num_clients)]
-  weights = np.full(num_clients, 1 / num_clients)
   degrees = number.degrees(num_clients) if number.degrees else None
   held = 0
   for _ in range(draws):
     drawn = rng.integers(len(reference), size=num_clients)
-    one, two = reference[drawn], other[drawn]
-    found = number.of(one) - number.of(two)
-    spread = pairs.spread_of(
-        names, weights, number.parts(one) - number.parts(two), found, degrees
-    )
-    pair = pairs.Pair('', '', '', {0: found}, 'clients', {0: spread}, {})
+    d = number.parts(reference[drawn]) - number.parts(other[drawn])
+    share = weights[drawn] / weights[drawn].sum()
+    mean = float(share @ d)
+    spread = pairs.spread_of(names, share, d, mean, degrees)
+    pair = pairs.Pair('', '', '', {0: mean}, 'clients', {0: spread}, {})
     half_width = pair.half_width_over_units
-    held += half_width is not None and abs(found - truth) <= half_width
+    held += half_width is not None and abs(mean - truth) <= half_width
   return held / draws
 
 

@@ -166,7 +166,8 @@ def test_intervals_hold_the_truth_as_often_as_they_say(capsys):
   interval_coverage.main(['--draws=200'])
 
   found = re.findall(
-      r'(mean|worst decile|Gini) +([\d.]+) to', capsys.readouterr().out
+      r'(mean|over images|worst decile|Gini) +([\d.]+) to',
+      capsys.readouterr().out,
   )
-  assert len(found) == 18
+  assert len(found) == 24
   assert all(float(least) >= 85 for _, least in found), found
