@@ -62,7 +62,7 @@ from tff_meta.comparison import tables
 _CLIENTS_PER_ROUND = 10
 _PASSES = 5  # Of a client that adapts.
 _SHARE_OF_ROUNDS = 3  # A search takes one of so many rounds.
-_POINTS = 10  # Of a curve.
+_POINTS, _ON_THE_WAY = 10, 20  # Of a curve, and clients that it is of.
 
 # Parts and doubles of other methods, which have no row: MetaVers with one of
 # its losses, FedEC with another constraint or none, FedAvg and FedPer as
@@ -586,12 +586,14 @@ def _table(users: _Users) -> tables.Table:
           f'--num_new_clients={users.num_new_clients}',
           f'--eval_every={users.rounds // _POINTS}',
           '--eval_new_clients',
+          f'--validation_clients={_ON_THE_WAY}',
       ),
       notes=(
           'Nobody published these numbers, so there is no paper scale.',
-          'How fast accuracy grows is read off tests of 20 known clients and of'
-          f' the new ones, after every {users.rounds // _POINTS} rounds. By'
-          ' them nothing is chosen or ended, and the first runs have none.',
+          f'How fast accuracy grows is read off tests of {_ON_THE_WAY} known'
+          f' clients and of as many new ones, if there are,'
+          f' every {users.rounds // _POINTS} rounds. By them nothing is chosen'
+          ' or ended; the first runs have none, so that their hours are fewer.',
           *_BUDGETS,
           'Pixels have mean 0 and variance 1 over the train split of the file,'
           ' of all clients whose names are of the form: known ones, new ones'

@@ -47,6 +47,10 @@ def test_curves_by_hand(tmp_path):
           _run(tmp_path / 'c', 1, {2: 0.1, 6: 0.9, 8: 0.3}),
       ],
       'never': [_run(tmp_path / 'd', 0, {2: 0.3, 8: 0.49})],
+      'in part': [
+          _run(tmp_path / 'h', 0, {1: '', 2: ''}),
+          _run(tmp_path / 'i', 1, {1: 0.1, 9: 0.6}),
+      ],
       'once': [_run(tmp_path / 'e', 0, {1: 0.9, 2: ''})],
       'none': [_run(tmp_path / 'g', 0, {1: '', 2: ''})],
       'end': [_run(tmp_path / 'f', 0, {8: 0.9, 9: 0.9})],
@@ -55,7 +59,9 @@ def test_curves_by_hand(tmp_path):
       runs, _SETTING, lambda row: progress.Sent(2_000_000, None)
   )
   assert (found.best, found.final) == ('good', 1.0)
-  assert set(found.left_out) == {'once', 'none', 'end'}
+  assert set(found.left_out) == {'in part', 'once', 'none', 'end'}
+  assert found.left_out['in part'] == 'never evaluated with seed 0'
+  assert [course.seed for course in found.rows['in part']] == [1]
   whys = found.left_out['once'], found.left_out['none']
   assert whys == ('evaluated once', 'never evaluated')
   lines = _grid(found)

@@ -122,7 +122,7 @@ class Progress(NamedTuple):
     best: Row with the best last accuracy, the mean over its seeds.
     final: That accuracy, a share, of which targets are fractions.
     rows: Row -> the courses of its runs.
-    left_out: Row -> why it has none.
+    left_out: Row -> why it, or some seeds of it, have none.
     column: Of metrics.csv, where all accuracies are from.
     attention: A sentence if the setting is about another one.
   """
@@ -288,16 +288,19 @@ def of_runs(
   found = [n for of_row in metrics.values() for m in of_row for n in m or ()]
   for column in on_the_way.columns(setting, found):
     rows: dict[str, list[Course]] = {}
-    left_out = {}
+    left_out, measured = {}, {}
     for row, paths in runs.items():
-      try:
-        rows[row] = [
-            _course(path, of_run, column, sent(row))
-            for path, of_run in zip(paths, metrics[row], strict=True)
-        ]
-      except _NoCourseError as why:
-        left_out[row] = str(why)
-    others = _of_others({row: runs[row] for row in rows}, column)
+      courses, without = {}, {}
+      for path, of_run in zip(paths, metrics[row], strict=True):
+        try:
+          courses[path] = _course(path, of_run, column, sent(row))
+        except _NoCourseError as why:
+          without[path] = str(why)
+      if courses:
+        rows[row], measured[row] = list(courses.values()), list(courses)
+      if without:
+        left_out[row] = _why_without(without, bool(courses))
+    others = _of_others(measured, column)
     rows = {row: found for row, found in rows.items() if row not in others}
     left_out |= others
     if rows:
@@ -309,6 +312,15 @@ def of_runs(
       attention = on_the_way.attention(setting, column)
       return Progress(best, finals[best], rows, left_out, column, attention)
   return None
+
+
+def _why_without(without: Mapping[pathlib.Path, str], is_in_part: bool) -> str:
+  """Returns why runs of a row have no course, and of which seeds in part."""
+  if not is_in_part:
+    return next(iter(without.values()))
+  return ', '.join(
+      f'{why} with seed {_seed(run)}' for run, why in without.items()
+  )
 
 
 def _of_others(runs, column) -> dict[str, str]:
@@ -349,7 +361,7 @@ def _course(
 ) -> Course:
   """Returns a run's course, of a column of what its metrics.csv has."""
   if metrics is None:
-    raise _NoCourseError('its curve was not kept')
+    raise _NoCourseError('no curve was kept')
   if column not in metrics:
     raise _NoCourseError(f'{column} was not measured on the way')
   pairs = zip(metrics['round'], metrics[column], strict=True)
@@ -361,13 +373,17 @@ def _course(
     raise _NoCourseError(f'no evaluation before round {rounds[0]:,} was kept')
   summary = results.read_json(run / 'summary.json')
   return Course(
-      int(tables.read(summary, 'seed') or 0),
+      _seed(run),
       rounds,
       list(found.values()),
       _seconds(run, summary, rounds),
       _sent(metrics, rounds, sent, _is_everybody_there(run)),
       _signals(metrics, found),
   )
+
+
+def _seed(run: pathlib.Path) -> int:
+  return int(tables.read(results.read_json(run / 'summary.json'), 'seed') or 0)
 
 
 def _signals(metrics, rounds) -> dict[str, dict[int, float]]:

@@ -46,7 +46,7 @@ _ON_THE_WAY = (
     '--validation_clients',
     '--validation_groups',
 )
-# Parts of summary.json of which that is true, too.
+# Parts of summary.json that do not depend on it.
 _WITHOUT_THE_WAY = (
     'client_bytes_per_round',
     'evaluation',
