@@ -165,9 +165,11 @@ def test_agreement_of_rounds_with_the_cpu_itself():
 def test_intervals_hold_the_truth_as_often_as_they_say(capsys):
   interval_coverage.main(['--draws=200'])
 
-  found = re.findall(
-      r'(mean|over images|worst decile|Gini) +([\d.]+) to',
-      capsys.readouterr().out,
-  )
-  assert len(found) == 24
-  assert all(float(least) >= 85 for _, least in found), found
+  found = {}
+  for name, least in re.findall(
+      r'^  (\S.*\S) +([\d.]+) to', capsys.readouterr().out, re.MULTILINE
+  ):
+    found.setdefault(name, []).append(float(least))
+  of_all = found.pop('the same, of all')
+  assert all(min(least) >= 86 for least in found.values()), found
+  assert sum(found['worst decile']) > sum(of_all) + 12  # Two points of each.

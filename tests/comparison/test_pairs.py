@@ -1,5 +1,6 @@
 """Rows are compared client by client, and claims are judged by that."""
 
+import dataclasses
 import json
 import math
 import re
@@ -141,6 +142,41 @@ def test_what_every_client_has_is_paired_by_it(tmp_path):
   worst = pair('accuracy_worst_decile', 50.0, 50.0)
   assert worst.spreads == {}
   assert worst.problems == {1: 'fewer than 4 in the worst decile'}
+
+
+def test_a_worst_decile_varies_as_its_clients_do():
+  """There are as many degrees of freedom as if there were these alone."""
+  d = np.arange(50.0)
+  of_seed = pairs.spread_of(
+      list(map(str, d)), np.full(50, 0.02), d, d.mean(), is_of_worst=True
+  )
+  both = {seed: of_seed for seed in (1, 2)}
+  pair = pairs.Pair('', '', '', dict.fromkeys(both, d.mean()), '', both, {})
+  # Two times the 4 of 5 clients, and half the variance.
+  assert pair.half_width_over_units == pytest.approx(
+      2.306 * math.sqrt(of_seed.variance / 2), rel=1e-4
+  )
+  # The same 50 in both seeds have the degrees of freedom of 50.
+  same = dataclasses.replace(pair, is_same_by_name=True)
+  assert same.half_width_over_units == pytest.approx(
+      2.7764 * math.sqrt(of_seed.variance), rel=1e-4
+  )
+
+
+def test_a_worst_decile_needs_groups_where_clients_share_classes(tmp_path):
+  """Of 40 clients the worst four are enough, of 20 groups the worst two not."""
+  path = 'evaluation/new_class_clients/accuracy_worst_decile'
+  names = [f'group_{g}_client_{k}' for g in range(20) for k in range(2)]
+  clients = [(name, 10, float(i)) for i, name in enumerate(names)]
+  entries = [
+      dataclasses.replace(
+          _entry(tmp_path, row, {1: clients}, path), values={1: 1.5}
+      )
+      for row in 'AB'
+  ]
+  assert pairs.pair(*entries).problems == {
+      1: 'fewer than 4 in the worst decile'
+  }
 
 
 @pytest.mark.parametrize(

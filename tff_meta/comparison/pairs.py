@@ -22,7 +22,7 @@ The difference is D = mean_s D_s, with two intervals that answer two questions.
   names are the same for all seeds: then V sums what each distinct client adds
   to D - mean in all seeds, squared, sum_u (sum_s v_su)^2 / S^2 with
   v_su = sqrt(n_s / (n_s - 1)) w_i (d_i - D_s) of client u in seed s, and the
-  degrees of freedom are at most their number less one. Groups share their
+  degrees of freedom are at most those of so many clients. Groups share their
   test classes, so that theirs is over groups of these classes. Clients of a
   group (`new_class_clients`) share its classes and are not independent: of each
   group i the weighted mean of its clients' differences counts, with the sum of
@@ -31,11 +31,12 @@ The difference is D = mean_s D_s, with two intervals that answer two questions.
   instead of what client i has there is x_i of equal mean, what it is plus what
   i adds to it to first order (its influence). Of the worst k of n clients, with
   q the least of the others, x_i = q + (n / k) min(a_i - q, 0); k is at least
-  MIN_WORST. It is nearly all of these k that say how far it varies, so f_s is
-  k - 1. The Gini coefficient has x_i = h / 2m + (h_i - h) / m
-  - h (a_i - m) / 2m^2, with m the mean, h_i the mean distance of a_i from all,
-  and h the mean of the h_i. How often such intervals hold the truth is printed
-  by `benchmarks/interval_coverage.py`.
+  MIN_WORST. Most of its variance is of these few, so the degrees of freedom
+  are as if there were k clients, f_s = k - 1, a cautious rule of thumb. The
+  Gini coefficient has x_i = h / 2m + (h_i - h) / m - h (a_i - m) / 2m^2, with m
+  the mean, h_i the mean distance of a_i from all, and h the mean of the h_i.
+  How often such intervals hold the truth is printed by
+  `benchmarks/interval_coverage.py`.
   Where all differences are the same these clients say nothing of how far others
   would be: there is no such interval, but 0 to 0 for rows that are equal.
 * Over seeds: were all of it done again, from the draw of clients on? That is
@@ -101,16 +102,22 @@ class Spread(NamedTuple):
 
   Attributes:
     num_units: How many clients or groups.
-    degrees: Of freedom of the variance, at least 1.
     variance: Of their weighted mean, in the squared unit of the measure.
     parts: Name of each -> what it adds to the weighted mean beyond the average,
       in the unit of the measure; the sum of their squares is the variance.
+    is_of_worst: Whether that mean is a worst decile.
   """
 
   num_units: int
-  degrees: int
   variance: float
   parts: Mapping[str, float]
+  is_of_worst: bool = False
+
+  def degrees(self, num_units: int) -> int:
+    """Returns the degrees of freedom of so many clients or groups."""
+    if self.is_of_worst:
+      return client_metrics.num_worst(num_units) - 1
+    return num_units - 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,11 +204,13 @@ class Pair:
     total = sum(spread.variance for spread in found)
     if not total:  # As `is_without_spread` says.
       return 0.0, math.inf
-    degrees = total**2 / sum(s.variance**2 / s.degrees for s in found)
+    degrees = total**2 / sum(
+        s.variance**2 / s.degrees(s.num_units) for s in found
+    )
     if self.is_same_by_name:
       of_all_seeds = _sums_by_name(found)
       total = math.fsum(part**2 for part in of_all_seeds.values())
-      degrees = min(degrees, len(of_all_seeds) - 1)
+      degrees = min(degrees, found[0].degrees(len(of_all_seeds)))
     return math.sqrt(total) / len(found), degrees
 
   @property
@@ -335,7 +344,7 @@ class _Units(NamedTuple):
     group_of: The groups that clients belong to, in the same order; None if
       what was tested is what differences are spread over.
     groups: What groups are, None without any.
-    num_worst: How many are the worst decile; None unless values are of it.
+    is_of_worst: Whether the values are of a worst decile.
   """
 
   unit: str
@@ -345,7 +354,7 @@ class _Units(NamedTuple):
   weights: np.ndarray
   group_of: list[str] | None
   groups: dict[str, object] | None
-  num_worst: int | None
+  is_of_worst: bool
 
 
 def _read_units(entry: results.Entry, seed: int) -> _Units:
@@ -370,8 +379,8 @@ def _read_units(entry: results.Entry, seed: int) -> _Units:
   weights = np.array(examples if number == 'accuracy_micro' else values * 0 + 1)
   if not np.isfinite([*values, *weights, *examples]).all():
     raise _UnpairedError(f'{name} of {entry.row} lacks numbers')
-  is_worst = number.endswith('_worst_decile')
-  if is_worst:
+  is_of_worst = number.endswith('_worst_decile')
+  if is_of_worst:
     values = influences_on_worst_decile(values)
   elif number.endswith('_gini'):
     values = influences_on_gini(values)
@@ -386,7 +395,7 @@ def _read_units(entry: results.Entry, seed: int) -> _Units:
       weights / np.sum(weights),
       group_of,
       _groups(run) if unit == 'groups' else None,
-      client_metrics.num_worst(len(values)) if is_worst else None,
+      is_of_worst,
   )
 
 
@@ -436,9 +445,8 @@ def _value(row: Mapping[str, float], column: str) -> float:
 def influences_on_worst_decile(values: np.ndarray) -> np.ndarray:
   """Returns numbers of clients, float [n], whose mean is the worst decile."""
   num_worst = client_metrics.num_worst(len(values))
-  if num_worst < MIN_WORST:
-    raise _UnpairedError(f'fewer than {MIN_WORST} in the worst decile')
-  others = np.sort(values)[num_worst]  # The least of those.
+  # The least of the others, if there are any.
+  others = np.sort(values)[min(num_worst, len(values) - 1)]
   return others + len(values) / num_worst * np.minimum(values - others, 0)
 
 
@@ -519,8 +527,9 @@ def _spread(mine: _Units, other: _Units, difference: float) -> Spread:
   n = len(d)
   if n < 2:
     raise _UnpairedError(f'of {mine.unit} there is only one')
-  degrees = None if mine.num_worst is None else mine.num_worst - 1
-  return spread_of(names, w, d, mean, degrees)
+  if mine.is_of_worst and client_metrics.num_worst(n) < MIN_WORST:
+    raise _UnpairedError(f'fewer than {MIN_WORST} in the worst decile')
+  return spread_of(names, w, d, mean, mine.is_of_worst)
 
 
 def spread_of(
@@ -528,7 +537,7 @@ def spread_of(
     weights: np.ndarray,
     d: np.ndarray,
     mean: float,
-    degrees: int | None = None,
+    is_of_worst: bool = False,
 ) -> Spread:
   """Returns the spread of differences of a seed, see the head of this file.
 
@@ -537,13 +546,13 @@ def spread_of(
     weights: Of sum 1.
     d: The differences, in the unit of the measure, in the same order.
     mean: Their weighted mean.
-    degrees: Of freedom, at least 1; None for one less than there are.
+    is_of_worst: Whether it is a worst decile, of at least `MIN_WORST`.
   """
   scale = len(d) / (len(d) - 1)
   parts = math.sqrt(scale) * weights * (d - mean)
   return Spread(
       len(d),
-      len(d) - 1 if degrees is None else degrees,
       scale * float(np.sum(weights**2 * (d - mean) ** 2)),
       dict(zip(names, parts.tolist(), strict=True)),
+      is_of_worst,
   )
