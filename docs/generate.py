@@ -477,22 +477,26 @@ def _clients_by_rate(name: str) -> dict[tuple[str, str, str, int], _Clients]:
       `binaries.evaluate --grid` has written.
 
   Returns:
-    Setting, row, rate and seed -> client -> column -> number.
+    Setting, row, rate and seed -> client -> column -> number; of a row of which
+    one seed has other rates, the others with the row's own.
   """
   root = _RESULTS / 'analyses' / f'{name}_fine_tuning_rates'
   found = {}
   for setting, row, folders in _runs(name):
-    for run in folders:
-      grid = root / run.parent.relative_to(_RESULTS / name) / _GRID
-      if not grid.exists():
-        continue
+    grids_of_runs = {
+        run: root / run.parent.relative_to(_RESULTS / name) / _GRID
+        for run in folders
+    }
+    if not any(grid.exists() for grid in grids_of_runs.values()):
+      continue
+    for run, grid in grids_of_runs.items():
       seed = int(run.parent.name.removeprefix(tables.SEED_PREFIX))
       hparams = _config(run)['hparams']
       rate = next(r for r in _FINE_TUNING_RATES if r in hparams)
       found[setting, row, f'{hparams[rate]:g}', seed] = (
           metric_writers.read_units(run / 'clients_new_clients.csv', '')
       )
-      for point in grids.read_rows(grid).values():
+      for point in grids.read_rows(grid).values() if grid.exists() else ():
         found[setting, row, point[rate], seed] = metric_writers.read_units(
             grids.units_file(grid, point), point['units_sha256']
         )
