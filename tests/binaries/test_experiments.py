@@ -491,8 +491,8 @@ _TRIALS = (
         _Trial(
             f'{name}_search',
             {'dataset_options/clients', 'num_new_clients', 'rounds'}
-            | {'protocols', 'validation_fraction', 'eval_every'}
-            | {'eval_new_clients'}
+            | {'protocols', 'validation_fraction'}
+            | _ON_THE_WAY
             | _hparams('warm_up_rounds', 'averaged_rounds'),
             of=dict(
                 table=name,
