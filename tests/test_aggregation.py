@@ -376,3 +376,13 @@ def test_centered_clipping_moves_by_the_radius_at_most():
   # Of (2.4, 3.2), norm 4, half; and of (-0.6, -0.8), norm 1, all.
   second = process.next(first.state, values, [1.0, 1.0, 0.0])
   np.testing.assert_allclose(second.result, [0.9, 1.2], rtol=1e-6)
+
+
+def test_it_is_known_when_nothing_is_compressed():
+  """Tensors of more than 20,000 numbers are, unless something else is said."""
+  why = aggregation.Compressed().why_in_vain([100, 20_000])
+  assert 'more than 20,000 numbers (the largest has 20,000)' in why
+  assert aggregation.Compressed().why_in_vain([100, 20_001]) is None
+  fewer = aggregation.Compressed(min_elements=19_999)
+  assert fewer.why_in_vain([100, 20_000]) is None
+  assert aggregation.Plain().why_in_vain([1]) is None

@@ -12,6 +12,7 @@ are what `--aggregation_options` takes.
 aggregation is used, so that options can be checked without.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import typing
 from typing import Any, ClassVar, Literal, TYPE_CHECKING
@@ -108,6 +109,14 @@ class Aggregation:
       factory: Aggregates all that is in an update.
     """
     return factory
+
+  def why_in_vain(self, tensor_sizes: Sequence[int]) -> str | None:
+    """Returns why it does nothing for a network, None if it does something.
+
+    Args:
+      tensor_sizes: Numbers in each tensor of the network.
+    """
+    return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,6 +236,17 @@ class Compressed(Aggregation):
     super().__post_init__()
     if not 1 <= self.bits <= 16:
       raise ValueError(f'Expected `bits` from 1 to 16, found {self.bits}.')
+
+  def why_in_vain(self, tensor_sizes):
+    """See `Aggregation`."""
+    largest = max(tensor_sizes)
+    if largest > self.min_elements:
+      return None
+    return (
+        f'no tensor of the network has more than {self.min_elements:,} numbers'
+        f' (the largest has {largest:,}), and others are sent as they are. Tip:'
+        f' --aggregation_options=min_elements={largest // 2}'
+    )
 
   def of_models(self, num_parts, summed):
     """See `Aggregation`."""

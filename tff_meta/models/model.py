@@ -106,6 +106,10 @@ class Model:
 
   def num_parameters(self) -> int:
     """The number of trainable scalars in body and head; runs nothing."""
+    return sum(self.tensor_sizes())
+
+  def tensor_sizes(self) -> list[int]:
+    """The scalars of every tensor in body and head; runs nothing."""
     with tf.Graph().as_default():
       weights = self.initialize(tf.constant([0, 0]))
-      return sum(w.shape.num_elements() for w in tf.nest.flatten(weights))
+      return [w.shape.num_elements() for w in tf.nest.flatten(weights)]

@@ -494,6 +494,11 @@ def _report_beginning(
     )
   _report_unfinished_episode(experiment, done, report)
   _report_privacy(experiment, directory, done, report)
+  training = experiment.config.training
+  network = experiment.network.with_head(experiment.dataset.num_classes)
+  why = training.aggregator().why_in_vain(network.tensor_sizes())
+  if why is not None:
+    report(f'Note: the aggregation {training.aggregation} does nothing: {why}.')
 
 
 def _report_privacy(experiment, directory, done, report):
