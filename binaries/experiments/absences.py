@@ -28,6 +28,7 @@ def _table(
     methods: Sequence[str],
     rounds: int,
     hours: float,
+    compressed: str = '',
 ) -> tables.Table:
   """Returns a table.
 
@@ -38,8 +39,10 @@ def _table(
     methods: Algorithms that are for it.
     rounds: Of a run.
     hours: Of all of it, on two cores.
+    compressed: A flag of rows with compression, beside those of all.
   """
   of_digits = digits.TABLE.setting(tested)
+  more = (compressed,) if compressed else ()
   return tables.Table(
       name=name,
       title=title,
@@ -53,7 +56,11 @@ def _table(
       rows=tuple(
           tables.Row(
               f'{method} ({aggregator})',
-              (f'--algorithm={method}', f'--aggregation={aggregator}'),
+              (
+                  f'--algorithm={method}',
+                  f'--aggregation={aggregator}',
+                  *(more if aggregator == 'compressed' else ()),
+              ),
           )
           for method in methods
           for aggregator in aggregation.OURS
@@ -66,7 +73,8 @@ def _table(
       },
       flags=('--preset=demo', f'--rounds={rounds}', '--eval_every=0'),
       notes=(
-          'Aggregations have the options that they have by default.',
+          'Aggregations have the options that they have by default'
+          f'{f", compression {compressed}" if compressed else ""}.',
           'A client that is absent is never sent the model; of one that is late'
           ' nothing counts; a slow one trains on every other example.',
       ),
@@ -97,5 +105,7 @@ TABLES = (
         ('frl',),
         rounds=200,
         hours=0.2,
+        # No tensor has 20,000 numbers, as it takes by default.
+        compressed='--aggregation_options=min_elements=1000',
     ),
 )
