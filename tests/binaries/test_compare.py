@@ -205,6 +205,7 @@ _TABLE = """
 from tff_meta.comparison import tables
 
 OWN = '--dataset=csv:own.csv', '--dataset_options=label=knd'
+BESIDE = {6: (tables.Row('two', ('--dataset=digits', '--algorithm=fed_avg')),)}
 MEAN = tables.Measure('Mean', 'evaluation/known_clients/accuracy_mean')
 TABLES = [
     tables.Table(
@@ -212,7 +213,10 @@ TABLES = [
         title='Mine',
         source='ours',
         settings=(tables.Setting('Known', (MEAN,)),),
-        rows=(tables.Row('own', ('--dataset=digits', *flags)),),
+        rows=(
+            tables.Row('own', ('--dataset=digits', *flags)),
+            *BESIDE.get(i, ()),
+        ),
         scales={'smoke': tables.Scale((0,), ('--rounds=2',))},
     )
     for i, flags in enumerate((
@@ -222,6 +226,7 @@ TABLES = [
         ('--dataset=csv:/home/me/own.csv',),
         ('--algorithm=fed_avg', '--absent_clients=1.5'),
         ('--algorithm=fed_avg', '--round=2'),
+        ('--algorithm=fed_avg', *OWN),
     ))
 ]
 """
@@ -231,7 +236,7 @@ TABLES = [
 def test_a_table_of_ones_own_and_a_search_are_checked_before_the_first_run(
     tmp_path,
 ):
-  for name in ('table', 'away', 'flag', 'late', 'last', 'kept'):
+  for name in ('table', 'away', 'flag', 'mix', 'late', 'last', 'kept'):
     (tmp_path / f'{name}.py').write_text(_TABLE.replace('mine_', f'{name}_'))
   (tmp_path / 'runs').mkdir()
   (tmp_path / 'own.csv').write_text('a,kind\n1,oak\n2,elm\n')
@@ -253,6 +258,8 @@ def test_a_table_of_ones_own_and_a_search_are_checked_before_the_first_run(
       ),
       ('--experiment=away.py:away_4',): 'own, seed 0: Expected `absent_clients',
       ('--experiment=flag.py:flag_5',): 'own, seed 0: Unknown command line fl',
+      # A run works in the library's folder.
+      ('--experiment=mix.py:mix_6',): "found 'csv:own.csv' beside 'digits'",
       (*rows, '--search=random'): 'Expected --sweep with --search',
       (*rows, '--budget=3'): 'Expected --search with --budget',
       ('--verify=runs',): 'Expected a comparison of a table in',
