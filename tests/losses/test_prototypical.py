@@ -202,6 +202,22 @@ def test_absent_classes_are_never_predicted():
   assert predicted.numpy().tolist() == [2, 1, 1]
 
 
+@pytest.mark.parametrize('far', [1e7, 3e38, np.nan])
+def test_what_absent_classes_have_changes_nothing(far):
+  """FedProto's server has the prototypes of others, who may have diverged."""
+  means = np.array([[1.0, 2.0], [1.5, 2.0], [0.0, 0.0]], np.float32)
+  present = tf.constant([1.0, 1.0, 0.0])
+  e = tf.constant([[1.2, 2.0], [1.3, 2.0]])
+  expected = prototypical.prototype_logits(
+      e, prototypical.Prototypes(tf.constant(means), present)
+  )
+  means[2] = far
+  diverged = prototypical.Prototypes(tf.constant(means), present)
+  found = prototypical.prototype_logits(e, diverged)
+  np.testing.assert_array_equal(found, expected)
+  assert prototypical.nearest_prototype(e, diverged).numpy().tolist() == [0, 1]
+
+
 def test_squared_and_plain_distance_predict_the_same():
   prototypes = make_prototypes()
   plain = prototypical.prototype_logits(tf.constant(E), prototypes, False)

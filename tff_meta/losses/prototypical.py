@@ -97,7 +97,9 @@ def prototype_logits(
   Returns:
     Logits, [n, C], finite.
   """
-  distances = squared_distances(e, prototypes.means)
+  # Absent classes, whatever they have, neither move the origin nor overflow.
+  is_present = prototypes.present[:, tf.newaxis] > 0
+  distances = squared_distances(e, tf.where(is_present, prototypes.means, 0.0))
   if not squared:
     distances = root(distances)
   return tf.where(prototypes.present > 0, -distances, _ABSENT)
