@@ -452,6 +452,7 @@ def main() -> int:
   if DESCRIBE.value and not ALGORITHM.value:
     flags.FLAGS[ALGORITHM.name].value = registry.REFERENCE  # Any would do.
   with command_line.reported_errors():
+    flag_groups.import_plugins()  # The place of a run may be named by them.
     if OUTPUT_DIR.value or not DESCRIBE.value:
       _check_output_dir()
     config = configuration()

@@ -21,6 +21,16 @@ TABLES = (dataclasses.replace(theirs.TABLE, name='table_of_a_file'),)
 """
 
 
+@pytest.mark.parametrize('flags', [(), ('--output_dir=runs/mine',)])
+def test_an_algorithm_from_outside_is_known_before_the_place_of_its_run(
+    tmp_path, flags
+):
+  (tmp_path / 'theirs.py').write_bytes(_THEIRS.read_bytes())
+  call = ('--plugins=theirs', '--algorithm=theirs', '--late_clients=1', *flags)
+  ((code, _, err),) = program_calls.call_all('train', [call], tmp_path)
+  assert code == 2 and 'to be less than 1 together' in err, err
+
+
 @pytest.mark.ci
 def test_everything_comes_from_outside(tmp_path):
   """A table is run, a run of it goes on, is evaluated and is analyzed."""
