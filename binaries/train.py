@@ -452,7 +452,8 @@ def main() -> int:
   if DESCRIBE.value and not ALGORITHM.value:
     flags.FLAGS[ALGORITHM.name].value = registry.REFERENCE  # Any would do.
   with command_line.reported_errors():
-    flag_groups.import_plugins()  # The place of a run may be named by them.
+    if ALGORITHM.value and ALGORITHM.value not in registry.ALGORITHMS:
+      flag_groups.import_plugins()  # The place of a run depends on it.
     if OUTPUT_DIR.value or not DESCRIBE.value:
       _check_output_dir()
     config = configuration()
