@@ -113,6 +113,8 @@ class Aggregation:
   def why_in_vain(self, tensor_sizes: Sequence[int]) -> str | None:
     """Returns why it does nothing for a network, None if it does something.
 
+    What else clients send, and whether they send the head, is not looked at.
+
     Args:
       tensor_sizes: Numbers in each tensor of the network.
     """
