@@ -473,9 +473,14 @@ NEW_CLASSES = tables.Table(
         ),
         'cpu': tables.Scale(
             seeds=(0,),
-            flags=('--rounds=4000',),
+            flags=(
+                '--rounds=4000',
+                '--validation_groups=50',
+                '--eval_groups=500',
+            ),
             changes=(
-                '4,000 rounds of up to 40,000; seed 0 only, of 0, 21 and 42.'
+                '4,000 rounds of up to 40,000, 50 validation groups of 500, 500'
+                ' groups at the end of 1,000; seed 0 only, of 0, 21 and 42.'
                 f' {_NETWORK}'
             ),
         ),
