@@ -349,6 +349,14 @@ def _describe(dataset) -> None:
     print(f'Written: {directory / "data.png"}')
 
 
+def _check_algorithm() -> None:
+  if not ALGORITHM.value:
+    raise ValueError(
+        'Expected --algorithm, found none. Tip: --list shows algorithms and'
+        ' data sets.'
+    )
+
+
 def configuration(**changes):
   """Returns the configuration that the flags mean.
 
@@ -359,11 +367,7 @@ def configuration(**changes):
     ImportError, OSError: If the environment does not play along.
     ValueError: If a flag is impossible, or flags do not go together.
   """
-  if not ALGORITHM.value:
-    raise ValueError(
-        'Expected --algorithm, found none. Tip: --list shows algorithms and'
-        ' data sets.'
-    )
+  _check_algorithm()
   is_new = 'tensorflow' not in sys.modules
   plugins = _plugins()
   trackers.check(TRACK.value)
@@ -452,7 +456,8 @@ def main() -> int:
   if DESCRIBE.value and not ALGORITHM.value:
     flags.FLAGS[ALGORITHM.name].value = registry.REFERENCE  # Any would do.
   with command_line.reported_errors():
-    if ALGORITHM.value and ALGORITHM.value not in registry.ALGORITHMS:
+    _check_algorithm()
+    if ALGORITHM.value not in registry.ALGORITHMS:
       flag_groups.import_plugins()  # The place of a run depends on it.
     if OUTPUT_DIR.value or not DESCRIBE.value:
       _check_output_dir()

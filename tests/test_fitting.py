@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from unittest import mock
+import warnings
 
 import numpy as np
 import pytest
@@ -90,6 +91,23 @@ def test_a_client_gets_a_model_of_its_own(fitted):
   known = fitted.experiment.dataset.client_ids()[0]
   own = fitted.personalize((x[:1], y[:1]), client=known)
   assert (own.predict(x) == y).mean() > 0.8
+
+
+def test_a_network_that_normalises_a_call_warns_of_few_examples(capfd):
+  """Images train conv4, for which a call of one image is all zeros."""
+  rng = np.random.default_rng(0)
+  clients = {
+      f'c{k}': (rng.integers(0, 256, (12, 4, 4)).astype(np.uint8), [0, 1] * 6)
+      for k in range(3)
+  }
+  fitted = tff_meta.fit(clients, algorithm='fed_avg', rounds=1, eval_every=0)
+  assert 'Note: the network normalises examples' in capfd.readouterr().err
+  model = fitted.personalize(clients['c0'])
+  with pytest.warns(UserWarning, match='at least 10, .*, found 9. Tip'):
+    model.predict(clients['c0'][0][:9])
+  with warnings.catch_warnings():
+    warnings.simplefilter('error')
+    model.predict(clients['c0'][0][:10])
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import shutil
 import sys
 import tempfile
 from typing import Any, TYPE_CHECKING, TypeAlias
+import warnings
 import zipfile
 
 import numpy as np
@@ -34,6 +35,8 @@ if TYPE_CHECKING:  # They import TensorFlow.
   from tff_meta.training import run_directory as run_directory_lib
 
 _ARRAYS = 'data.npz'
+# Examples that a network with batch normalisation is not asked with.
+_FEW = 10
 # Flags that `fit` has by another name.
 _OTHER_NAMES = {'dataset': 'clients', 'protocol': 'protocols'}
 # What NumPy raises where a file is none of arrays, or damaged.
@@ -260,6 +263,13 @@ def _train(
   ):
     _report(note)
   experiment = _prepare(config, model)
+  if not recorded and experiment.network.sees_neighbours():
+    _report(
+        'Note: the network normalises examples that are asked together, so that'
+        ' what it predicts of one depends on the others. Ask with examples of'
+        " several classes, never with one. Tip: `model='mlp'` takes each by"
+        ' itself.'
+    )
   evaluator = evaluator_lib.Evaluator(experiment)
   if not recorded and not {'eval_every', 'eval_from', 'select_best'} & set(
       settings
@@ -486,7 +496,11 @@ class Fitted:
       )
     adapted = tf.function(personalizer.adapt, autograph=False)(*arguments)
     return Personalized(
-        self._network_input, personalizer, adapted, self._classes
+        self._network_input,
+        personalizer,
+        adapted,
+        self._classes,
+        experiment.network.sees_neighbours(),
     )
 
   def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
@@ -592,7 +606,9 @@ class Fitted:
         found[i] = numbers.get(label, numbers.get(str(label)))
         if found[i] is None:
           raise ValueError(
-              f'Expected classes of {", ".join(names)}, found {label!r}.'
+              f'Expected classes of {", ".join(names)}, found {label!r}. Tip:'
+              ' new classes are for `export`, where the algorithm has the use'
+              " 'new_class'."
           )
       labels = np.array(found, int)
     return checks.to_labels(labels, 'the examples', dataset.num_classes)
@@ -624,6 +640,7 @@ class Personalized:
       personalizer: 'personalizer_lib.ClientPersonalizer',
       adapted: Any,
       classes: np.ndarray | None,
+      sees_neighbours: bool,
   ):
     """Use `Fitted.personalize` instead."""
     import tensorflow as tf
@@ -634,9 +651,14 @@ class Personalized:
     )
     self._adapted = adapted
     self._classes = classes
+    self._sees_neighbours = sees_neighbours
 
   def predict(self, x: Any) -> np.ndarray:
     """Returns the class of each example, as they are called in `fit`.
+
+    Networks with batch normalisation (`conv4`, the default for images)
+    normalise the examples of a call together: ask with batches as of training,
+    with examples of several classes. With few examples there is a warning.
 
     Args:
       x: Examples in the form that `fit` took.
@@ -649,6 +671,13 @@ class Personalized:
     from tff_meta import episodes
 
     pixels = self._network_input(x)
+    if self._sees_neighbours and 0 < len(pixels) < _FEW:
+      warnings.warn(
+          'The network normalises the examples of a call together, and knows'
+          f' little of few: expected at least {_FEW}, of several classes, found'
+          f" {len(pixels)}. Tip: `fit(..., model='mlp')` takes each by itself.",
+          stacklevel=2,
+      )
     query = episodes.Examples(
         tf.constant(pixels),
         tf.zeros(len(pixels), tf.int32),

@@ -674,6 +674,11 @@ def test_bad_input_ends_with_one_line(call, tmp_path, flags, code, message):
   assert not directory.exists()
 
 
+def test_without_flags_an_algorithm_is_asked_for(call):
+  code, _, err = call(train)
+  assert code == 2 and err.startswith('Error: Expected --algorithm, found none')
+
+
 def test_settings_that_a_run_has_may_be_given_again(call, tmp_path):
   """Earlier versions took them from runs that test no client with them."""
   config = {'eval_support_fraction': 0.5}

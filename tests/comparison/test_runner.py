@@ -97,7 +97,9 @@ def test_what_runs_and_what_came_out_is_told(tmp_path, capsys, monkeypatch):
   end = r'\[2/2\] here/lasts/seed_2: finished after 0:\d\d:\d\d with 25.00 % '
   assert re.fullmatch(end + r'\(Mean\)', lines[-1])
   err = capsys.readouterr().err
-  assert re.search(r'run 0/2  .*  here/lasts/seed_1: It printed nothing', err)
+  assert re.search(
+      r'run 0/2  .*  here/lasts/seed_1: It has printed nothing', err
+  )
   assert re.search(r'run 1/2  .* left  here/lasts/seed_2: ', err)
 
 

@@ -34,6 +34,21 @@ def to_float64(weights):
   return tf.nest.map_structure(lambda w: tf.cast(w, tf.float64), weights)
 
 
+def test_embeddings_depend_on_others_with_batch_normalisation_alone():
+  seeing = {
+      name
+      for name, input_shape in NETWORKS
+      if models.build(name, input_shape, 3).sees_neighbours()
+  }
+  assert seeing == {
+      'cafeme_base',
+      'conv4',
+      'modulated_cnn',
+      'modulated_mlp',
+      'norm_cnn',
+  }
+
+
 @pytest.mark.parametrize(
     'name, input_shape, num_classes, expected',
     [

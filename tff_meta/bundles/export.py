@@ -160,14 +160,6 @@ def write(
   return folder
 
 
-def _sees_its_neighbours(network) -> bool:
-  """Whether what is made of an example depends on those beside it."""
-  x = np.random.default_rng(0).random([4, *network.input_shape], np.float32)
-  body = network.initialize(tf.zeros([2], tf.int32))['body']
-  together, alone = (network.embed(body, of, None) for of in (x, x[:1]))
-  return not np.allclose(together[:1], alone, rtol=1e-3, atol=1e-5)
-
-
 def _scaling(experiment):
   """Returns what examples were, and how the network has them; None if unknown.
 
@@ -272,7 +264,7 @@ def _manifest(experiment, traced: Mapping[str, signatures.Traced], rounds: int):
     )
   if config['select_best']:
     caveats.append('The model is that of the last round, not of the best one.')
-  if _sees_its_neighbours(experiment.network):
+  if experiment.network.sees_neighbours():
     caveats.append(
         'The network normalises a batch by its own mean and variance, so that'
         ' a prediction depends on the examples that are asked with it. Ask with'

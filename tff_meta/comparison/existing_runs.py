@@ -152,7 +152,8 @@ def _check(path, record, summary) -> None:
       raise ValueError(
           f'Expected the configuration and an evaluation of a run in {path},'
           ' found none. Tip: the command that trained it goes on with another'
-          ' --protocol.'
+          ' --protocol, `fit` with `protocols`; what binaries.evaluate found is'
+          ' not shown.'
       )
   for name in ('seed', 'rounds'):
     if type(summary.get(name)) is not int:

@@ -534,4 +534,4 @@ def _last_line(log: pathlib.Path) -> str:
   except FileNotFoundError:
     lines = []
   lines = [line.strip() for line in lines if line.strip()]
-  return lines[-1] if lines else 'It printed nothing.'
+  return lines[-1] if lines else 'It has printed nothing.'

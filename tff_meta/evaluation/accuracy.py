@@ -46,12 +46,13 @@ class AccuracyReport(NamedTuple):
   def summary(self) -> dict[str, float | list[float] | None]:
     """Returns what goes into `summary.json`.
 
-    The half width and the interval are 1.96 standard errors, see `half_width`.
+    The half width is 1.96 standard errors, see `half_width`, and the interval
+    that to both sides of the mean, cut to 0..1.
     """
     mean, half_width = self.mean, self.half_width
     interval = None
     if half_width is not None:
-      interval = [mean - half_width, mean + half_width]
+      interval = [max(0.0, mean - half_width), min(1.0, mean + half_width)]
     return {
         'accuracy_mean': mean,
         'accuracy_half_width_95': half_width,

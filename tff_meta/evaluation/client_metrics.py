@@ -146,19 +146,19 @@ class Report(NamedTuple):
     before, `f_i` its macro-F1 and `n_i` its test examples: `accuracy_mean` is
     the mean of `a_i` (macro), `accuracy_half_width_95` 1.96 standard errors of
     it, which is too narrow for few clients, `accuracy_interval_95` as much to
-    both sides, `accuracy_micro` the mean weighted by `n_i`, `accuracy_std` the
-    population standard deviation of `a_i`, `accuracy_worst_decile` the mean of
-    the smallest tenth of `a_i` (rounded down, at least one), `accuracy_gini`
-    their Gini coefficient, `accuracy_before_mean` the mean of `b_i`,
-    `accuracy_before_worst_decile` and `accuracy_before_gini` the same of `b_i`,
-    `share_hurt` the share of clients with `a_i < b_i`, `macro_f1_mean` and
-    `macro_f1_std` those of `f_i`, `curve` the mean over clients per step,
-    `curve_end_mean` the mean of its last three points (the number in CAFeMe's
-    tables), `nll_mean`, `brier_mean` and `ece_mean` the means of what
-    `certainty.Calibration` has of clients, `nll_before_mean` and so on those
-    before adaptation, and `accuracy_among_own_mean` the mean accuracy where
-    only classes that a client adapted on are possible. What does not exist is
-    None.
+    both sides within 0..1, `accuracy_micro` the mean weighted by `n_i`,
+    `accuracy_std` the population standard deviation of `a_i`,
+    `accuracy_worst_decile` the mean of the smallest tenth of `a_i` (rounded
+    down, at least one), `accuracy_gini` their Gini coefficient,
+    `accuracy_before_mean` the mean of `b_i`, `accuracy_before_worst_decile` and
+    `accuracy_before_gini` the same of `b_i`, `share_hurt` the share of clients
+    with `a_i < b_i`, `macro_f1_mean` and `macro_f1_std` those of `f_i`, `curve`
+    the mean over clients per step, `curve_end_mean` the mean of its last three
+    points (the number in CAFeMe's tables), `nll_mean`, `brier_mean` and
+    `ece_mean` the means of what `certainty.Calibration` has of clients,
+    `nll_before_mean` and so on those before adaptation, and
+    `accuracy_among_own_mean` the mean accuracy where only classes that a client
+    adapted on are possible. What does not exist is None.
     """
     before = self.accuracies_before
     hurt, curve, curve_end, of_own = None, None, None, None

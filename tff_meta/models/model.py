@@ -4,6 +4,7 @@ import collections
 from collections.abc import Callable
 import dataclasses
 
+import numpy as np
 import tensorflow as tf
 
 Weights = collections.OrderedDict  # OrderedDict(body=..., head=...).
@@ -103,6 +104,17 @@ class Model:
   def without_head(self) -> 'Model':
     """The same network without a classifier."""
     return dataclasses.replace(self, num_classes=None)
+
+  def sees_neighbours(self) -> bool:
+    """Whether the embedding of an example depends on those beside it.
+
+    So it does with batch normalisation by the batch's own mean and variance:
+    one example that is asked alone is not recognised then.
+    """
+    x = np.random.default_rng(0).random([4, *self.input_shape], np.float32)
+    body = self.initialize(tf.zeros([2], tf.int32))['body']
+    together, alone = (self.embed(body, of, None) for of in (x, x[:1]))
+    return not np.allclose(together[:1], alone, rtol=1e-3, atol=1e-5)
 
   def num_parameters(self) -> int:
     """The number of trainable scalars in body and head; runs nothing."""
