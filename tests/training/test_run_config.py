@@ -203,7 +203,7 @@ def test_groups_are_asked_for_where_the_data_can_be_dealt(tmp_path):
   assert tip(**own) == (
       ' Tip: leave out client= in --dataset_options (`fit` takes npz:PATH'
       ' instead of a mapping), so that --partition=few_round can deal the'
-      ' examples to clients of its own.'
+      ' examples to clients of its own. That takes at least 8 classes.'
   )
   with pytest.raises(ValueError, match="found 'few_round'. Tip: leave out"):
     tip(**own | dict(partition='few_round'))

@@ -169,7 +169,8 @@ def sqlite(
   except sqlite3.Error as e:
     raise ValueError(
         f'Expected {path} to be an SQLite file with the tables examples and'
-        f' client_metadata, found: {e}'
+        f' client_metadata, as TFF writes it, found: {e}. Tip: csv:PATH and'
+        ' parquet:PATH are tables of your own.'
     ) from e
   if train is None:
     found = ', '.join(sorted({str(split) for split, _ in rows})) or 'none'

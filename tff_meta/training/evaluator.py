@@ -118,8 +118,8 @@ class Evaluator:
     if partition != run_config.FEW_ROUND and is_for_clients:
       return (
           'no client has examples to be tested on. Tip: without --test_fraction'
-          ' they get those of the test part, or a fifth of their own if data of'
-          ' yours have none; with a larger one more of their own.'
+          ' clients are tested on the test part, or on a fifth of their own; a'
+          ' larger one takes more of their own.'
       )
     tip = ' Tip: --partition=shards has clients to know.'
     if partition != run_config.FEW_ROUND:

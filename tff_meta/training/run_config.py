@@ -18,6 +18,7 @@ from tff_meta import privacy
 from tff_meta import registry
 from tff_meta import spelling
 from tff_meta.data import availability
+from tff_meta.data import class_splits
 from tff_meta.data import partitioners
 from tff_meta.datasets import own_data
 from tff_meta.training import hyperparameters
@@ -701,7 +702,9 @@ def _evaluations_on_the_way(
 def few_round_tip(data: DataConfig) -> str:
   """Returns what to do to have groups with new classes."""
   if data.dataset_options.get('client'):
-    return _without_clients(data.dataset_options, FEW_ROUND)
+    return _without_clients(data.dataset_options, FEW_ROUND) + (
+        f' That takes at least {class_splits.LEAST_CLASSES} classes.'
+    )
   is_own = own_data.is_own(data.dataset)
   is_own = is_own or datasets.get(data.dataset).partition is not None
   if is_own and data.partition == 'by_writer':
