@@ -93,21 +93,27 @@ def test_a_client_gets_a_model_of_its_own(fitted):
   assert (own.predict(x) == y).mean() > 0.8
 
 
-def test_a_network_that_normalises_a_call_warns_of_few_examples(capfd):
-  """Images train conv4, for which a call of one image is all zeros."""
+@pytest.mark.parametrize('algorithm, warns', [('fed_avg', 1), ('fed_bn', 0)])
+def test_of_few_examples_a_network_warns_that_normalises_a_call(
+    algorithm, warns, capfd
+):
+  """So does conv4, which images train; clients of FedBN have statistics."""
   rng = np.random.default_rng(0)
   clients = {
-      f'c{k}': (rng.integers(0, 256, (12, 4, 4)).astype(np.uint8), [0, 1] * 6)
+      f'c{k}': (rng.integers(0, 256, (12, 8, 8)).astype(np.uint8), [0, 1] * 6)
       for k in range(3)
   }
-  fitted = tff_meta.fit(clients, algorithm='fed_avg', rounds=1, eval_every=0)
-  assert 'Note: the network normalises examples' in capfd.readouterr().err
+  fitted = tff_meta.fit(clients, algorithm=algorithm, rounds=1, eval_every=0)
+  err = capfd.readouterr().err
+  assert err.count('Note: the network normalises examples') == warns
   model = fitted.personalize(clients['c0'])
-  with pytest.warns(UserWarning, match='at least 10, .*, found 9. Tip'):
-    model.predict(clients['c0'][0][:9])
-  with warnings.catch_warnings():
-    warnings.simplefilter('error')
-    model.predict(clients['c0'][0][:10])
+  with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter('always')
+    for num in (0, 9, 10):
+      model.predict(clients['c0'][0][:num])
+  messages = [str(of.message) for of in caught if 'Expected' in str(of.message)]
+  assert len(messages) == warns
+  assert all('10 examples, found 9: the network' in text for text in messages)
 
 
 @pytest.mark.parametrize(

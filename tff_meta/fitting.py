@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # They import TensorFlow.
   from tff_meta.training import run_directory as run_directory_lib
 
 _ARRAYS = 'data.npz'
-# Examples that a network with batch normalisation is not asked with.
+# With fewer examples batch normalisation is worth a warning.
 _FEW = 10
 # Flags that `fit` has by another name.
 _OTHER_NAMES = {'dataset': 'clients', 'protocol': 'protocols'}
@@ -263,13 +263,9 @@ def _train(
   ):
     _report(note)
   experiment = _prepare(config, model)
-  if not recorded and experiment.network.sees_neighbours():
-    _report(
-        'Note: the network normalises examples that are asked together, so that'
-        ' what it predicts of one depends on the others. Ask with examples of'
-        " several classes, never with one. Tip: `model='mlp'` takes each by"
-        ' itself.'
-    )
+  caveat = _caveat(experiment)
+  if not recorded and caveat is not None:
+    _report(f'Note: {caveat}')
   evaluator = evaluator_lib.Evaluator(experiment)
   if not recorded and not {'eval_every', 'eval_from', 'select_best'} & set(
       settings
@@ -500,7 +496,7 @@ class Fitted:
         personalizer,
         adapted,
         self._classes,
-        experiment.network.sees_neighbours(),
+        _caveat(experiment),
     )
 
   def save(self, path: str | os.PathLike[str]) -> pathlib.Path:
@@ -595,6 +591,7 @@ class Fitted:
 
   def _labels(self, y: Any) -> np.ndarray:
     from tff_meta.data import checks
+    from tff_meta.data import class_splits
 
     dataset, labels = self.experiment.dataset, _to_labels(y, 'the examples')
     names, classes = dataset.class_names, self._classes
@@ -608,7 +605,8 @@ class Fitted:
           raise ValueError(
               f'Expected classes of {", ".join(names)}, found {label!r}. Tip:'
               ' new classes are for `export`, where the algorithm has the use'
-              " 'new_class'."
+              f" 'new_class' and the data {class_splits.LEAST_CLASSES} classes"
+              ' or more.'
           )
       labels = np.array(found, int)
     return checks.to_labels(labels, 'the examples', dataset.num_classes)
@@ -640,7 +638,7 @@ class Personalized:
       personalizer: 'personalizer_lib.ClientPersonalizer',
       adapted: Any,
       classes: np.ndarray | None,
-      sees_neighbours: bool,
+      caveat: str | None,
   ):
     """Use `Fitted.personalize` instead."""
     import tensorflow as tf
@@ -651,14 +649,15 @@ class Personalized:
     )
     self._adapted = adapted
     self._classes = classes
-    self._sees_neighbours = sees_neighbours
+    self._caveat = caveat
 
   def predict(self, x: Any) -> np.ndarray:
     """Returns the class of each example, as they are called in `fit`.
 
     Networks with batch normalisation (`conv4`, the default for images)
-    normalise the examples of a call together: ask with batches as of training,
-    with examples of several classes. With few examples there is a warning.
+    normalise the examples of a call together, and in `personalize` those that
+    it adapts on: several classes each time. For few examples there is a
+    warning.
 
     Args:
       x: Examples in the form that `fit` took.
@@ -671,11 +670,10 @@ class Personalized:
     from tff_meta import episodes
 
     pixels = self._network_input(x)
-    if self._sees_neighbours and 0 < len(pixels) < _FEW:
+    if self._caveat is not None and 0 < len(pixels) < _FEW:
       warnings.warn(
-          'The network normalises the examples of a call together, and knows'
-          f' little of few: expected at least {_FEW}, of several classes, found'
-          f" {len(pixels)}. Tip: `fit(..., model='mlp')` takes each by itself.",
+          f'Expected at least {_FEW} examples, found {len(pixels)}:'
+          f' {self._caveat}',
           stacklevel=2,
       )
     query = episodes.Examples(
@@ -685,6 +683,19 @@ class Personalized:
     )
     labels = self._predict(self._adapted, query).numpy()
     return labels if self._classes is None else self._classes[labels]
+
+
+def _caveat(experiment: 'experiment_lib.Experiment') -> str | None:
+  """Returns what to mind where predictions depend on one another, or None."""
+  if not experiment.sees_neighbours:
+    return None
+  tip = " Tip: `model='mlp'` takes each by itself."
+  return (
+      'the network normalises examples that are asked together, so that what it'
+      ' predicts of one depends on the others, and of one alone it knows next'
+      ' to nothing. Adapt and ask with several classes together.'
+      f'{"" if experiment.spec.model else tip}'
+  )
 
 
 def _prepare_process(num_shards: int | None = None) -> int:

@@ -77,6 +77,8 @@ class AlgorithmSpec:
     unused_fields: Fields of the configuration that others of its module read
       and it does not, with the values of its `changes`. Where a user gives one,
       a note says that it has no effect; runs have and record it all the same.
+    own_statistics: Whether clients predict with statistics of their own where
+      the network normalises a batch, so that no example changes another.
   """
 
   name: str
@@ -101,6 +103,7 @@ class AlgorithmSpec:
   num_clients_field: str | None = None
   run_settings: Mapping[str, str] = dataclasses.field(default_factory=dict)
   unused_fields: tuple[str, ...] = ()
+  own_statistics: bool = False
 
   def __post_init__(self):
     named = self.uses + self.starts_from_scratch + self.gives_memories_to
@@ -497,6 +500,7 @@ _OURS = {
             module_name='tff_meta.baselines.fed_bn',
             uses=('known_client', 'new_client'),
             model='norm_cnn',
+            own_statistics=True,
         ),
         AlgorithmSpec(
             name='fed_rod',

@@ -25,6 +25,10 @@ def test_the_interval_is_that_of_the_mean():
   assert summary['accuracy_half_width_95'] == pytest.approx(half)
   assert half > 0.4  # So the interval ends at 1.
   assert summary['accuracy_interval_95'] == pytest.approx([0.6 - half, 1.0])
+  low, high = report([0.8, 0.3, 0.1], [1, 1, 1]).summary()[
+      'accuracy_interval_95'
+  ]
+  assert (low, high) == (0, pytest.approx(0.4 + half))
 
 
 def test_the_micro_average_is_over_examples():

@@ -264,7 +264,7 @@ def _manifest(experiment, traced: Mapping[str, signatures.Traced], rounds: int):
     )
   if config['select_best']:
     caveats.append('The model is that of the last round, not of the best one.')
-  if experiment.network.sees_neighbours():
+  if experiment.sees_neighbours:
     caveats.append(
         'The network normalises a batch by its own mean and variance, so that'
         ' a prediction depends on the examples that are asked with it. Ask with'

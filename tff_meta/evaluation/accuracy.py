@@ -52,7 +52,7 @@ class AccuracyReport(NamedTuple):
     mean, half_width = self.mean, self.half_width
     interval = None
     if half_width is not None:
-      interval = [max(0.0, mean - half_width), min(1.0, mean + half_width)]
+      interval = np.clip([mean - half_width, mean + half_width], 0, 1).tolist()
     return {
         'accuracy_mean': mean,
         'accuracy_half_width_95': half_width,

@@ -61,6 +61,11 @@ class Experiment:
     """The network that the algorithm trains."""
     return self.method.network or self.model
 
+  @functools.cached_property
+  def sees_neighbours(self) -> bool:
+    """Whether a prediction depends on the examples that are asked with it."""
+    return not self.spec.own_statistics and self.network.sees_neighbours()
+
   def _method(self, num_classes: int) -> method_lib.Method:
     return self.spec.method(self.model, self.config.hparams, num_classes)
 
