@@ -438,9 +438,10 @@ def _new_classes_row(name, cifar100, mini_imagenet, settings=()):
 
 
 _NETWORK = (
-    "The network is FRL's, whose last block is averaged to 64 numbers and whose"
-    " batches are normalised by themselves; the paper's is flattened to 4,096"
-    ' (CIFAR-100) or 1,600 (miniImageNet), and tests with running statistics.'
+    "The network is FRL's, which does not pad, whose last block is averaged to"
+    " 64 numbers and whose batches are normalised by themselves; the paper's"
+    ' pads, is flattened to 4,096 numbers (CIFAR-100) or 1,600 (miniImageNet),'
+    ' and tests with running statistics.'
 )
 
 NEW_CLASSES = tables.Table(
